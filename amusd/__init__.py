@@ -1,0 +1,33 @@
+"""amusd: asynchronous speculative decoding on two or more devices.
+
+A draft model runs ahead on one device while the target model verifies on another; candidates and verdicts cross between
+them, and a rollback brings the draft back in line when the target disagrees. The text is the target's own.
+
+    from amusd import Engine, SamplingParams
+
+    with Engine.launch(target="embedded", drafter="ngram") as engine:
+        for token in engine.stream("Why is the sky blue?", SamplingParams(max_new_tokens=64)):
+            print(token.text, end="")
+
+`import amusd` loads no torch; the names below are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amusd.config import EngineConfig, SamplingParams
+
+if TYPE_CHECKING:
+    from amusd.engine import Engine, Generation
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "EngineConfig", "Generation", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Engine", "Generation"):
+        from amusd import engine
+
+        return getattr(engine, name)
+    raise AttributeError(f"module 'amusd' has no attribute {name!r}")

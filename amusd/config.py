@@ -1,0 +1,366 @@
+"""Every setting and its default, as frozen keyword-only dataclasses. Standard library only; knows no Hydra.
+
+`RunConfig` is the whole of what a user can set; `from_mapping` builds it from nested dictionaries and answers every
+mistake with one `ConfigError` line: the key, the value, what is allowed, the nearest match.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from amusd.errors import ConfigError
+from amusd.types import Mode
+
+T = TypeVar("T")
+
+MIN_VERIFY_WIDTH = 8
+"""Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
+
+
+def _require(condition: bool, key: str, value: object, allowed: str) -> None:
+    if not condition:
+        raise ConfigError(f"{key}={value}: {allowed}")
+
+
+def _check_model(key: str, kind: str, model: str | None) -> None:
+    if kind == "hf" and not model:
+        raise ConfigError(f"{key}.model: required with {key}=hf (a folder or hub name of a transformers checkpoint)")
+    if kind != "hf" and model:
+        raise ConfigError(f"{key}.model={model}: only allowed with {key}=hf, not with {key}={kind}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one answer is sampled and when it ends."""
+
+    temperature: float = 0.0
+    """0 is greedy decoding, the only rule of this version."""
+    seed: int = 0
+    """Kept in the result; greedy decoding draws nothing."""
+    max_new_tokens: int = 128
+    """Tokens of the answer at most."""
+    stop: tuple[str, ...] = ()
+    """The answer ends where one of these strings is completed; the text is cut before it."""
+    ignore_eos: bool = False
+    """Go on after an end-of-sequence token (for measurements)."""
+
+    def __post_init__(self) -> None:
+        _require(self.temperature == 0, "sampling.temperature", self.temperature, "only 0 (greedy) is implemented")
+        _require(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "must be at least 1")
+        _require(all(self.stop), "sampling.stop", list(self.stop), "a stop string must not be empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """The schedule of one request; any two requests of an engine may differ in it."""
+
+    mode: Mode = Mode.ASYNCHRONOUS
+    policy: Literal["auto", "chain"] = "auto"
+    """Asynchronous mode only; `auto` is `chain` as long as that is the only policy."""
+    num_speculative_tokens: int = 4
+    """Synchronous mode: candidates per verification."""
+    max_lookahead: int = 16
+    """Asynchronous mode: how many tokens the draft may be ahead of the committed prefix it knows."""
+    min_candidates: int = 2
+    """Asynchronous mode: candidates the target waits for after a rejection."""
+    max_wait_passes: float = 1.0
+    """Asynchronous mode: that wait never lasts longer than this many target passes."""
+    tokens_per_message: int = 1
+    """Asynchronous mode: candidates are sent once this many are ready."""
+    draft_timeout_seconds: float = 10.0
+    """Synchronous mode: how long the target waits for a block before it goes on alone."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_speculative_tokens", "max_lookahead", "tokens_per_message"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        _require(self.min_candidates >= 0, "min_candidates", self.min_candidates, "must be at least 0")
+        _require(
+            self.min_candidates <= self.max_lookahead,
+            "min_candidates",
+            self.min_candidates,
+            f"must be at most max_lookahead ({self.max_lookahead}), or the target waits for what cannot come",
+        )
+        _require(
+            self.tokens_per_message <= self.max_lookahead,
+            "tokens_per_message",
+            self.tokens_per_message,
+            f"must be at most max_lookahead ({self.max_lookahead})",
+        )
+        _require(self.max_wait_passes >= 0, "max_wait_passes", self.max_wait_passes, "must be at least 0")
+        _require(self.draft_timeout_seconds > 0, "draft_timeout_seconds", self.draft_timeout_seconds, "must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """Which model verifies."""
+
+    kind: Literal["embedded", "hf"] = "embedded"
+    model: str | None = None
+    """`hf`: a folder or hub name of a transformers checkpoint."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+
+    def __post_init__(self) -> None:
+        _check_model("target", self.kind, self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """What proposes candidates."""
+
+    kind: Literal["embedded", "hf", "ngram"] = "embedded"
+    model: str | None = None
+    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    num_layers: int = 2
+    """`embedded`: how many of the target's layers, half of them first and half last."""
+    vocab_size: int = 8192
+    """`embedded`: how many token ids it can propose (the most frequent ones)."""
+    max_ngram: int = 4
+    """`ngram`: longest suffix that is looked up."""
+    min_ngram: int = 2
+    """`ngram`: shortest suffix that is looked up."""
+
+    def __post_init__(self) -> None:
+        _check_model("drafter", self.kind, self.model)
+        _require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, "must be at least 1")
+        _require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
+        _require(
+            1 <= self.min_ngram <= self.max_ngram,
+            "drafter.min_ngram",
+            self.min_ngram,
+            f"must be between 1 and drafter.max_ngram ({self.max_ngram})",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportConfig:
+    """The link between the workers."""
+
+    kind: Literal["auto", "zeromq"] = "auto"
+    """`auto` is `zeromq` over a private socket file; links inside one process are made in Python only."""
+    address: str | None = None
+    """`ipc://PATH` or `tcp://HOST:PORT`; None picks a private one. The target binds it, the draft connects."""
+    insecure: bool = False
+    """Allow an address that is not on this machine, unencrypted and unauthenticated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """Which devices the workers use."""
+
+    devices: tuple[str, ...] = ()
+    """Device of the target, then of the draft: `cuda:0`, `cpu` ... Empty: a GPU each if there are two, else the CPU."""
+    pin_cores: bool = True
+    """On CPUs: give each worker its own core, where there are at least two."""
+    num_threads: int = 1
+    """On CPUs: threads of each worker."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_threads >= 1, "hardware.num_threads", self.num_threads, "must be at least 1")
+        _require(
+            len(self.devices) in (0, 2), "hardware.devices", list(self.devices), "name two: the target's, the draft's"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadConfig:
+    """Where prompts come from."""
+
+    path: str | None = None
+    """JSON lines with `prompt`, `turns` or `conversation`; None takes the prompts that ship with the package."""
+    num_prompts: int = 4
+    """How many of them, from the start of the file."""
+    raw: bool = False
+    """Do not apply the target's chat template."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_prompts >= 1, "workload.num_prompts", self.num_prompts, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """What `amusd compare` runs beside plain decoding."""
+
+    drafters: tuple[Literal["embedded", "hf", "ngram"], ...] = ()
+    """Drafters to compare, by kind; empty: the configured one."""
+    synchronous_lengths: tuple[int, ...] = (2, 4, 7)
+    """Values of num_speculative_tokens tried; the table shows the best, named."""
+
+    def __post_init__(self) -> None:
+        _require(
+            bool(self.synchronous_lengths) and min(self.synchronous_lengths) >= 1,
+            "compare.synchronous_lengths",
+            list(self.synchronous_lengths),
+            "name at least one length, each at least 1",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an engine is built from: models, link, devices, numerics."""
+
+    target: TargetConfig = field(default_factory=TargetConfig)
+    drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
+    """What requests may name, by kind; the first is the default. None at all: plain decoding only."""
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    verify_width: Literal["bucketed", "fixed"] = "fixed"
+    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can reach the numbers."""
+    max_verify_width: int = MIN_VERIFY_WIDTH
+    """Rows of a target pass at most: the last committed token and its candidates."""
+    max_model_len: int = 2048
+    """Longest sequence, prompt included; the model's own limit still holds."""
+    startup_timeout_seconds: float = 300.0
+    """How long the workers wait for each other to load."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
+        _require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "must be at least 2")
+        _require(
+            self.startup_timeout_seconds > 0,
+            "startup_timeout_seconds",
+            self.startup_timeout_seconds,
+            "must be above 0",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a command line can set. The keys of `DecodingConfig` stand at the top level."""
+
+    prompt: str | None = None
+    """`generate`: the user's message; None takes the first prompt of the workload."""
+    output: Literal["text", "json"] = "text"
+    run_dir: str | None = None
+    """Where the run keeps its files; None: `runs/<date>-<short hash>`."""
+    mode: Mode = DecodingConfig.mode
+    policy: Literal["auto", "chain"] = DecodingConfig.policy
+    num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
+    max_lookahead: int = DecodingConfig.max_lookahead
+    min_candidates: int = DecodingConfig.min_candidates
+    max_wait_passes: float = DecodingConfig.max_wait_passes
+    tokens_per_message: int = DecodingConfig.tokens_per_message
+    draft_timeout_seconds: float = DecodingConfig.draft_timeout_seconds
+    verify_width: Literal["bucketed", "fixed"] = EngineConfig.verify_width
+    max_verify_width: int | None = None
+    """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
+    max_model_len: int = EngineConfig.max_model_len
+    startup_timeout_seconds: float = EngineConfig.startup_timeout_seconds
+    target: TargetConfig = field(default_factory=TargetConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
+
+    def __post_init__(self) -> None:
+        self.decoding()
+        self.engine()
+
+    def decoding(self) -> DecodingConfig:
+        """The schedule part."""
+        return DecodingConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(DecodingConfig)})
+
+    def engine(self, *, longest_block: int | None = None) -> EngineConfig:
+        """The part an engine is built from. `longest_block`: candidates per verification that have to fit."""
+        if longest_block is None:
+            longest_block = self.num_speculative_tokens if self.mode is Mode.SYNCHRONOUS else 1
+        width = self.max_verify_width
+        if width is None:
+            width = MIN_VERIFY_WIDTH * -(-(longest_block + 1) // MIN_VERIFY_WIDTH)
+        _require(
+            longest_block + 1 <= width,
+            "max_verify_width",
+            width,
+            f"must be at least {longest_block + 1}: {longest_block} candidates and the token before them",
+        )
+        kinds = self.compare.drafters or (self.drafter.kind,)
+        return EngineConfig(
+            target=self.target,
+            drafters=tuple(self.drafter if kind == self.drafter.kind else DrafterConfig(kind=kind) for kind in kinds),
+            transport=self.transport,
+            hardware=self.hardware,
+            verify_width=self.verify_width,
+            max_verify_width=width,
+            max_model_len=self.max_model_len,
+            startup_timeout_seconds=self.startup_timeout_seconds,
+        )
+
+
+def nearest(name: str, names: typing.Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing when no name is near."""
+    match = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f"; did you mean '{match[0]}'?" if match else ""
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """Build a config dataclass from nested mappings. Raises `ConfigError`, one line, on the first mistake."""
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for key in values:
+        if key not in names:
+            raise ConfigError(f"{prefix}{key}: no such key{nearest(str(key), names)}")
+    return cls(**{key: _convert(hints[key], value, f"{prefix}{key}") for key, value in values.items()})
+
+
+def to_mapping(config: Any) -> dict[str, Any]:
+    """The inverse of `from_mapping`: nested dictionaries of plain values (enums as strings, tuples as lists)."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, Mode):
+            return value.value
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        return value
+
+    result: dict[str, Any] = plain(config)
+    return result
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _convert(next(a for a in arguments if a is not type(None)), value, key)
+    if origin is Literal or hint is Mode:
+        allowed = list(arguments) if origin is Literal else [mode.value for mode in Mode]
+        text = value.value if isinstance(value, Mode) else value
+        if text not in allowed:
+            raise ConfigError(f"{key}={value}: allowed: {', '.join(allowed)}{nearest(str(value), allowed)}")
+        return text if origin is Literal else Mode(text)
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, (list, tuple)):
+            value = [value]
+        return tuple(_convert(arguments[0], item, key) for item in value)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{key}={value}: has keys of its own: {', '.join(f.name for f in dataclasses.fields(hint))}"
+            )
+        return from_mapping(hint, value, f"{key}.")
+    return _scalar(hint, value, key)
+
+
+def _scalar(hint: Any, value: Any, key: str) -> Any:
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is str and isinstance(value, (str, int, float)):
+        return str(value)
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[hint]
+    raise ConfigError(f"{key}={value}: expected {expected}")

@@ -1,0 +1,62 @@
+"""Every error this package raises on purpose, and whose fault it was.
+
+    AmusdError
+    +-- ConfigError            the user's: a key, a value or a combination that cannot work
+    |   +-- UnsupportedModelError   the model cannot do what speculative decoding needs (no rollback, other tokenizer)
+    |   +-- MissingDependencyError  a package or file has to be installed; the message says how
+    +-- PeerError              the other process's
+    |   +-- PeerProtocolError  it sent what the protocol forbids; nothing was changed by the message
+    |   |   +-- WireError      the bytes are not a frame of this version
+    |   +-- PeerLostError      it is gone, or silent beyond the deadline
+    |   +-- PeerFailedError    it reported its own failure (carries its traceback)
+    +-- RollbackError          ours: stream, cache and drafter disagree after a rollback
+    +-- InvariantError         ours: an invariant of docs/protocol.md does not hold
+
+The command line turns a `ConfigError` into one line and exit code 2, and lets everything else show its traceback.
+"""
+
+from __future__ import annotations
+
+
+class AmusdError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(AmusdError):
+    """A key, a value or a combination that cannot work. The message is one complete line for the user."""
+
+
+class UnsupportedModelError(ConfigError):
+    """The model cannot do what is asked of it; known before its weights are loaded."""
+
+
+class MissingDependencyError(ConfigError):
+    """Something has to be installed first; the message holds the exact command."""
+
+
+class PeerError(AmusdError):
+    """The other process misbehaved, vanished or failed."""
+
+
+class PeerProtocolError(PeerError):
+    """The peer sent what the protocol forbids. The message changed nothing."""
+
+
+class WireError(PeerProtocolError):
+    """The bytes are not a valid frame of this protocol version."""
+
+
+class PeerLostError(PeerError):
+    """The peer closed the link, or stopped reading or answering."""
+
+
+class PeerFailedError(PeerError):
+    """The peer reported that it cannot go on; the message carries its error and traceback."""
+
+
+class RollbackError(AmusdError):
+    """Token stream, cache and drafter state disagree after a rollback: a bug here, never a user's mistake."""
+
+
+class InvariantError(AmusdError):
+    """An invariant of the protocol does not hold: a bug here, never a user's mistake."""

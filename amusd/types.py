@@ -1,0 +1,36 @@
+"""Small shared types: the words of the project that are not messages. Standard library only."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Role(str, enum.Enum):
+    """Which of the two workers a process is."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+class Mode(str, enum.Enum):
+    """The schedule under which the same models, sessions and acceptance rule run."""
+
+    AUTOREGRESSIVE = "autoregressive"
+    """The target alone, one token a pass."""
+    SYNCHRONOUS = "synchronous"
+    """Draft and target take turns: propose `num_speculative_tokens`, verify them, repeat."""
+    ASYNCHRONOUS = "asynchronous"
+    """The draft runs ahead without pause; the target verifies what has arrived."""
+
+
+class FinishReason(str, enum.Enum):
+    """Why a generation ended (the values of `finish_reason`)."""
+
+    EOS = "eos"
+    """The target produced an end-of-sequence token."""
+    STOP = "stop"
+    """A stop string was completed."""
+    LENGTH = "length"
+    """`max_new_tokens` or the context length was reached."""
+    ABORTED = "aborted"
+    """The caller stopped reading, or the run was interrupted."""
