@@ -1,0 +1,137 @@
+"""The closed vocabulary of messages between draft and target. Values only: frozen, slotted, no behaviour.
+
+Positions are absolute: position 0 is the first prompt token. Intervals are half-open. `wire.py` is the only place that
+knows how a message becomes bytes; `docs/protocol.md` says what each one promises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from amusd.types import FinishReason, Role
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Both ways, first on every link: refuse early, with a reason, what cannot work together."""
+
+    protocol_version: int
+    """`PROTOCOL_VERSION` of the sender."""
+    role: Role
+    """Which side the sender is."""
+    incarnation: int
+    """Which life of the draft process this is (1 for the first); the target sends 0."""
+    vocab_size: int
+    """Ids are in `[0, vocab_size)`; 0 from a drafter without a model. For information: padded vocabularies differ."""
+    tokenizer_hash: str
+    """Fingerprint of the tokenizer (hex), compared between the peers; empty from a drafter that works with any."""
+    drafters: tuple[str, ...]
+    """Names an `Open` may ask for; empty from the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Target -> draft: prefill these tokens and draft on."""
+
+    sequence_id: int
+    """Names the sequence in every later message; never reused within a session."""
+    incarnation: int
+    """The draft's life this is addressed to."""
+    token_ids: tuple[int, ...]
+    """Everything committed so far: the prompt, and more when a draft joins late."""
+    max_length: int
+    """Committed length never exceeds this many tokens, prompt included."""
+    drafter: str
+    """Which drafter proposes."""
+    max_lookahead: int
+    """How many tokens the draft may be ahead of the committed prefix it knows."""
+    tokens_per_message: int
+    """Candidates are sent once this many are ready, or when nothing more can follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Draft -> target: these tokens follow that prefix. May be empty, to say only `more=False`."""
+
+    sequence_id: int
+    incarnation: int
+    """The draft's life that drafted it."""
+    epoch: int
+    """The draft's epoch when it was drafted."""
+    base: int
+    """Committed length that the draft knew when it sent this; tells the target how far the draft has got."""
+    start: int
+    """Position of the first token of `token_ids`."""
+    token_ids: tuple[int, ...]
+    """Consecutive candidates."""
+    prefix_hash: int
+    """64-bit rolling hash of all tokens before `start` (`prefix_hash.py`)."""
+    more: bool
+    """False: nothing further follows until the draft hears a verdict beyond `base`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Target -> draft: cumulative; the newest one alone brings the draft up to date, also after a lost one."""
+
+    sequence_id: int
+    incarnation: int
+    """The draft's life this is addressed to."""
+    epoch_floor: int
+    """Candidates of a lower epoch are stale."""
+    start: int
+    """Position of the first token of `token_ids`: the base that the draft last showed it knows."""
+    token_ids: tuple[int, ...]
+    """Tokens committed at `[start, start + len(token_ids))`; the end is the committed length."""
+    num_accepted: int
+    """Candidates accepted by the verification that produced this verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Target -> draft: forget the sequence. Answered by its final `Progress`."""
+
+    sequence_id: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counts of a sequence since its `Open`: proof that the model loop moves, and the draft's share of the metrics."""
+
+    role: Role
+    sequence_id: int
+    num_steps: int
+    """Calls of the drafter that proposed."""
+    num_drafted: int
+    """Tokens drafted, offered or not."""
+    num_rollbacks: int
+    """Times that drafted tokens were thrown away."""
+    num_stale: int
+    """Verdicts ignored as stale."""
+    busy_ns: int
+    """Nanoseconds in prefill, proposing and rolling back."""
+    open_ns: int
+    """Nanoseconds from `Open` to this message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Either way: the sender cannot go on. Never swallowed."""
+
+    role: Role
+    kind: str
+    """Name of the error class."""
+    text: str
+    """Message and traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Target -> draft: the session is over, end the process."""
+
+
+Message: TypeAlias = Hello | Open | Candidate | Verdict | Close | Progress | Failed | Shutdown

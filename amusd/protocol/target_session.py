@@ -1,0 +1,295 @@
+"""Which candidates the target may verify in one sequence, given what has arrived. Pure: values in, values out.
+
+    [0, committed_length)                         committed, final
+    [committed_length, committed_length + tail)   candidates that follow exactly the committed prefix, not yet verified
+
+The one invariant (I6): every candidate in the tail was drafted from exactly the prefix that stands before it here.
+It holds because the target follows the draft's chain of one epoch without a gap: a candidate counts only if it starts
+where the chain is known to reach, and wherever chain and committed tokens overlap they are compared.
+
+Rules
+    T1  A token that contradicts a committed one ends the chain; its epoch is stale, `floor = max(floor, epoch + 1)`.
+    T2  A committed token beyond what the chain has shown so far proves nothing yet; the chain's own token for that
+        position is compared when it arrives. (So a bonus token that agrees costs nothing.)
+    T3  A gap in the chain ends it as well; the draft offers the rest again under the next epoch.
+    T4  `attach` starts a new life of the draft; candidates of any other life are stale.
+    T5  The target alone can always go on: `begin(0)`, `commit` of its own token.
+    T6  A refused message changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amusd.errors import InvariantError, PeerProtocolError
+from amusd.protocol.messages import Candidate, Verdict
+from amusd.protocol.token_stream import TokenStream
+
+
+class Reception(enum.Enum):
+    """What became of a candidate message."""
+
+    TAKEN = "taken"
+    """Its tokens extend the tail, or agree with what was committed meanwhile."""
+    STALE = "stale"
+    """From before a rollback, or from another life of the draft."""
+    CONTRADICTED = "contradicted"
+    """It disagrees with a token committed meanwhile: the chain ended."""
+    GAP = "gap"
+    """Something before it was lost: the chain ended."""
+    FOREIGN = "foreign"
+    """Its prefix hash denies that it was drafted from this prefix: I6 is at stake, a bug or a hostile peer; dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one target pass takes in: the last committed token, then candidates."""
+
+    start: int
+    """Position of the last committed token, `committed_length - 1`."""
+    last_token: int
+    candidates: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Input of the forward pass, `1 + len(candidates)` tokens at `[start, start + 1 + len(candidates))`."""
+        return (self.last_token, *self.candidates)
+
+
+class TargetSession:
+    """The target's state of one sequence. No draft is attached at first."""
+
+    def __init__(
+        self, *, sequence_id: int, prompt: Sequence[int], max_length: int, vocab_size: int, max_lookahead: int
+    ) -> None:
+        if not prompt:
+            raise ValueError("a prompt has at least one token")
+        if max_length <= len(prompt):
+            raise ValueError(f"max_length {max_length} leaves no room behind a prompt of {len(prompt)} tokens")
+        self.sequence_id = sequence_id
+        self.max_length = max_length
+        self.prompt_length = len(prompt)
+        self._vocab_size = vocab_size
+        self._max_lookahead = max_lookahead
+        self._stream = TokenStream(prompt)
+        self._block: Block | None = None
+        self._num_accepted = 0
+        self._chain_broken = False
+        self._attached = False
+        self._incarnation = 0
+        self._epoch_floor = 0
+        self._chain_epoch = 0
+        self._chain_end = len(prompt)
+        self._draft_base = len(prompt)
+        self._draft_more = True
+
+    # What a policy may look at
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """All final tokens, prompt included."""
+        return self._stream.committed
+
+    @property
+    def committed_length(self) -> int:
+        """How many they are."""
+        return self._stream.committed_length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self.max_length - self._stream.committed_length
+
+    @property
+    def num_candidates(self) -> int:
+        """Candidates ready for verification."""
+        return self._stream.length - self._stream.committed_length
+
+    @property
+    def attached(self) -> bool:
+        """A draft works on this sequence."""
+        return self._attached
+
+    @property
+    def may_get_more(self) -> bool:
+        """Waiting makes sense: the draft has not said that it is done with the present committed prefix."""
+        return self._attached and (self._draft_more or self._draft_base < self._stream.committed_length)
+
+    @property
+    def chain_broken(self) -> bool:
+        """The last thing known of the draft's chain is that it was contradicted, and no block was verified since."""
+        return self._chain_broken
+
+    @property
+    def epoch_floor(self) -> int:
+        """Candidates of a lower epoch are stale."""
+        return self._epoch_floor
+
+    # The draft's side
+
+    def attach(self, incarnation: int) -> None:
+        """A draft with this (positive) incarnation is told about the sequence; what an earlier one sent is void."""
+        if incarnation <= self._incarnation:
+            raise PeerProtocolError(f"incarnation {incarnation} follows {self._incarnation}: must rise")
+        self.detach()
+        self._attached = True
+        self._incarnation = incarnation
+        self._epoch_floor = 0
+        self._chain_epoch = 0
+        # The opening message carries all that is committed.
+        self._chain_end = self._draft_base = self._stream.committed_length
+        self._draft_more = True
+
+    def detach(self) -> None:
+        """The draft is gone: forget its candidates and go on alone."""
+        self._attached = False
+        self._stream.truncate(self._stream.committed_length)
+
+    def receive(self, candidate: Candidate) -> Reception:
+        """Take in a candidate message. Raises `PeerProtocolError` for what no correct draft sends."""
+        addressed = candidate.sequence_id == self.sequence_id and candidate.incarnation == self._incarnation
+        if not (addressed and self._attached):
+            return Reception.STALE
+        self._check(candidate)
+        if candidate.epoch < self._live_epoch():
+            self._draft_base = max(self._draft_base, candidate.base)
+            return Reception.STALE
+        same_chain = candidate.epoch == self._chain_epoch
+        known_end = max(self._chain_end, candidate.base) if same_chain else candidate.base
+        tail_end = self._stream.length if same_chain else self._stream.committed_length
+        if same_chain:
+            self._check_repeats(candidate, tail_end)
+        self._follow(candidate)
+        if candidate.start > known_end:
+            return self._break_chain(Reception.GAP)
+        if not self._prefix_fits(candidate):
+            return self._break_chain(Reception.FOREIGN)
+        overlap = candidate.token_ids[: max(0, self._stream.committed_length - candidate.start)]
+        if self._contradicts(candidate.start, overlap):
+            return self._break_chain(Reception.CONTRADICTED)
+        self._stream.extend_tail(candidate.token_ids[max(0, tail_end - candidate.start) :])
+        self._chain_end = max(known_end, candidate.start + len(candidate.token_ids))
+        return Reception.TAKEN
+
+    # The target's side
+
+    def begin(self, max_candidates: int) -> Block:
+        """Start a verification of at most `max_candidates` of the candidates at hand (0 is always possible).
+
+        One less than `remaining` at most: the pass commits one more token than it accepts.
+        """
+        if self._block is not None:
+            raise InvariantError("a verification is already under way")
+        if self.remaining < 1:
+            raise InvariantError("the sequence is full")
+        start = self._stream.committed_length
+        end = start + max(0, min(max_candidates, self.num_candidates, self.remaining - 1))
+        self._block = Block(start - 1, self._stream.slice(start - 1, start)[0], self._stream.slice(start, end))
+        self._chain_broken = False
+        return self._block
+
+    def candidates_to_judge(self) -> tuple[int, ...]:
+        """The block's candidates and, if it has arrived by now, the one behind them.
+
+        That late candidate has been seen by no pass, but the pass has scored its position: judging it instead of taking
+        a bonus token blindly keeps the draft's chain alive more often, and is exact.
+        """
+        block = self._verifying()
+        start = self._stream.committed_length
+        tail = self._stream.slice(start, min(start + len(block.candidates) + 1, self._stream.length))
+        if tail[: len(block.candidates)] != block.candidates:
+            return block.candidates
+        return tail
+
+    def commit(self, token_ids: Sequence[int], num_accepted: int) -> None:
+        """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
+
+        Raises `InvariantError` when the acceptance rule produced what it must not; nothing is changed then.
+        """
+        judged = self.candidates_to_judge()
+        tokens = tuple(token_ids)
+        if not 1 <= len(tokens) <= self.remaining:
+            raise InvariantError(f"{len(tokens)} tokens to commit, between 1 and {self.remaining} allowed")
+        if not (num_accepted <= len(judged) and num_accepted <= len(tokens) <= num_accepted + 1):
+            raise InvariantError(f"{len(tokens)} tokens with {num_accepted} accepted of {len(judged)} candidates")
+        if tokens[:num_accepted] != judged[:num_accepted]:
+            raise InvariantError("accepted tokens are not the candidates")
+        self._block = None
+        self._num_accepted = num_accepted
+        self._advance(tokens)
+
+    def verdict(self) -> Verdict:
+        """The newest, cumulative verdict; may be sent at any time, and again."""
+        start = self._draft_base
+        return Verdict(
+            sequence_id=self.sequence_id,
+            incarnation=self._incarnation,
+            epoch_floor=self._epoch_floor,
+            start=start,
+            token_ids=self._stream.slice(start, self._stream.committed_length),
+            num_accepted=self._num_accepted,
+        )
+
+    # Inside
+
+    def _live_epoch(self) -> int:
+        return max(self._epoch_floor, self._chain_epoch)
+
+    def _floor_above(self, epoch: int) -> int:
+        # Not `floor + 1`: the draft may have moved through epochs of which nothing ever arrived.
+        return max(self._epoch_floor, epoch + 1)
+
+    def _prefix_fits(self, candidate: Candidate) -> bool:
+        return candidate.prefix_hash == self._stream.hash_before(candidate.start)
+
+    def _contradicts(self, start: int, token_ids: Sequence[int]) -> bool:
+        return self._stream.matching_prefix(start, token_ids) < len(token_ids)
+
+    def _follow(self, candidate: Candidate) -> None:
+        if candidate.epoch != self._chain_epoch:
+            self._stream.truncate(self._stream.committed_length)
+            self._chain_epoch = candidate.epoch
+            self._chain_end = candidate.base
+        self._draft_base = max(self._draft_base, candidate.base)
+        self._draft_more = candidate.more
+
+    def _break_chain(self, reception: Reception) -> Reception:
+        self._stream.truncate(self._stream.committed_length)
+        self._epoch_floor = self._floor_above(self._chain_epoch)
+        self._chain_broken = True
+        return reception
+
+    def _advance(self, token_ids: tuple[int, ...]) -> None:
+        start = self._stream.committed_length
+        matched = self._stream.matching_prefix(start, token_ids)
+        contradicted = matched < min(len(token_ids), self.num_candidates)
+        if matched < len(token_ids):
+            self._stream.truncate(start + matched)
+            self._stream.extend_tail(token_ids[matched:])
+        self._stream.commit(start + len(token_ids))
+        if contradicted:
+            self._break_chain(Reception.CONTRADICTED)
+
+    def _verifying(self) -> Block:
+        if self._block is None:
+            raise InvariantError("no verification is under way")
+        return self._block
+
+    def _check(self, candidate: Candidate) -> None:
+        committed_length = self._stream.committed_length
+        if not self.prompt_length <= candidate.base <= committed_length:
+            raise PeerProtocolError(f"candidate builds on {candidate.base} tokens, {committed_length} are committed")
+        if candidate.start < candidate.base:
+            raise PeerProtocolError(f"candidate starts at {candidate.start}, before its own base {candidate.base}")
+        if candidate.start + len(candidate.token_ids) > candidate.base + self._max_lookahead:
+            raise PeerProtocolError(f"candidate runs further ahead than {self._max_lookahead} tokens")
+        if any(not 0 <= token_id < self._vocab_size for token_id in candidate.token_ids):
+            raise PeerProtocolError(f"candidate has an id outside [0, {self._vocab_size})")
+
+    def _check_repeats(self, candidate: Candidate, tail_end: int) -> None:
+        start = max(candidate.start, self._stream.committed_length)
+        repeated = candidate.token_ids[start - candidate.start : max(0, tail_end - candidate.start)]
+        if self._contradicts(start, repeated):
+            raise PeerProtocolError("candidate changes a token offered before in the same epoch")

@@ -1,0 +1,59 @@
+"""The two sessions under random interleavings, chunkings and delays, with and without loss, duplicates and restarts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from protocol.harness import Faults, Harness
+
+from amusd.protocol.target_session import Reception
+
+FAULTS = {
+    "none": Faults(),
+    "weak draft": Faults(right=0.2),
+    "perfect draft": Faults(right=1.0),
+    "losses": Faults(lose=0.15),
+    "duplicates": Faults(duplicate=0.3),
+    "restarts": Faults(restart=0.02),
+    "everything": Faults(lose=0.1, duplicate=0.1, restart=0.02, right=0.6),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), max_lookahead=st.integers(1, 9), max_length=st.integers(5, 40))
+def test_text_is_the_targets_under_any_schedule(name: str, seed: int, max_lookahead: int, max_length: int) -> None:
+    harness = Harness(seed=seed, faults=FAULTS[name], max_lookahead=max_lookahead, max_length=max_length)
+    harness.run()
+    assert Reception.FOREIGN not in harness.receptions
+    if name == "perfect draft":
+        assert harness.num_rollbacks == 0
+        assert not {Reception.CONTRADICTED, Reception.GAP} & set(harness.receptions)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_really_happens(name: str) -> None:
+    """The runs above prove something only if acceptances, rollbacks, gaps and stale messages occur in them."""
+    harnesses = [Harness(seed=seed, faults=FAULTS[name]) for seed in range(40)]
+    for harness in harnesses:
+        harness.run()
+    receptions = {reception for harness in harnesses for reception in harness.receptions}
+    assert sum(harness.num_accepted for harness in harnesses) > 0
+    if name != "perfect draft":
+        assert sum(harness.num_rollbacks for harness in harnesses) > 0
+        assert {Reception.TAKEN, Reception.STALE, Reception.CONTRADICTED} <= receptions
+    if name == "losses":
+        assert Reception.GAP in receptions
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), num_steps=st.integers(0, 150))
+def test_a_flawless_draft_is_heard_again_after_any_faults(seed: int, num_steps: int) -> None:
+    """Wherever a run stands, two round trips without faults bring fresh candidates back to the target."""
+    harness = Harness(seed=seed, faults=FAULTS["everything"], max_length=400)
+    for _ in range(num_steps):
+        harness.step()
+    harness.settle()
+    assert harness.target.num_candidates > 0
+    harness.check()

@@ -1,0 +1,310 @@
+"""The sessions case by case: the verdict table of docs/protocol.md, and illegal input, which changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from amusd.errors import InvariantError, PeerProtocolError
+from amusd.protocol import prefix_hash
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.messages import Candidate, Open
+from amusd.protocol.target_session import Reception, TargetSession
+
+PROMPT = (1, 2, 3)
+OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1)
+
+
+def hash_of(tokens: tuple[int, ...]) -> int:
+    value = prefix_hash.EMPTY
+    for token_id in tokens:
+        value = prefix_hash.extend(value, token_id)
+    return value
+
+
+def target(attached: bool = True) -> TargetSession:
+    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, max_lookahead=6)
+    if attached:
+        session.attach(1)
+    return session
+
+
+def candidate(
+    *tokens: int, behind: tuple[int, ...] = PROMPT, base: int = 3, epoch: int = 0, more: bool = True
+) -> Candidate:
+    return Candidate(1, 1, epoch, base, len(behind), tokens, hash_of(behind), more)
+
+
+def draft(*tail: int) -> DraftSession:
+    session = DraftSession(OPENING)
+    for token_id in tail:
+        session.extend((token_id,))
+        session.offer()
+    return session
+
+
+def judge(session: TargetSession, *tokens: int, accepted: int, block: int = 6) -> None:
+    session.begin(block)
+    session.commit(tokens, accepted)
+
+
+# Verdicts, case by case
+
+
+def test_all_accepted_and_the_next_token_is_the_drafts_own() -> None:
+    session, other = target(), draft(4, 5, 6, 7)
+    session.receive(candidate(4, 5))
+    judge(session, 4, 5, 6, accepted=2)
+    transition = other.preview(session.verdict())
+    assert transition is not None
+    other.apply(transition)
+    assert transition.num_discarded == 0
+    assert (other.token_ids, other.base, other.epoch) == ((*PROMPT, 4, 5, 6, 7), 6, 0)
+    # What was on its way is still good: it overlaps the bonus token, and goes on behind it.
+    assert session.receive(candidate(6, 7, behind=(*PROMPT, 4, 5))) is Reception.TAKEN
+    assert session.begin(6).candidates == (7,)
+
+
+def test_all_accepted_and_the_next_token_differs() -> None:
+    session, other = target(), draft(4, 5, 6, 7)
+    session.receive(candidate(4, 5))
+    judge(session, 4, 5, 9, accepted=2)
+    assert session.epoch_floor == 0
+    assert session.receive(candidate(6, 7, behind=(*PROMPT, 4, 5))) is Reception.CONTRADICTED
+    assert session.epoch_floor == 1
+    assert session.chain_broken
+    transition = other.preview(session.verdict())
+    assert transition is not None
+    other.apply(transition)
+    assert (transition.num_discarded, other.epoch) == (2, 1)
+    assert other.token_ids == (*PROMPT, 4, 5, 9)
+
+
+def test_all_accepted_and_the_next_token_comes_before_the_drafts_own() -> None:
+    session, other = target(), draft(4, 5)
+    session.receive(candidate(4, 5))
+    judge(session, 4, 5, 9, accepted=2)
+    transition = other.preview(session.verdict())
+    assert transition is not None
+    other.apply(transition)
+    assert (transition.num_discarded, other.epoch, other.token_ids) == (0, 0, (*PROMPT, 4, 5, 9))
+    # No tokens were thrown away, so the chain goes on in the same epoch.
+    other.extend((8,))
+    message = other.offer()
+    assert message is not None
+    assert session.receive(message) is Reception.TAKEN
+    assert session.begin(6).candidates == (8,)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_rejected_at_each_index(index: int) -> None:
+    session, other = target(), draft(4, 5, 6, 7)
+    session.receive(candidate(4, 5, 6, 7))
+    judge(session, *(4, 5, 6, 7)[:index], 9, accepted=index)
+    assert session.epoch_floor == 1
+    transition = other.preview(session.verdict())
+    assert transition is not None
+    other.apply(transition)
+    assert transition.num_discarded == 4 - index
+    assert (other.token_ids, other.epoch) == ((*PROMPT, *(4, 5, 6, 7)[:index], 9), 1)
+
+
+def test_no_candidate_in_time() -> None:
+    session = target()
+    judge(session, 9, accepted=0)
+    verdict = session.verdict()
+    assert (verdict.start, verdict.token_ids, verdict.num_accepted) == (3, (9,), 0)
+
+
+def test_a_late_candidate_is_judged_in_the_place_of_the_bonus_token() -> None:
+    session = target()
+    session.receive(candidate(4))
+    session.begin(6)
+    session.receive(candidate(5, 6, behind=(*PROMPT, 4)))
+    assert session.candidates_to_judge() == (4, 5)
+    session.commit((4, 5), 2)
+    assert session.begin(6).candidates == (6,)
+
+
+def test_a_verdict_carries_all_that_the_draft_may_not_know() -> None:
+    session, other = target(), draft(4)
+    session.receive(candidate(4))
+    judge(session, 4, 5, accepted=1)
+    judge(session, 6, accepted=0)
+    transition = other.preview(session.verdict())
+    assert transition is not None
+    other.apply(transition)
+    assert other.token_ids == (*PROMPT, 4, 5, 6)
+
+
+def test_a_lost_candidate_is_offered_again_under_the_next_epoch() -> None:
+    session, other = target(), draft(4)
+    other.extend((5,))
+    message = other.offer()
+    assert message is not None
+    assert session.receive(message) is Reception.GAP
+    judge(session, 4, accepted=0)
+    transition = other.preview(session.verdict())
+    assert transition is not None
+    other.apply(transition)
+    assert (transition.num_discarded, other.epoch, other.token_ids) == (0, 1, (*PROMPT, 4, 5))
+    message = other.offer()
+    assert message is not None
+    assert session.receive(message) is Reception.TAKEN
+    assert session.begin(6).candidates == (5,)
+
+
+def test_candidates_of_an_earlier_life_are_stale() -> None:
+    session = target()
+    session.attach(2)
+    assert session.receive(candidate(4)) is Reception.STALE
+    assert session.receive(dataclasses.replace(candidate(4), incarnation=2)) is Reception.TAKEN
+
+
+def test_a_candidate_from_another_prefix_is_dropped() -> None:
+    session = target()
+    assert session.receive(dataclasses.replace(candidate(4), prefix_hash=0)) is Reception.FOREIGN
+    assert session.num_candidates == 0
+
+
+def test_a_draft_that_is_done_says_so_once() -> None:
+    other = DraftSession(dataclasses.replace(OPENING, max_lookahead=2))
+    other.extend((4,))
+    first = other.offer()
+    other.extend((5,))
+    second = other.offer()
+    assert first is not None
+    assert second is not None
+    assert (first.more, second.more) == (True, False)
+    assert other.offer() is None
+    assert other.room == 0
+
+
+def test_a_drafter_without_a_proposal_says_so() -> None:
+    other = draft()
+    other.extend(())
+    message = other.offer()
+    assert message is not None
+    assert (message.token_ids, message.more) == ((), False)
+    session = target()
+    assert session.may_get_more
+    session.receive(message)
+    assert not session.may_get_more
+
+
+# Illegal input
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        candidate(4, base=4),
+        candidate(4, base=2, behind=(1, 2)),
+        candidate(4, behind=(1, 2), base=3),
+        candidate(100),
+        candidate(-1),
+        candidate(4, 5, 6, 7, 8, 9, 10),
+        candidate(5),
+    ],
+    ids=[
+        "base beyond committed",
+        "base in prompt",
+        "start before base",
+        "id too large",
+        "negative id",
+        "too far",
+        "changed",
+    ],
+)
+def test_an_illegal_candidate_is_refused_and_changes_nothing(message: Candidate) -> None:
+    session = target()
+    session.receive(candidate(4))
+    before = (session.committed, session.num_candidates, session.epoch_floor, session.verdict())
+    with pytest.raises(PeerProtocolError):
+        session.receive(message)
+    assert (session.committed, session.num_candidates, session.epoch_floor, session.verdict()) == before
+    assert session.begin(6).candidates == (4,)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "accepted"),
+    [((), 0), ((4, 5, 9, 9), 2), ((9,), 1), ((4,), 2), ((4, 9), 0), ((4, 5, 6, 7), 4)],
+    ids=[
+        "nothing",
+        "two tokens of its own",
+        "not the candidate",
+        "more than there is",
+        "miscounted",
+        "beyond the block",
+    ],
+)
+def test_an_impossible_commit_is_refused_and_changes_nothing(tokens: tuple[int, ...], accepted: int) -> None:
+    session = target()
+    session.receive(candidate(4, 5))
+    session.begin(6)
+    with pytest.raises(InvariantError):
+        session.commit(tokens, accepted)
+    assert session.committed == PROMPT
+    session.commit((4, 5, 9), 2)
+    assert session.committed == (*PROMPT, 4, 5, 9)
+
+
+def test_the_limit_is_kept() -> None:
+    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=5, vocab_size=100, max_lookahead=6)
+    session.attach(1)
+    session.receive(candidate(4, 5, 6))
+    assert session.begin(6).candidates == (4,)
+    with pytest.raises(InvariantError):
+        session.commit((4, 5, 6), 2)
+    session.commit((4, 5), 2)
+    with pytest.raises(InvariantError):
+        session.begin(0)
+
+
+def test_a_verification_is_begun_and_ended_once() -> None:
+    session = target()
+    with pytest.raises(InvariantError):
+        session.commit((4,), 0)
+    session.begin(0)
+    with pytest.raises(InvariantError):
+        session.begin(0)
+
+
+def test_an_incarnation_must_rise() -> None:
+    session = target()
+    with pytest.raises(PeerProtocolError):
+        session.attach(1)
+    session.detach()
+    with pytest.raises(PeerProtocolError):
+        session.attach(1)
+    session.attach(2)
+
+
+def test_a_detached_draft_is_not_heard_and_not_waited_for() -> None:
+    session = target()
+    session.receive(candidate(4))
+    session.detach()
+    assert (session.num_candidates, session.may_get_more) == (0, False)
+    assert session.receive(candidate(5, behind=(*PROMPT, 4))) is Reception.STALE
+
+
+def test_more_tokens_than_room_are_refused() -> None:
+    other = draft()
+    with pytest.raises(ValueError, match="room"):
+        other.extend((1,) * 7)
+    assert other.length == 3
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        dataclasses.replace(OPENING, token_ids=()),
+        dataclasses.replace(OPENING, max_length=2),
+        dataclasses.replace(OPENING, max_lookahead=0),
+        dataclasses.replace(OPENING, tokens_per_message=0),
+    ],
+)
+def test_an_illegal_opening_is_refused(opening: Open) -> None:
+    with pytest.raises(PeerProtocolError):
+        DraftSession(opening)
