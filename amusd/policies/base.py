@@ -1,0 +1,63 @@
+"""The seam between the target worker and a schedule.
+
+A policy is a pure function of what the session shows and of measured times. It never sees a token, so whether a
+candidate is verified can never depend on its own value (an independence condition of exact sampling).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """What a policy may look at. Times in seconds."""
+
+    num_candidates: int
+    """Candidates ready for verification."""
+    max_candidates: int
+    """How many the next pass can take."""
+    may_get_more: bool
+    """The draft has not said that it is done with the present committed prefix."""
+    chain_broken: bool
+    """The draft's last chain was contradicted, and nothing was verified since."""
+    waited_seconds: float
+    """Since the last pass ended."""
+    pass_seconds: float
+    """Running estimate of one target pass; 0 before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Start a pass now, with at most this many candidates."""
+
+    num_candidates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Look again when something arrives, or after this long."""
+
+    seconds: float
+
+
+Decision: TypeAlias = Verify | Wait
+
+
+class Policy(Protocol):
+    """When the target verifies, and what the draft is told about running ahead."""
+
+    @property
+    def max_lookahead(self) -> int:
+        """How many tokens the draft may be ahead of the committed prefix it knows."""
+        ...
+
+    @property
+    def tokens_per_message(self) -> int:
+        """Candidates are sent once this many are ready."""
+        ...
+
+    def decide(self, view: TargetView) -> Decision:
+        """What the target does next."""
+        ...

@@ -1,0 +1,1 @@
+"""Acceptance rules and stopping: pure functions."""

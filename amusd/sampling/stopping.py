@@ -1,0 +1,80 @@
+"""Where an answer ends: end-of-sequence, stop string, length. The target alone decides, token by token.
+
+At the same token end-of-sequence wins over a stop string, and both win over the length. A stop string may span any
+number of tokens; the text is cut before it, the token that completed it still counts as generated. Text that could turn
+out to be the beginning of a stop string is held back until that is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from amusd.types import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What a block of committed tokens adds to the answer."""
+
+    token_ids: tuple[int, ...]
+    """The tokens that count: all of the block, or those up to and including the one that ended the answer."""
+    finish_reason: FinishReason | None
+
+
+@dataclass
+class StopChecker:
+    """Finds the first token that ends the answer. One object per answer.
+
+    `push_text` gives the text that a token adds (an incremental decoder); it is called only if there are stop strings.
+    """
+
+    eos_token_ids: Collection[int]
+    stop: tuple[str, ...]
+    max_new_tokens: int
+    push_text: Callable[[int], str]
+    _num_tokens: int = 0
+    _text: str = field(default="")
+
+    def push(self, token_ids: Iterable[int]) -> Emission:
+        """Take in committed tokens; what follows the first one that ends the answer is dropped."""
+        kept: list[int] = []
+        for token_id in token_ids:
+            kept.append(token_id)
+            reason = self._check(token_id)
+            if reason is not None:
+                return Emission(tuple(kept), reason)
+        return Emission(tuple(kept), None)
+
+    def _check(self, token_id: int) -> FinishReason | None:
+        self._num_tokens += 1
+        if token_id in self.eos_token_ids:
+            return FinishReason.EOS
+        if self.stop and self._completes_stop(self.push_text(token_id)):
+            return FinishReason.STOP
+        if self._num_tokens >= self.max_new_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _completes_stop(self, new_text: str) -> bool:
+        # Only as much of the old text matters as a stop string that ends in the new one can reach back.
+        reach = max(len(stop) for stop in self.stop) - 1
+        self._text = self._text[len(self._text) - min(reach, len(self._text)) :] + new_text
+        return any(stop in self._text for stop in self.stop)
+
+
+def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
+    """`text` before the earliest stop string, or all of it."""
+    found = [index for index in (text.find(string) for string in stop) if index >= 0]
+    return text[: min(found)] if found else text
+
+
+def held_back(text: str, stop: tuple[str, ...]) -> int:
+    """How many characters at the end of `text` may be the beginning of a stop string."""
+    longest = 0
+    for string in stop:
+        for length in range(min(len(string) - 1, len(text)), longest, -1):
+            if text.endswith(string[:length]):
+                longest = length
+                break
+    return longest
