@@ -1,0 +1,50 @@
+"""From the configuration to drafters that can be made, one for each sequence, over models loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from amusd.config import DrafterConfig
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.errors import ConfigError
+from amusd.models.language_model import LanguageModel
+from amusd.models.loading import load_draft_model
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDrafters:
+    """What a draft worker offers."""
+
+    factories: Mapping[str, Callable[[], Drafter]]
+    """Makes a drafter for one sequence, by name (the configuration's `kind`)."""
+    vocab_size: int
+    """Of the models; 0 without one."""
+    tokenizer_hash: str
+    """Of the models' tokenizer; empty without a model."""
+
+
+def load_drafters(configs: Sequence[DrafterConfig], *, device: str, max_model_len: int) -> LoadedDrafters:
+    """Load what the drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ."""
+    factories: dict[str, Callable[[], Drafter]] = {}
+    vocab_size, tokenizer_hash = 0, ""
+    for config in configs:
+        if config.kind == "ngram":
+            factories[config.kind] = _ngram_factory(config)
+            continue
+        model, tokenizer = load_draft_model(config, device, max_model_len)
+        if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
+            raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
+        vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
+        factories[config.kind] = _model_factory(model)
+    return LoadedDrafters(factories, vocab_size, tokenizer_hash)
+
+
+def _ngram_factory(config: DrafterConfig) -> Callable[[], Drafter]:
+    return lambda: NgramDrafter(config.min_ngram, config.max_ngram)
+
+
+def _model_factory(model: LanguageModel) -> Callable[[], Drafter]:
+    return lambda: AutoregressiveDrafter(model)

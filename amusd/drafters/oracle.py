@@ -1,0 +1,94 @@
+"""Drafters that know the target's answer and are right exactly where they are told to be. For tests and experiments.
+
+A schedule says at which positions the proposal is right. Wrong proposals are ids of the vocabulary too, so nothing but
+the target's verdict tells them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from amusd.drafters.context import Context
+
+Schedule = Callable[[int], bool]
+"""Position (absolute) -> whether the proposal for it is the target's own token."""
+
+
+def always_right() -> Schedule:
+    """Every proposal is accepted."""
+    return lambda _position: True
+
+
+def always_wrong() -> Schedule:
+    """No proposal is accepted."""
+    return lambda _position: False
+
+
+def right_except_every(period: int) -> Schedule:
+    """Wrong at every `period`-th position: `period` 1 is always wrong, 2 alternates."""
+    if period < 1:
+        raise ValueError(f"period {period}: must be at least 1")
+    return lambda position: position % period != 0
+
+
+def right_with_probability(probability: float, seed: int) -> Schedule:
+    """Right with this probability at each position, the same for the same seed."""
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability {probability}: must be between 0 and 1")
+
+    def schedule(position: int) -> bool:
+        mixed = ((position + 1) * 0x9E3779B97F4A7C15 ^ (seed + 1) * 0xC2B2AE3D27D4EB4F) & (2**64 - 1)
+        mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        return (mixed ^ (mixed >> 32)) % 2**32 < probability * 2**32
+
+    return schedule
+
+
+class OracleDrafter:
+    """Proposes `reference[position]` where `schedule(position)`, and another id elsewhere.
+
+    `reference` holds the target's whole text, prompt included. Beyond its end there is nothing to propose.
+    """
+
+    def __init__(self, reference: Sequence[int], schedule: Schedule, vocab_size: int) -> None:
+        self._reference = tuple(reference)
+        self._schedule = schedule
+        self._vocab_size = vocab_size
+        self._context = Context()
+
+    @property
+    def length(self) -> int:
+        """Tokens in the context."""
+        return self._context.length
+
+    @property
+    def tokens_per_step(self) -> int:
+        """One, as of a model."""
+        return 1
+
+    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+        """Start from `token_ids`."""
+        self._context.open(token_ids, capacity)
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        """The next tokens by the schedule."""
+        stop = min(self.length + max_tokens, len(self._reference), self._context.capacity)
+        proposed = tuple(self._token_at(position) for position in range(self.length, stop))
+        self._context.append(proposed)
+        return proposed
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Append the target's tokens."""
+        self._context.append(token_ids)
+
+    def truncate(self, length: int) -> None:
+        """Keep `length` tokens."""
+        self._context.truncate(length)
+
+    def close(self) -> None:
+        """Forget the sequence."""
+        self._context = Context()
+
+    def _token_at(self, position: int) -> int:
+        right = self._reference[position]
+        return right if self._schedule(position) else (right + 1) % self._vocab_size

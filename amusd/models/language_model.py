@@ -1,0 +1,82 @@
+"""The narrow interface between decoding and a model: one forward pass over a cache that can be cut back.
+
+What a model behind this interface need not know: epochs, candidates, messages, sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """Result of one forward pass over `rows` tokens."""
+
+    logits: Tensor
+    """[rows, vocab] float32 (or the model's own dtype): row i holds the scores of the token after input token i."""
+
+
+class KVCache(Protocol):
+    """Keys and values of the positions `[0, length)` of one sequence, addressed by position.
+
+    A forward pass writes at `[length, length + rows)` and moves `length`; `truncate` moves it back. Nothing beyond
+    `length` is ever read, so truncation copies and frees nothing.
+    """
+
+    @property
+    def length(self) -> int:
+        """Positions held."""
+        ...
+
+    @property
+    def capacity(self) -> int:
+        """Positions that fit."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
+        ...
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """A causal language model on one device."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits have this many columns; without `output_ids`, token ids are in `[0, vocab_size)`."""
+        ...
+
+    @property
+    def output_ids(self) -> Tensor | None:
+        """[vocab_size] int64: column `j` of the logits scores token `output_ids[j]`; None: token `j` itself."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence the model supports, in tokens."""
+        ...
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """An empty cache for sequences of at most `capacity` tokens."""
+        ...
+
+    def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
+        """Take in tokens whose logits nobody needs, in chunks whose borders depend on the position alone."""
+        ...
+
+    def max_rows(self, start: int) -> int:
+        """How many tokens one `forward` may carry when `cache.length == start` (at least 1)."""
+        ...
+
+    def forward(self, token_ids: Sequence[int], cache: KVCache) -> ModelOutput:
+        """One pass over 1 to `max_rows(cache.length)` tokens at positions `[cache.length, cache.length + rows)`.
+
+        Returns logits [rows, vocab] and leaves `cache.length` moved by `rows`. Raises `ValueError` on too many rows, an
+        id out of range, or a full cache; the cache is then unchanged.
+        """
+        ...
