@@ -1,0 +1,1 @@
+"""The two workers, the rollback between them, and their start and end."""

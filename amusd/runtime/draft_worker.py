@@ -1,0 +1,185 @@
+"""The draft's loop: receive, roll back, propose, send. It waits only when no sequence has room to run ahead.
+
+It knows nothing of schedules: how far it may run ahead, and how many tokens make a message, came with each `Open`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from amusd.drafters.base import Drafter
+from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
+from amusd.runtime.rollback import RollbackManager
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Transport
+from amusd.types import Role
+
+DrafterFactory = Callable[[], Drafter]
+
+IDLE_SECONDS = 1.0
+"""How long one wait for a message lasts before the loop looks around again."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One open sequence and its counters."""
+
+    manager: RollbackManager
+    drafter_name: str
+    opened_ns: int
+    busy_ns: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_rollbacks: int = 0
+
+
+def _has_room(sequence: _Sequence) -> bool:
+    return sequence.manager.session.room > 0
+
+
+@dataclass
+class DraftWorker:
+    """Serves the sequences that the target opens over `link` until it is told to shut down or the target is gone."""
+
+    link: Transport
+    drafters: Mapping[str, DrafterFactory]
+    incarnation: int
+    recorder: Recorder
+    num_ignored: int = 0
+    """Messages that the protocol forbids or that name an unknown sequence."""
+    _sequences: dict[int, _Sequence] = field(default_factory=dict)
+    _idle_drafters: dict[str, list[Drafter]] = field(default_factory=dict)
+    _running: bool = True
+
+    def run(self) -> None:
+        """Receive, roll back, propose, send; until `Shutdown` or the end of the link."""
+        try:
+            while self._running:
+                self._receive()
+                sequence = self._take_turn()
+                if sequence is not None:
+                    self._propose(sequence)
+                    self._send(sequence)
+        except PeerLostError:
+            # The target decides when a run ends; its going away is one way of saying so.
+            self.recorder.instant("target_gone", -1)
+        finally:
+            for sequence_id in list(self._sequences):
+                self._forget(sequence_id)
+            self.recorder.flush()
+
+    def _receive(self) -> None:
+        """Take in everything that has arrived; wait for something when there is nothing to draft."""
+        verdicts: dict[int, Verdict] = {}
+        timeout = 0.0 if any(_has_room(sequence) for sequence in self._sequences.values()) else IDLE_SECONDS
+        while self._running and (message := self.link.receive(timeout)) is not None:
+            timeout = 0.0
+            if isinstance(message, Verdict):
+                # Cumulative: only the newest one of a sequence needs to be applied.
+                verdicts[message.sequence_id] = message
+            else:
+                if isinstance(message, Close):
+                    verdicts.pop(message.sequence_id, None)
+                self._handle(message)
+        for verdict in verdicts.values():
+            self._roll_back(verdict)
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Open):
+            self._open(message)
+        elif isinstance(message, Close):
+            self._close(message)
+        elif isinstance(message, Shutdown):
+            self._running = False
+        else:
+            self.num_ignored += 1
+
+    def _open(self, opening: Open) -> None:
+        if opening.incarnation != self.incarnation or opening.sequence_id in self._sequences:
+            self.num_ignored += 1
+            return
+        if opening.drafter not in self.drafters:
+            raise PeerProtocolError(f"the target asks for drafter {opening.drafter!r}, which this draft does not have")
+        start_ns = time.monotonic_ns()
+        idle = self._idle_drafters.setdefault(opening.drafter, [])
+        drafter = idle.pop() if idle else self.drafters[opening.drafter]()
+        sequence = _Sequence(RollbackManager(opening, drafter), opening.drafter, start_ns)
+        self._sequences[opening.sequence_id] = sequence
+        self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids))
+
+    def _roll_back(self, verdict: Verdict) -> None:
+        sequence = self._sequences.get(verdict.sequence_id)
+        if sequence is None:
+            self.num_ignored += 1
+            return
+        start_ns = time.monotonic_ns()
+        transition = sequence.manager.apply(verdict)
+        if transition is None:
+            return
+        sequence.num_rollbacks += transition.num_discarded > 0
+        self._account(
+            sequence,
+            "rollback" if transition.num_discarded else "advance",
+            start_ns,
+            num_discarded=transition.num_discarded,
+            committed_length=transition.committed_length,
+            epoch=transition.epoch,
+        )
+        # The verdict may leave nothing to draft (no room); the target should hear that at once.
+        self._send(sequence)
+
+    def _take_turn(self) -> _Sequence | None:
+        """The sequence that has waited longest for a step, among those that may run further ahead."""
+        for sequence_id, sequence in self._sequences.items():
+            if _has_room(sequence):
+                # Move it to the end, so that sequences take turns.
+                self._sequences[sequence_id] = self._sequences.pop(sequence_id)
+                return sequence
+        return None
+
+    def _propose(self, sequence: _Sequence) -> None:
+        start_ns = time.monotonic_ns()
+        proposed = sequence.manager.propose()
+        sequence.num_steps += 1
+        sequence.num_drafted += len(proposed)
+        self._account(
+            sequence, "draft_step", start_ns, num_tokens=len(proposed), length=sequence.manager.session.length
+        )
+
+    def _send(self, sequence: _Sequence) -> None:
+        candidate = sequence.manager.session.offer()
+        if candidate is not None:
+            self.link.send(candidate)
+
+    def _close(self, message: Close) -> None:
+        sequence = self._sequences.get(message.sequence_id)
+        if sequence is None:
+            self.num_ignored += 1
+            return
+        self.link.send(
+            Progress(
+                role=Role.DRAFT,
+                sequence_id=message.sequence_id,
+                num_steps=sequence.num_steps,
+                num_drafted=sequence.num_drafted,
+                num_rollbacks=sequence.num_rollbacks,
+                num_stale=sequence.manager.session.num_stale,
+                busy_ns=sequence.busy_ns,
+                open_ns=time.monotonic_ns() - sequence.opened_ns,
+            )
+        )
+        self._forget(message.sequence_id)
+        self.recorder.flush()
+
+    def _forget(self, sequence_id: int) -> None:
+        sequence = self._sequences.pop(sequence_id)
+        sequence.manager.close()
+        self._idle_drafters.setdefault(sequence.drafter_name, []).append(sequence.manager.drafter)
+
+    def _account(self, sequence: _Sequence, name: str, start_ns: int, **fields: int) -> None:
+        end_ns = time.monotonic_ns()
+        sequence.busy_ns += end_ns - start_ns
+        self.recorder.span(name, start_ns, end_ns, sequence.manager.session.sequence_id, **fields)

@@ -1,0 +1,69 @@
+"""The rollback manager: token stream, cache and drafter state go back together, or not at all.
+
+    session stream   [0, base) committed  [base, length) tail
+    drafter context  [0, length)                                the same tokens
+    drafter cache    [0, at most length - 1)                    inside the drafter
+
+A verdict is previewed on the session (which checks it and changes nothing), carried out on the drafter, and only then
+applied to the session. If the drafter fails halfway it is opened again from the session's unchanged stream, so that the
+two still agree, and the error is raised.
+"""
+
+from __future__ import annotations
+
+from amusd.drafters.base import Drafter
+from amusd.errors import RollbackError
+from amusd.protocol.draft_session import DraftSession, Transition
+from amusd.protocol.messages import Open, Verdict
+
+
+class RollbackManager:
+    """Owns one sequence of the draft: its session and its drafter, always at the same length."""
+
+    def __init__(self, opening: Open, drafter: Drafter) -> None:
+        self.session = DraftSession(opening)
+        self.drafter = drafter
+        self._capacity = opening.max_length
+        drafter.open(opening.token_ids, self._capacity)
+        self._check_agreement()
+
+    def propose(self) -> tuple[int, ...]:
+        """One step: let the drafter propose into the room that the session leaves. Returns the new tokens."""
+        session, drafter = self.session, self.drafter
+        wanted = min(session.room, max(session.tokens_per_message, drafter.tokens_per_step))
+        proposed = drafter.propose(wanted)
+        session.extend(proposed)
+        self._check_agreement()
+        return proposed
+
+    def apply(self, verdict: Verdict) -> Transition | None:
+        """Bring everything in line with `verdict`; None when it was stale.
+
+        Raises `PeerProtocolError` for an impossible verdict (nothing changes), and `RollbackError` when the drafter
+        could not follow (the verdict is not applied, and the drafter holds the session's stream again).
+        """
+        transition = self.session.preview(verdict)
+        if transition is None:
+            return None
+        try:
+            if transition.num_discarded:
+                self.drafter.truncate(transition.keep)
+            if transition.token_ids:
+                self.drafter.commit(transition.token_ids)
+        except Exception as error:
+            self.drafter.open(self.session.token_ids, self._capacity)
+            raise RollbackError(f"the drafter could not follow {transition}") from error
+        self.session.apply(transition)
+        self._check_agreement()
+        return transition
+
+    def close(self) -> None:
+        """Release the drafter."""
+        self.drafter.close()
+
+    def _check_agreement(self) -> None:
+        if self.drafter.length != self.session.length:
+            raise RollbackError(
+                f"drafter holds {self.drafter.length} tokens, session {self.session.length} "
+                f"(committed {self.session.base}, epoch {self.session.epoch})"
+            )

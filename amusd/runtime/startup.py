@@ -1,0 +1,123 @@
+"""From a configuration to a running draft worker, and from a rendezvous to a connected target worker."""
+
+from __future__ import annotations
+
+import secrets
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from amusd.config import EngineConfig, HardwareConfig, RunConfig
+from amusd.drafters.factory import LoadedDrafters, load_drafters
+from amusd.errors import PeerLostError
+from amusd.models.language_model import LanguageModel
+from amusd.models.tokenizer import Tokenizer
+from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
+from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.handshake import await_hello
+from amusd.runtime.target_worker import TargetWorker
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Rendezvous, Transport
+from amusd.transport.factory import connect, listen
+from amusd.types import Role
+
+
+def device_of(hardware: HardwareConfig, role: Role) -> str:
+    """Where a role computes: as configured, else a GPU each where there are two, else the CPU."""
+    if hardware.devices:
+        return hardware.devices[0 if role is Role.TARGET else 1]
+    if torch.cuda.is_available() and torch.cuda.device_count() > 1:
+        return "cuda:0" if role is Role.TARGET else "cuda:1"
+    return "cpu"
+
+
+def make_recorder(role: Role, run_directory: Path | None) -> Recorder:
+    """A recorder that writes below the run directory, or only keeps its events when there is none."""
+    path = None if run_directory is None else run_directory / "events" / f"{role.value}.jsonl"
+    return Recorder(role.value, path)
+
+
+def connect_target(
+    config: EngineConfig,
+    load: Callable[[], tuple[LanguageModel, Tokenizer]],
+    publish: Callable[[Rendezvous], None],
+    recorder: Recorder,
+) -> tuple[TargetWorker, Tokenizer]:
+    """Listen, tell the draft where, load the target meanwhile, and shake hands.
+
+    Raises `ConfigError` when the pair cannot work together, `PeerError` when the draft fails or does not come.
+    """
+    nonce = secrets.randbits(64)
+    link = listen(config.transport, nonce)
+    try:
+        publish(Rendezvous(link.address, nonce))
+        model, tokenizer = load()
+        worker = meet_draft(link, model, tokenizer, recorder, config.startup_timeout_seconds)
+    except BaseException:
+        link.close()
+        raise
+    return worker, tokenizer
+
+
+def meet_draft(
+    link: Transport, model: LanguageModel, tokenizer: Tokenizer, recorder: Recorder, timeout_seconds: float
+) -> TargetWorker:
+    """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
+    hello = Hello(
+        protocol_version=PROTOCOL_VERSION,
+        role=Role.TARGET,
+        incarnation=0,
+        vocab_size=model.vocab_size,
+        tokenizer_hash=tokenizer.fingerprint,
+        drafters=(),
+    )
+    peer = await_hello(link, hello, timeout_seconds)
+    return TargetWorker(model=model, recorder=recorder, link=link, peer=peer)
+
+
+def run_draft(
+    config: RunConfig, run_directory: Path | None, await_rendezvous: Callable[[], Rendezvous], incarnation: int = 1
+) -> int:
+    """The draft process: connect, load, shake hands, draft until the target is done. Returns the exit code.
+
+    Whatever goes wrong is reported to the target and raised.
+    """
+    engine = config.engine()
+    serve_draft(engine, await_rendezvous(), make_recorder(Role.DRAFT, run_directory), incarnation)
+    return 0
+
+
+def serve_draft(config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder, incarnation: int) -> None:
+    """Connect to the target at `rendezvous` and draft for it until it is done."""
+    link = connect(config.transport, rendezvous)
+    try:
+        drafters = load_drafters(
+            config.drafters, device=device_of(config.hardware, Role.DRAFT), max_model_len=config.max_model_len
+        )
+        serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)
+    except Exception as error:
+        # The target must hear the reason, not only that the link went dead; then the process fails as it should.
+        with suppress(PeerLostError):
+            link.send(Failed(Role.DRAFT, type(error).__name__, "".join(traceback.format_exception(error))))
+        raise
+    finally:
+        link.close()
+
+
+def serve(
+    link: Transport, drafters: LoadedDrafters, recorder: Recorder, incarnation: int, timeout_seconds: float
+) -> None:
+    """Shake hands over `link` and draft until the target is done."""
+    hello = Hello(
+        protocol_version=PROTOCOL_VERSION,
+        role=Role.DRAFT,
+        incarnation=incarnation,
+        vocab_size=drafters.vocab_size,
+        tokenizer_hash=drafters.tokenizer_hash,
+        drafters=tuple(drafters.factories),
+    )
+    await_hello(link, hello, timeout_seconds)
+    DraftWorker(link=link, drafters=drafters.factories, incarnation=incarnation, recorder=recorder).run()

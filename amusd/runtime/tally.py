@@ -1,0 +1,80 @@
+"""Counts of one generation while it runs; `metrics` freezes them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from amusd.tracing.metrics import DraftCounts, GenerationMetrics
+
+
+@dataclass
+class Tally:
+    """Everything the target counts about one sequence. Created when the request starts."""
+
+    num_prompt_tokens: int = 0
+    num_refused: int = 0
+    num_stale_candidates: int = 0
+    draft: DraftCounts | None = None
+    _start_ns: int = field(default_factory=time.monotonic_ns)
+    _first_ns: int | None = None
+    _last_ns: int | None = None
+    _prefill_ns: int = 0
+    _pass_ns: int = 0
+    _wait_ns: int = 0
+    _num_tokens: int = 0
+    _num_passes: int = 0
+    _num_drafts: int = 0
+    _num_verified: int = 0
+    _num_accepted: int = 0
+    _num_late_accepted: int = 0
+    _accepted_by_position: list[int] = field(default_factory=list)
+
+    def prefilled(self, duration_ns: int) -> None:
+        """The prompt is in the cache."""
+        self._prefill_ns += duration_ns
+
+    def waited(self, duration_ns: int) -> None:
+        """The policy chose to wait."""
+        self._wait_ns += duration_ns
+
+    def passed(
+        self, duration_ns: int, *, num_tokens: int, num_candidates: int, num_judged: int, num_accepted: int
+    ) -> None:
+        """A pass over `num_candidates` committed `num_tokens`; `num_judged` includes a late candidate."""
+        self._last_ns = time.monotonic_ns()
+        self._first_ns = self._first_ns or self._last_ns
+        self._pass_ns += duration_ns
+        self._num_passes += 1
+        self._num_tokens += num_tokens
+        # As elsewhere in the field, candidates behind the first rejected one count as verified.
+        self._num_verified += num_judged
+        self._num_drafts += num_judged > 0
+        self._num_accepted += num_accepted
+        self._num_late_accepted += num_accepted > num_candidates
+        self._accepted_by_position.extend([0] * (num_accepted - len(self._accepted_by_position)))
+        for position in range(num_accepted):
+            self._accepted_by_position[position] += 1
+
+    def metrics(self) -> GenerationMetrics:
+        """What has been counted so far."""
+        now_ns = time.monotonic_ns()
+        last_ns = self._last_ns or now_ns
+        return GenerationMetrics(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self._num_tokens,
+            first_token_ns=(self._first_ns or last_ns) - self._start_ns,
+            total_ns=last_ns - self._start_ns,
+            prefill_ns=self._prefill_ns,
+            pass_ns=self._pass_ns,
+            wait_ns=self._wait_ns,
+            num_passes=self._num_passes,
+            num_drafts=self._num_drafts,
+            num_verified=self._num_verified,
+            num_accepted=self._num_accepted,
+            num_late_accepted=self._num_late_accepted,
+            accepted_by_position=tuple(self._accepted_by_position),
+            num_stale_candidates=self.num_stale_candidates,
+            num_refused=self.num_refused,
+            draft=self.draft,
+        )

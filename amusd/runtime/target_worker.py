@@ -1,0 +1,303 @@
+"""The target's loop: drain, decide, verify, commit, answer.
+
+It never waits for an acknowledgement, and it can always go on alone: a draft that is slow, wrong or gone costs time,
+never a token.
+
+The three modes are this loop under three policies (`amusd/policies`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.models.language_model import KVCache, LanguageModel
+from amusd.policies.base import Policy, TargetView, Wait
+from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown
+from amusd.protocol.target_session import Block, Reception, TargetSession
+from amusd.runtime.tally import Tally
+from amusd.sampling.greedy import accept_greedy
+from amusd.sampling.stopping import StopChecker
+from amusd.tracing.metrics import DraftCounts, GenerationMetrics
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Transport
+from amusd.types import FinishReason
+
+FINAL_PROGRESS_SECONDS = 0.5
+"""How long a finished sequence waits for the draft's own counts."""
+
+PASS_TIME_MEMORY = 0.8
+"""Weight of the past in the running estimate of a pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One sequence to decode."""
+
+    prompt: tuple[int, ...]
+    max_length: int
+    """Prompt and answer together."""
+    policy: Policy
+    drafter: str | None
+    """None: decode without a draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a sequence ended."""
+
+    finish_reason: FinishReason
+    metrics: GenerationMetrics
+    sequence_id: int
+    """Names the sequence in the events of both workers."""
+
+
+@dataclass
+class TargetWorker:
+    """Decodes one sequence at a time with `model`, helped by the draft at the other end of `link`.
+
+    `link` and `peer` (the draft's Hello) are None when there is no draft at all.
+    """
+
+    model: LanguageModel
+    recorder: Recorder
+    link: Transport | None = None
+    peer: Hello | None = None
+    draft_failure: str | None = None
+    """Why the draft is no longer used, once that has happened."""
+    _next_sequence_id: int = 1
+    _cache: KVCache | None = None
+    _pass_seconds: float = 0.0
+    _tally: Tally = field(default_factory=Tally)
+
+    @property
+    def has_draft(self) -> bool:
+        """A draft is connected and has not failed."""
+        return self.link is not None and self.peer is not None and self.draft_failure is None
+
+    def decode(self, request: Request, stop: StopChecker) -> Generator[tuple[int, ...], None, Outcome]:
+        """Yield the committed tokens of each pass; return how it ended. Closing the generator aborts the sequence."""
+        self._tally = Tally(num_prompt_tokens=len(request.prompt))
+        session = self._new_session(request)
+        reason = FinishReason.ABORTED
+        try:
+            cache = self._open(session, request)
+            while True:
+                block = self._next_block(session, request.policy)
+                token_ids, finish_reason = self._verify(session, cache, block, stop)
+                if finish_reason is not None:
+                    reason = finish_reason
+                    yield token_ids
+                    break
+                if session.attached:
+                    self._send(session.verdict())
+                yield token_ids
+        finally:
+            self._close(session, reason)
+        return Outcome(reason, self._tally.metrics(), session.sequence_id)
+
+    def shut_down(self) -> None:
+        """Tell the draft that the session is over, and close the link."""
+        if self.link is not None:
+            if self.has_draft:
+                self._send(Shutdown())
+            self.link.close()
+        self.recorder.flush()
+
+    # One sequence, from its opening to its end
+
+    def _new_session(self, request: Request) -> TargetSession:
+        session = TargetSession(
+            sequence_id=self._next_sequence_id,
+            prompt=request.prompt,
+            max_length=request.max_length,
+            vocab_size=self.model.vocab_size,
+            max_lookahead=request.policy.max_lookahead,
+        )
+        self._next_sequence_id += 1
+        return session
+
+    def _open(self, session: TargetSession, request: Request) -> KVCache:
+        """Send the prompt first, so that the draft prefills while the target does."""
+        if request.drafter is not None and self.has_draft:
+            assert self.peer is not None
+            session.attach(self.peer.incarnation)
+            self._send(
+                Open(
+                    sequence_id=session.sequence_id,
+                    incarnation=self.peer.incarnation,
+                    token_ids=session.committed,
+                    max_length=session.max_length,
+                    drafter=request.drafter,
+                    max_lookahead=request.policy.max_lookahead,
+                    tokens_per_message=request.policy.tokens_per_message,
+                )
+            )
+        if self._cache is None or self._cache.capacity < request.max_length:
+            self._cache = self.model.new_cache(request.max_length)
+        self._cache.truncate(0)
+        start_ns = time.monotonic_ns()
+        self.model.prefill(request.prompt[:-1], self._cache)
+        self._tally.prefilled(time.monotonic_ns() - start_ns)
+        self.recorder.span("target_prefill", start_ns, time.monotonic_ns(), session.sequence_id)
+        return self._cache
+
+    def _next_block(self, session: TargetSession, policy: Policy) -> Block:
+        """Drain what has arrived and let the policy decide, until it decides to verify."""
+        ready_ns = time.monotonic_ns()
+        while True:
+            self._drain(session)
+            limit = min(session.remaining, self.model.max_rows(session.committed_length - 1)) - 1
+            decision = policy.decide(
+                TargetView(
+                    num_candidates=session.num_candidates,
+                    max_candidates=limit,
+                    may_get_more=session.may_get_more,
+                    chain_broken=session.chain_broken,
+                    waited_seconds=(time.monotonic_ns() - ready_ns) / 1e9,
+                    pass_seconds=self._pass_seconds,
+                )
+            )
+            if not isinstance(decision, Wait):
+                return session.begin(min(decision.num_candidates, limit))
+            self._wait(session, decision.seconds)
+
+    def _verify(
+        self, session: TargetSession, cache: KVCache, block: Block, stop: StopChecker
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
+        start_ns = time.monotonic_ns()
+        logits = self.model.forward(block.token_ids, cache).logits  # [1 + candidates, vocab]
+        choices = logits.argmax(dim=-1).tolist()
+        end_ns = time.monotonic_ns()
+        self._drain(session)
+        judged = session.candidates_to_judge()
+        acceptance = accept_greedy(choices, judged)
+        emission = stop.push(acceptance.token_ids)
+        num_accepted = min(acceptance.num_accepted, len(emission.token_ids))
+        session.commit(emission.token_ids, num_accepted)
+        # The last committed token is the next pass's first input: it stays outside the cache.
+        cache.truncate(min(cache.length, session.committed_length - 1))
+        # An answer that ends inside the block leaves the candidates behind its end unjudged.
+        num_judged = len(judged) if emission.finish_reason is None else min(len(judged), len(emission.token_ids))
+        self._pass_done(session, block, start_ns, end_ns, num_judged=num_judged, num_accepted=num_accepted)
+        return emission.token_ids, emission.finish_reason
+
+    def _pass_done(
+        self, session: TargetSession, block: Block, start_ns: int, end_ns: int, *, num_judged: int, num_accepted: int
+    ) -> None:
+        seconds = (end_ns - start_ns) / 1e9
+        memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
+        self._pass_seconds = memory * self._pass_seconds + (1 - memory) * seconds
+        num_tokens = session.committed_length - 1 - block.start
+        num_candidates = len(block.candidates)
+        self._tally.passed(
+            end_ns - start_ns,
+            num_tokens=num_tokens,
+            num_candidates=num_candidates,
+            num_judged=num_judged,
+            num_accepted=num_accepted,
+        )
+        self.recorder.span(
+            "target_pass",
+            start_ns,
+            end_ns,
+            session.sequence_id,
+            num_candidates=num_candidates,
+            num_judged=num_judged,
+            num_accepted=num_accepted,
+            num_tokens=num_tokens,
+            committed_length=session.committed_length,
+        )
+
+    def _close(self, session: TargetSession, reason: FinishReason) -> None:
+        if session.attached and self._send(Close(session.sequence_id, reason)):
+            self._await_final_progress(session)
+        session.detach()
+        self.recorder.flush()
+
+    def _await_final_progress(self, session: TargetSession) -> None:
+        deadline = time.monotonic() + FINAL_PROGRESS_SECONDS
+        while self._tally.draft is None and self.has_draft and (left := deadline - time.monotonic()) > 0:
+            self._take(session, left)
+
+    # The draft's messages
+
+    def _drain(self, session: TargetSession) -> None:
+        if session.attached and not self.has_draft:
+            session.detach()
+        while session.attached and self._take(session, 0.0):
+            pass
+
+    def _wait(self, session: TargetSession, seconds: float) -> None:
+        start_ns = time.monotonic_ns()
+        self._take(session, seconds)
+        end_ns = time.monotonic_ns()
+        self._tally.waited(end_ns - start_ns)
+        self.recorder.span("target_wait", start_ns, end_ns, session.sequence_id)
+
+    def _take(self, session: TargetSession, timeout: float) -> bool:
+        """Receive and handle one message; False when none came."""
+        if not self.has_draft:
+            return False
+        assert self.link is not None
+        try:
+            message = self.link.receive(timeout)
+        except PeerLostError as error:
+            self._lose_draft(session, str(error))
+            return False
+        if message is not None:
+            self._handle(session, message)
+        return message is not None
+
+    def _handle(self, session: TargetSession, message: Message) -> None:
+        if isinstance(message, Candidate):
+            self._receive_candidate(session, message)
+        elif isinstance(message, Failed):
+            self._lose_draft(session, message.text)
+        elif isinstance(message, Progress) and message.sequence_id == session.sequence_id:
+            self._tally.draft = DraftCounts(
+                num_steps=message.num_steps,
+                num_drafted=message.num_drafted,
+                num_rollbacks=message.num_rollbacks,
+                num_stale=message.num_stale,
+                busy_ns=message.busy_ns,
+                open_ns=message.open_ns,
+            )
+
+    def _receive_candidate(self, session: TargetSession, candidate: Candidate) -> None:
+        try:
+            reception = session.receive(candidate)
+        except PeerProtocolError:
+            self._tally.num_refused += 1
+            self.recorder.instant("refused", session.sequence_id)
+            return
+        if reception is Reception.FOREIGN:
+            self._tally.num_refused += 1
+        elif reception is not Reception.TAKEN:
+            self._tally.num_stale_candidates += 1
+        self.recorder.instant(
+            "candidate",
+            session.sequence_id,
+            reception=reception.value,
+            start=candidate.start,
+            num_tokens=len(candidate.token_ids),
+            epoch=candidate.epoch,
+        )
+
+    def _send(self, message: Message) -> bool:
+        """Send, or note that the draft is gone; False then."""
+        assert self.link is not None
+        try:
+            self.link.send(message)
+        except PeerLostError as error:
+            self.draft_failure = str(error)
+            return False
+        return True
+
+    def _lose_draft(self, session: TargetSession, reason: str) -> None:
+        self.draft_failure = reason
+        session.detach()
+        self.recorder.instant("draft_lost", session.sequence_id, reason=reason)

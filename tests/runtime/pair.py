@@ -1,0 +1,128 @@
+"""A target and a draft over table models in one process: the real workers, sessions, drafters and wire format."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from amusd.config import DecodingConfig, SamplingParams
+from amusd.drafters.base import Drafter
+from amusd.drafters.factory import LoadedDrafters
+from amusd.drafters.oracle import OracleDrafter, Schedule
+from amusd.engine import Engine
+from amusd.models.language_model import KVCache, ModelOutput
+from amusd.models.numerics import Numerics
+from amusd.models.table import TableModel, TableTokenizer
+from amusd.runtime.startup import meet_draft, serve
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Transport
+from amusd.transport.memory import MemoryTransport, memory_pair
+from amusd.types import Mode
+
+VOCAB_SIZE = 50
+WIDTH = 9
+PROMPT = (3, 1, 4, 1, 5)
+TIMEOUT_SECONDS = 30.0
+
+
+class PacedModel(TableModel):
+    """A table model whose passes take time, as a device's would: the other thread computes meanwhile."""
+
+    pass_seconds = 0.0
+
+    def forward(self, token_ids: Sequence[int], cache: KVCache) -> ModelOutput:
+        time.sleep(self.pass_seconds)
+        return super().forward(token_ids, cache)
+
+
+def paced_model(pass_seconds: float) -> PacedModel:
+    model = PacedModel(VOCAB_SIZE, seed=7, max_length=400, numerics=Numerics(width=WIDTH, fixed=False))
+    model.pass_seconds = pass_seconds
+    return model
+
+
+def target_model() -> TableModel:
+    return TableModel(VOCAB_SIZE, seed=7, max_length=400, numerics=Numerics(width=WIDTH, fixed=False))
+
+
+def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ...]:
+    """Prompt and answer of plain decoding, straight from the model: no session, no worker."""
+    model = target_model()
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        cache = model.new_cache(len(tokens))
+        model.prefill(tokens[:-1], cache)
+        tokens.append(int(model.forward(tokens[-1:], cache).logits[0].argmax()))
+    return tuple(tokens)
+
+
+@dataclass
+class DraftThread:
+    """The draft worker of a pair, on a thread, and how it ended."""
+
+    link: MemoryTransport
+    error: BaseException | None = None
+    recorder: Recorder = field(default_factory=lambda: KeepingRecorder("draft"))
+
+    def run(self, factories: Mapping[str, Callable[[], Drafter]]) -> None:
+        drafters = LoadedDrafters(factories, vocab_size=0, tokenizer_hash="")
+        try:
+            serve(self.link, drafters, self.recorder, incarnation=1, timeout_seconds=TIMEOUT_SECONDS)
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            self.error = error
+        finally:
+            self.link.close()
+
+
+class KeepingRecorder(Recorder):
+    """Keeps its events over `flush`."""
+
+    def flush(self) -> None:
+        pass
+
+
+@contextmanager
+def pair(
+    factories: Mapping[str, Callable[[], Drafter]],
+    *,
+    eos_token_id: int | None = None,
+    seed: int = 0,
+    max_delay_seconds: float = 0.0,
+    pass_seconds: float = 0.001,
+    wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
+) -> Iterator[tuple[Engine, DraftThread]]:
+    """An engine whose draft offers `factories`. The draft's thread has ended when this returns."""
+    target_end, draft_end = memory_pair(seed=seed, max_delay_seconds=max_delay_seconds)
+    draft = DraftThread(draft_end)
+    thread = threading.Thread(target=draft.run, args=(factories,), daemon=True)
+    thread.start()
+    tokenizer = TableTokenizer(VOCAB_SIZE, eos_token_id)
+    worker = meet_draft(
+        wrap_target_link(target_end), paced_model(pass_seconds), tokenizer, KeepingRecorder("target"), TIMEOUT_SECONDS
+    )
+    try:
+        with Engine(worker, tokenizer, drafters=list(factories)) as engine:
+            yield engine, draft
+    finally:
+        target_end.close()
+        thread.join(TIMEOUT_SECONDS)
+        assert not thread.is_alive(), "the draft did not end"
+
+
+def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:
+    """A drafter that knows plain decoding's answer, for `num_tokens` and a margin."""
+    answer = reference(num_tokens + 20)
+    return lambda: OracleDrafter(answer, schedule, VOCAB_SIZE)
+
+
+def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
+    """A schedule whose candidate blocks are at most `length` long."""
+    settings: dict[str, object] = {"max_lookahead": max(length, 2), "num_speculative_tokens": length, **changes}
+    return DecodingConfig(mode=mode, **settings)  # type: ignore[arg-type]  # the tests choose the fields
+
+
+def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
+    return SamplingParams(max_new_tokens=num_tokens, stop=stop)

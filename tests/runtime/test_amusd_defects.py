@@ -1,0 +1,181 @@
+"""The defects of AMUSD's published code (R1 to R14 of its analysis), each as a test that this code does not have it.
+
+What is tested elsewhere: R2 (draft equal to the target: test_modes), R11 and R12 (test_stopping), R3 and R13 (the
+sessions under random interleavings: tests/protocol), R4 (whole frames only: tests/transport).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from runtime.pair import PROMPT, VOCAB_SIZE, WIDTH, decoding, oracle, pair, params, reference, target_model
+
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.oracle import OracleDrafter, always_right, right_with_probability
+from amusd.protocol.messages import Message, Open, Verdict
+from amusd.protocol.wire import encode
+from amusd.runtime.rollback import RollbackManager
+from amusd.transport.memory import MemoryTransport
+from amusd.types import FinishReason, Mode
+
+SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
+NUM_TOKENS = 40
+
+
+def opening(lookahead: int = 8) -> Open:
+    return Open(1, 1, PROMPT, 100, "same", lookahead, 1)
+
+
+def verdict(start: int, token_ids: tuple[int, ...], floor: int = 0) -> Verdict:
+    return Verdict(1, 1, floor, start, token_ids, 0)
+
+
+@pytest.mark.parametrize(("num_drafted", "divergence"), [(n, d) for n in range(1, 8) for d in range(n)])
+def test_after_a_rollback_at_any_index_the_draft_equals_a_fresh_one(num_drafted: int, divergence: int) -> None:
+    """R1 and R10: the crop is exact at the first index, the last and all between, and so is what is proposed next."""
+    drafter = AutoregressiveDrafter(target_model())
+    manager = RollbackManager(opening(), drafter)
+    while manager.session.length < len(PROMPT) + num_drafted:
+        manager.propose()
+    kept = manager.session.token_ids[len(PROMPT) : len(PROMPT) + divergence]
+    other = (manager.session.token_ids[len(PROMPT) + divergence] + 1) % VOCAB_SIZE
+    transition = manager.apply(verdict(len(PROMPT), (*kept, other), floor=1))
+    assert transition is not None
+    assert transition.num_discarded == num_drafted - divergence
+    stream = (*PROMPT, *kept, other)
+    assert manager.session.token_ids == stream
+    assert drafter.length == len(stream)
+    assert drafter.cache_length <= len(stream) - 1
+    fresh = AutoregressiveDrafter(target_model())
+    fresh.open(stream, 100)
+    assert drafter.propose(5) == fresh.propose(5)
+    assert drafter.cache_length == drafter.length - 1 == fresh.cache_length
+
+
+class CountingLink:
+    """Passes everything on, and keeps the size of every frame that leaves."""
+
+    def __init__(self, inner: MemoryTransport) -> None:
+        self.inner = inner
+        self.sizes: list[int] = []
+
+    @property
+    def num_rejected(self) -> int:
+        return self.inner.num_rejected
+
+    def send(self, message: Message) -> None:
+        self.sizes.append(len(encode(message, 0)))
+        self.inner.send(message)
+
+    def receive(self, timeout: float) -> Message | None:
+        return self.inner.receive(timeout)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_messages_do_not_grow_with_the_text() -> None:
+    """R5: a round's message carries what is new, not the history."""
+    links: list[CountingLink] = []
+
+    def wrap(link: MemoryTransport) -> CountingLink:
+        links.append(CountingLink(link))
+        return links[-1]
+
+    with pair({"oracle": oracle(300, always_right())}, wrap_target_link=wrap) as (engine, _):
+        engine.generate(PROMPT, params(300), decoding=decoding(Mode.SYNCHRONOUS, 4))
+    verdicts = links[0].sizes[2:-2]
+    assert len(verdicts) > 40
+    assert max(verdicts[-10:]) <= max(verdicts[:10])
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+def test_a_pass_is_never_wider_than_the_cap(mode: Mode) -> None:
+    """R6."""
+    with pair({"oracle": oracle(NUM_TOKENS, always_right())}, pass_seconds=0.005) as (engine, _):
+        engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 20))
+        widths = [
+            1 + event.fields["num_candidates"] for event in engine.worker.recorder.events if event.name == "target_pass"
+        ]
+    assert max(widths) == WIDTH
+
+
+def test_a_draft_that_would_end_goes_on() -> None:
+    """R7: the draft knows no end-of-sequence; it drafts on behind one, and the target decides."""
+    answer = reference(NUM_TOKENS)[len(PROMPT) :]
+    with pair({"oracle": oracle(NUM_TOKENS, always_right())}, eos_token_id=answer[2]) as (engine, draft):
+        result = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(Mode.ASYNCHRONOUS, 8))
+        drafted = [event for event in draft.recorder.events if event.name == "draft_step"]
+    assert result.finish_reason is FinishReason.EOS
+    assert draft.error is None
+    assert sum(event.fields["num_tokens"] for event in drafted) > len(result.token_ids) - 1
+
+
+class FailingOracle(OracleDrafter):
+    """Raises at a chosen call, in a chosen method."""
+
+    def __init__(self, fail_in: str, fail_at: int) -> None:
+        super().__init__(reference(NUM_TOKENS + 20), right_with_probability(0.5, 2), VOCAB_SIZE)
+        self._fail_in, self._left = fail_in, fail_at
+
+    def _maybe_fail(self, method: str) -> None:
+        if method == self._fail_in:
+            self._left -= 1
+            if self._left < 0:
+                raise MemoryError(f"out of memory in {method}")
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        self._maybe_fail("propose")
+        return super().propose(max_tokens)
+
+    def truncate(self, length: int) -> None:
+        self._maybe_fail("truncate")
+        super().truncate(length)
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("fail_in", ["propose", "truncate"])
+@pytest.mark.parametrize("fail_at", [0, 4])
+def test_an_error_of_the_draft_surfaces_and_the_text_is_whole(mode: Mode, fail_in: str, fail_at: int) -> None:
+    """R8: never printed and swallowed. The draft's own thread raises it, the target goes on alone and says why."""
+    with pair({"failing": lambda: FailingOracle(fail_in, fail_at)}) as (engine, draft):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
+        assert engine.draft_failure is not None
+        again = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
+    assert answer.token_ids == again.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert draft.error is not None
+    if fail_in == "propose":
+        assert isinstance(draft.error, MemoryError)
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03, 0.06])
+def test_a_dead_draft_never_hangs_a_generation(mode: Mode, seconds: float) -> None:
+    """R9: no wait without a deadline; the text is the same."""
+    start = time.monotonic()
+    with pair({"oracle": oracle(NUM_TOKENS, right_with_probability(0.7, 4))}) as (engine, draft):
+        timer = threading.Timer(seconds, draft.link.kill)
+        timer.start()
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
+        timer.join()
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert time.monotonic() - start < 20
+
+
+def test_a_silent_draft_costs_its_deadline_and_no_token() -> None:
+    """R9: a draft that is alive and says nothing."""
+
+    class Silent(OracleDrafter):
+        def propose(self, max_tokens: int) -> tuple[int, ...]:
+            released.wait(20)
+            return super().propose(max_tokens)
+
+    released = threading.Event()
+    factory = lambda: Silent(reference(NUM_TOKENS), always_right(), VOCAB_SIZE)  # noqa: E731
+    with pair({"silent": factory}) as (engine, _):
+        schedule = decoding(Mode.SYNCHRONOUS, 4, draft_timeout_seconds=0.02)
+        answer = engine.generate(PROMPT, params(10), decoding=schedule)
+        released.set()
+    assert answer.token_ids == reference(10)[len(PROMPT) :]

@@ -1,0 +1,171 @@
+"""The three modes over real workers: the same tokens in any timing, and the counts that go with them."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
+
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.oracle import (
+    OracleDrafter,
+    Schedule,
+    always_right,
+    always_wrong,
+    right_except_every,
+    right_with_probability,
+)
+from amusd.types import FinishReason, Mode
+
+SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
+NUM_TOKENS = 60
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_flawless_draft_is_always_accepted(mode: Mode, length: int) -> None:
+    with pair({"oracle": oracle(NUM_TOKENS, always_right())}) as (engine, draft):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
+    metrics = answer.metrics
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert metrics.num_verified > 0
+    assert metrics.num_accepted == metrics.num_verified
+    assert metrics.draft is not None
+    assert metrics.draft.num_rollbacks == 0
+    if mode is Mode.SYNCHRONOUS:
+        assert metrics.num_passes == -(-NUM_TOKENS // (length + 1))
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_draft_equal_to_the_target_has_an_acceptance_rate_of_exactly_one(mode: Mode, length: int) -> None:
+    """A cache that is one position off after any round would show here (vLLM #3951, mlxcel #994)."""
+    with pair({"same": lambda: AutoregressiveDrafter(target_model())}) as (engine, _):
+        for _round in range(2):
+            answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
+            assert answer.metrics.as_dict()["acceptance_rate"] == 1.0
+            assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_draft_that_is_always_wrong_costs_no_token(mode: Mode, length: int) -> None:
+    with pair({"oracle": oracle(NUM_TOKENS, always_wrong())}) as (engine, _):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert answer.metrics.num_verified > 0
+    assert answer.metrics.num_accepted == 0
+    assert answer.metrics.num_passes == NUM_TOKENS
+    assert answer.metrics.draft is not None
+    assert answer.metrics.draft.num_rollbacks > NUM_TOKENS // 2
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("length", range(2, 9))
+@pytest.mark.parametrize(
+    "schedule", [right_except_every(2), right_with_probability(0.5, 1), right_with_probability(0.8, 2)]
+)
+def test_partly_right_drafts_are_partly_accepted_round_after_round(mode: Mode, length: int, schedule: Schedule) -> None:
+    with pair({"oracle": oracle(NUM_TOKENS, schedule)}) as (engine, _):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, length))
+    metrics = answer.metrics
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert 0 < metrics.num_accepted < metrics.num_verified
+    assert metrics.draft is not None
+    assert metrics.draft.num_rollbacks > 2
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("seed", range(4))
+def test_message_delays_change_nothing(mode: Mode, seed: int) -> None:
+    factory = oracle(NUM_TOKENS, right_with_probability(0.7, seed))
+    with pair({"oracle": factory}, seed=seed, max_delay_seconds=0.01, pass_seconds=0.01) as (engine, _):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 6))
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert answer.metrics.num_accepted > 0
+
+
+class SlowOracle(OracleDrafter):
+    """Sleeps before it proposes: now and then for long."""
+
+    num_proposals = 0
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        self.num_proposals += 1
+        time.sleep(1.0 if self.num_proposals == 3 else 0.002)
+        return super().propose(max_tokens)
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+def test_a_slow_and_pausing_draft_changes_nothing(mode: Mode) -> None:
+    answer_tokens = reference(NUM_TOKENS + 20)
+    factory = lambda: SlowOracle(answer_tokens, right_with_probability(0.8, 1), VOCAB_SIZE)  # noqa: E731
+    with pair({"slow": factory}) as (engine, _):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+def test_prompt_lookup_gives_the_targets_text(mode: Mode) -> None:
+    with pair({"ngram": lambda: NgramDrafter(1, 3)}) as (engine, _):
+        answer = engine.generate(PROMPT, params(200), decoding=decoding(mode, 5))
+    assert answer.token_ids == reference(200)[len(PROMPT) :]
+    assert answer.metrics.num_verified > 0
+
+
+def test_plain_decoding_takes_one_pass_a_token_and_no_draft() -> None:
+    with pair({"oracle": oracle(NUM_TOKENS, always_right())}) as (engine, _):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(Mode.AUTOREGRESSIVE))
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert answer.metrics.num_passes == NUM_TOKENS
+    assert answer.metrics.draft is None
+    assert answer.drafter is None
+
+
+def test_requests_of_different_modes_and_drafters_share_one_engine() -> None:
+    factories = {"right": oracle(NUM_TOKENS, always_right()), "wrong": oracle(NUM_TOKENS, always_wrong())}
+    with pair(factories) as (engine, _):
+        for mode in [*SPECULATIVE, Mode.AUTOREGRESSIVE, *SPECULATIVE]:
+            for drafter in factories:
+                answer = engine.generate(PROMPT, params(30), decoding=decoding(mode, 4), drafter=drafter)
+                assert answer.token_ids == reference(30)[len(PROMPT) :]
+                if mode is not Mode.AUTOREGRESSIVE:
+                    assert answer.metrics.as_dict()["acceptance_rate"] == (1.0 if drafter == "right" else 0.0)
+
+
+def test_the_context_limit_ends_an_answer_like_a_length() -> None:
+    with pair({"oracle": oracle(375, always_right())}) as (engine, _):
+        limit = engine.worker.model.max_length
+        answer = engine.generate(PROMPT, params(10_000), decoding=decoding(Mode.ASYNCHRONOUS, 8))
+    assert len(PROMPT) + len(answer.token_ids) == limit
+    assert answer.finish_reason is FinishReason.LENGTH
+
+
+def test_an_answer_can_be_left_early_and_the_next_is_whole() -> None:
+    with pair({"oracle": oracle(NUM_TOKENS, always_right())}) as (engine, _):
+        stream = engine.stream(PROMPT, params(NUM_TOKENS), decoding=decoding(Mode.ASYNCHRONOUS))
+        first = [next(stream).token_id for _ in range(5)]
+        stream.close()
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(Mode.ASYNCHRONOUS))
+    assert answer.token_ids[:5] == tuple(first)
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+
+
+def test_the_draft_works_while_the_target_does() -> None:
+    """Asynchronous: draft steps lie inside target passes. Synchronous: none does."""
+
+    def num_overlapping(mode: Mode) -> int:
+        factory = oracle(NUM_TOKENS, right_with_probability(0.8, 3))
+        with pair({"oracle": factory}, pass_seconds=0.005) as (engine, draft):
+            engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
+            passes = [e for e in engine.worker.recorder.events if e.name == "target_pass"]
+            steps = [e for e in draft.recorder.events if e.name == "draft_step"]
+        assert passes
+        assert steps
+        return sum(any(p.start_ns <= s.start_ns and s.end_ns <= p.end_ns for p in passes) for s in steps)
+
+    assert num_overlapping(Mode.ASYNCHRONOUS) > 10
+    assert num_overlapping(Mode.SYNCHRONOUS) == 0

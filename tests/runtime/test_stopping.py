@@ -1,0 +1,102 @@
+"""Where answers end: the full cross product of stop position and length cap, in every mode and with any acceptance."""
+
+from __future__ import annotations
+
+import pytest
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
+
+from amusd.drafters.oracle import Schedule, always_right, always_wrong, right_with_probability
+from amusd.models.table import TableTokenizer
+from amusd.types import FinishReason, Mode
+
+BLOCK = 4
+CAPS = range(1, BLOCK + 3)
+"""`max_new_tokens` from 1 to K + 2."""
+ANSWER = reference(BLOCK + 20)[len(PROMPT) :]
+SCHEDULES = {"right": always_right(), "wrong": always_wrong(), "partly": right_with_probability(0.6, 5)}
+MODES = list(Mode)
+
+
+def first_index(token_id: int) -> int:
+    return ANSWER.index(token_id)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mode", MODES)
+def test_end_of_sequence_against_every_length_cap(mode: Mode, schedule: str) -> None:
+    """EOS at each place of the block, the cap at each place: nothing after the first of the two, the reason right."""
+    for eos_index in range(BLOCK + 3):
+        eos = ANSWER[eos_index]
+        with pair({"oracle": oracle(30, SCHEDULES[schedule])}, eos_token_id=eos) as (engine, _):
+            for cap in CAPS:
+                answer = engine.generate(PROMPT, params(cap), decoding=decoding(mode, BLOCK))
+                end = min(first_index(eos) + 1, cap)
+                assert answer.token_ids == ANSWER[:end]
+                # At the same token end-of-sequence wins over the length.
+                expected = FinishReason.EOS if first_index(eos) + 1 <= cap else FinishReason.LENGTH
+                assert answer.finish_reason is expected
+                assert answer.metrics.num_tokens == end
+                assert answer.metrics.num_prompt_tokens == len(PROMPT)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mode", MODES)
+def test_stop_strings_against_every_length_cap(mode: Mode, schedule: str) -> None:
+    """Stop strings of one to three tokens, so that they lie across tokens and blocks, at each place."""
+    text = TableTokenizer(VOCAB_SIZE).decode(ANSWER)
+    with pair({"oracle": oracle(30, SCHEDULES[schedule])}) as (engine, _):
+        for length in (1, 2, 3):
+            for start in range(BLOCK + 2):
+                stop = text[start : start + length]
+                end = text.index(stop) + length
+                for cap in (1, end - 1, end, end + 1):
+                    if cap < 1:
+                        continue
+                    answer = engine.generate(PROMPT, params(cap, (stop,)), decoding=decoding(mode, BLOCK))
+                    stopped = end <= cap
+                    assert answer.token_ids == ANSWER[: min(end, cap)]
+                    assert answer.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+                    assert answer.text == (text[: end - length] if stopped else text[:cap])
+                    assert answer.metrics.num_tokens == min(end, cap)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_streamed_text_is_the_answers_text(mode: Mode) -> None:
+    text = TableTokenizer(VOCAB_SIZE).decode(ANSWER)
+    with pair({"oracle": oracle(30, SCHEDULES["partly"])}) as (engine, _):
+        for stop in ((), (text[6:9],), (text[5:7], text[4:6]), ("nowhere to be found",)):
+            stream = engine.stream(PROMPT, params(12, stop), decoding=decoding(mode, BLOCK))
+            tokens = list(stream)
+            assert "".join(token.text for token in tokens) == stream.generation.text
+            assert tuple(token.token_id for token in tokens) == stream.generation.token_ids
+            assert not any(string in stream.generation.text for string in stop)
+
+
+def test_an_end_of_sequence_that_only_the_draft_sees_ends_nothing() -> None:
+    """The draft proposes EOS, the target rejects it: both go on (openvino #3293)."""
+    eos = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in ANSWER)
+
+    def eos_drafter() -> object:
+        from amusd.drafters.oracle import OracleDrafter
+
+        return OracleDrafter([*PROMPT, *([eos] * 40)], always_right(), VOCAB_SIZE)
+
+    with pair({"eos": eos_drafter}, eos_token_id=eos) as (engine, _):  # type: ignore[dict-item]
+        for mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS):
+            answer = engine.generate(PROMPT, params(12), decoding=decoding(mode, BLOCK))
+            assert answer.token_ids == ANSWER[:12]
+            assert answer.metrics.num_verified > 0
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
+def test_the_first_of_two_ends_in_one_block_counts(mode: Mode) -> None:
+    """Published AMUSD trims at the last end-of-sequence of a block (R11)."""
+
+    def twice() -> Schedule:
+        return always_right()
+
+    eos = ANSWER[1]
+    with pair({"oracle": oracle(30, twice())}, eos_token_id=eos) as (engine, _):
+        answer = engine.generate(PROMPT, params(20), decoding=decoding(mode, 8))
+    assert answer.token_ids == ANSWER[: first_index(eos) + 1]
+    assert answer.token_ids.count(eos) == 1
