@@ -1,0 +1,145 @@
+"""What the commands do in the target's process, once `launch/` has settled configuration, run directory and devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from amusd.compare import Comparison, rows_of, run_comparison
+from amusd.config import RunConfig
+from amusd.console import Console, table
+from amusd.engine import Engine, Generation
+from amusd.runtime.startup import make_recorder
+from amusd.tracing.timeline import draft_overlap
+from amusd.transport.base import Rendezvous
+from amusd.types import Mode, Role
+from amusd.workload import Prompt, load_prompts
+
+
+def run_target(command: str, config: RunConfig, run_directory: Path, publish: Callable[[Rendezvous], None]) -> int:
+    """The target's process: load, meet the draft, run `command`, end the draft. Returns the exit code.
+
+    1 when the draft failed on the way: the result is complete all the same, because the target went on alone.
+    """
+    console = Console(json_only=config.output == "json")
+    # What can be wrong with the prompts is said before any weights are loaded.
+    prompts = _prompts(command, config)
+    block = max(config.compare.synchronous_lengths) if command == "compare" else None
+    engine = Engine.connect(
+        config.engine(longest_block=block), publish, make_recorder(Role.TARGET, run_directory), report=console.note
+    )
+    with engine:
+        if command == "compare":
+            result = _compare(config, engine, console, prompts, run_directory)
+        else:
+            result = _generate(config, engine, console, prompts[0])
+    result["run_dir"] = str(run_directory)
+    _write_json(run_directory / "result.json", result)
+    console.document(result)
+    if engine.draft_failure is not None:
+        console.note(f"the draft was lost and the target went on alone: {engine.draft_failure.rstrip()}")
+        return 1
+    return 0
+
+
+def _prompts(command: str, config: RunConfig) -> list[Prompt]:
+    if command == "generate" and config.prompt is not None:
+        return [Prompt(1, config.prompt, None)]
+    return load_prompts(config.workload)
+
+
+def _generate(config: RunConfig, engine: Engine, console: Console, prompt: Prompt) -> dict[str, Any]:
+    """One answer, streamed."""
+    if config.prompt is None:
+        console.text(f"> {prompt.text}\n")
+    answer = engine.stream(prompt.text, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
+    for token in answer:
+        console.text(token.text, end="")
+    console.text("")
+    console.note(_summary(answer.generation))
+    return answer.generation.as_dict()
+
+
+def _summary(generation: Generation) -> str:
+    figures = generation.metrics.as_dict()
+    parts = [
+        f"{generation.mode.value}: {figures['num_tokens']} tokens ({generation.finish_reason.value})",
+        f"{figures['tokens_per_second']:.1f} tokens/s, first after {figures['time_to_first_token_ms']:.0f} ms",
+    ]
+    if generation.drafter is not None:
+        parts += [
+            f"drafter {generation.drafter}: {_percent(figures['acceptance_rate'])} of candidates accepted",
+            f"{figures['mean_acceptance_length']:.2f} tokens a pass",
+            f"target idle {_percent(figures['target_idle_fraction'])}",
+            f"draft idle {_percent(figures['draft_idle_fraction'])}",
+        ]
+    return "; ".join(parts)
+
+
+def _compare(
+    config: RunConfig, engine: Engine, console: Console, prompts: Sequence[Prompt], run_directory: Path
+) -> dict[str, Any]:
+    """Every contestant on every prompt. What was measured is kept when the run is interrupted."""
+    comparison = Comparison.of(config)
+    complete = False
+    try:
+        run_comparison(engine, config, prompts, comparison, console.progress)
+        complete = True
+    finally:
+        console.clear_progress()
+        if not complete and comparison.prompts:
+            _write_json(run_directory / "result.json", {"complete": False, "rows": rows_of(comparison, engine)})
+    rows = rows_of(comparison, engine)
+    for row in rows:
+        row["draft_overlap_fraction"] = draft_overlap(run_directory, row.pop("sequence_ids"))
+    console.text(_comparison_table(rows))
+    for number, reason in comparison.refused:
+        console.note(f"prompt {number} was left out: {reason}")
+    return {
+        "complete": True,
+        "rows": rows,
+        "num_refused_prompts": len(comparison.refused),
+        "environment": _read_json(run_directory / "environment.json"),
+    }
+
+
+def _comparison_table(rows: Sequence[dict[str, Any]]) -> str:
+    header = ("mode", "tokens/s", "x plain", "x best sync", "accepted", "tokens/pass", "idle t/d", "identical")
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        name = row["mode"]
+        if row["num_speculative_tokens"] is not None:
+            name += f" (best: {row['num_speculative_tokens']})"
+        if row["policy"] is not None:
+            name += f" ({row['policy']})"
+        if row["drafter"] is not None:
+            name += f", {row['drafter']}"
+        same = row["identical_to_autoregressive"]
+        plain = row["mode"] == Mode.AUTOREGRESSIVE.value
+        lines.append(
+            (
+                name,
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['speedup_vs_autoregressive']:.2f}",
+                "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
+                "" if plain else _percent(row["acceptance_rate"]),
+                f"{row['mean_acceptance_length']:.2f}",
+                _percent(row["target_idle_fraction"]) + ("" if plain else "/" + _percent(row["draft_idle_fraction"])),
+                "" if plain else f"{same['num_identical']}/{same['num_prompts']}",
+            )
+        )
+    return table(header, lines)
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

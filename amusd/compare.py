@@ -1,0 +1,176 @@
+"""Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
+
+Contestants take turns prompt by prompt (and in rotating order), so that a machine whose speed drifts treats them alike.
+A synchronous row is tuned: every length of `compare.synchronous_lengths` runs, the table shows the fastest.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from amusd.config import DecodingConfig, RunConfig
+from amusd.engine import Engine, Generation
+from amusd.errors import ConfigError
+from amusd.policies.factory import policy_name
+from amusd.tracing.metrics import total
+from amusd.types import Mode
+from amusd.workload import Prompt
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way to decode."""
+
+    decoding: DecodingConfig
+    drafter: str | None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices it occupies."""
+        return 1 if self.decoding.mode is Mode.AUTOREGRESSIVE else 2
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        parts = [self.decoding.mode.value]
+        if self.decoding.mode is Mode.SYNCHRONOUS:
+            parts.append(f"{self.decoding.num_speculative_tokens} tokens")
+        if self.drafter is not None:
+            parts.append(self.drafter)
+        return ", ".join(parts)
+
+
+@dataclass
+class Comparison:
+    """What the contestants did, answer by answer. `answers[c][p]` belongs to contestant c and prompt p."""
+
+    contestants: list[Contestant]
+    prompts: list[Prompt] = field(default_factory=list)
+    encoded: list[tuple[int, ...]] = field(default_factory=list)
+    answers: list[list[Generation]] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    """Prompts that did not fit: line number, reason."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Comparison:
+        """The contestants that `config` asks for, with nothing measured yet."""
+        contestants = contestants_of(config)
+        return cls(contestants, answers=[[] for _ in contestants])
+
+    def add(self, prompt: Prompt, encoded: tuple[int, ...], answers: Mapping[int, Generation]) -> None:
+        """Every contestant's answer to one prompt, by its index."""
+        self.prompts.append(prompt)
+        self.encoded.append(encoded)
+        for index, answer in answers.items():
+            self.answers[index].append(answer)
+
+
+def contestants_of(config: RunConfig) -> list[Contestant]:
+    """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy."""
+    decoding = config.decoding()
+    found = [Contestant(replace(decoding, mode=Mode.AUTOREGRESSIVE), None)]
+    for drafter in (drafter.kind for drafter in config.engine().drafters):
+        found += [
+            Contestant(replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length), drafter)
+            for length in config.compare.synchronous_lengths
+        ]
+        found.append(Contestant(replace(decoding, mode=Mode.ASYNCHRONOUS), drafter))
+    return found
+
+
+def run_comparison(
+    engine: Engine,
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    comparison: Comparison,
+    progress: Callable[[str, int, int], None],
+) -> None:
+    """Let every contestant answer every prompt, into `comparison`. `progress` hears what, how many of how many."""
+    contestants = comparison.contestants
+    for contestant in contestants:
+        params = replace(config.sampling, max_new_tokens=WARM_UP_TOKENS, stop=())
+        engine.generate("Hello", params, decoding=contestant.decoding, drafter=contestant.drafter)
+    for turn, prompt in enumerate(prompts):
+        try:
+            encoded = engine.encode(prompt.text, raw=config.workload.raw)
+        except ConfigError as error:
+            comparison.refused.append((prompt.number, str(error)))
+            continue
+        answers: dict[int, Generation] = {}
+        for step in range(len(contestants)):
+            index = (turn + step) % len(contestants)
+            contestant = contestants[index]
+            done = turn * len(contestants) + step
+            progress(f"prompt {prompt.number}: {contestant.name}", done, len(prompts) * len(contestants))
+            answers[index] = engine.generate(
+                encoded, config.sampling, decoding=contestant.decoding, drafter=contestant.drafter
+            )
+        comparison.add(prompt, encoded, answers)
+    if not comparison.prompts:
+        raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {comparison.refused[0][1]}")
+
+
+def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
+    """The documented rows: plain decoding, then for each drafter the best synchronous length and asynchronous."""
+    plain = comparison.answers[0]
+    rows = [_row(comparison, index, plain, engine) for index in range(len(comparison.contestants))]
+    shown = [rows[0]]
+    for drafter in dict.fromkeys(contestant.drafter for contestant in comparison.contestants[1:]):
+        own = [row for row in rows[1:] if row["drafter"] == drafter]
+        synchronous = [row for row in own if row["mode"] == Mode.SYNCHRONOUS.value]
+        best = max(synchronous, key=lambda row: row["tokens_per_second"])
+        best["tuned"] = {row["num_speculative_tokens"]: row["tokens_per_second"] for row in synchronous}
+        asynchronous = next(row for row in own if row["mode"] == Mode.ASYNCHRONOUS.value)
+        for row in (best, asynchronous):
+            row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
+            shown.append(row)
+    return shown
+
+
+def _row(comparison: Comparison, index: int, plain: list[Generation], engine: Engine) -> dict[str, Any]:
+    contestant, answers = comparison.contestants[index], comparison.answers[index]
+    decoding = contestant.decoding
+    metrics = total([answer.metrics for answer in answers]).as_dict()
+    ratios = [
+        _ms_per_token(reference) / _ms_per_token(answer) for reference, answer in zip(plain, answers, strict=True)
+    ]
+    is_synchronous = decoding.mode is Mode.SYNCHRONOUS
+    return {
+        "mode": decoding.mode.value,
+        "policy": policy_name(decoding),
+        "drafter": contestant.drafter,
+        "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
+        "num_prompts": len(answers),
+        **metrics,
+        "speedup_vs_autoregressive": statistics.median(ratios),
+        "speedup_vs_best_synchronous": None,
+        "num_devices": contestant.num_devices,
+        "tokens_per_second_per_device": metrics["tokens_per_second"] / contestant.num_devices,
+        "sequence_ids": [answer.sequence_id for answer in answers],
+        "identical_to_autoregressive": _identity(comparison, index, plain, engine),
+    }
+
+
+def _ms_per_token(answer: Generation) -> float:
+    return answer.metrics.total_ns / 1e6 / answer.metrics.num_tokens
+
+
+def _identity(comparison: Comparison, index: int, plain: list[Generation], engine: Engine) -> dict[str, Any]:
+    """How many answers equal plain decoding's; for the others, how near to a tie the first different choice was."""
+    gaps: list[float] = []
+    for prompt, reference, answer in zip(comparison.encoded, plain, comparison.answers[index], strict=True):
+        if reference.token_ids == answer.token_ids:
+            continue
+        pairs = zip(reference.token_ids, answer.token_ids, strict=False)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        if first is None:  # one is a prefix of the other: no tie could explain that
+            gaps.append(float("inf"))
+            continue
+        prefix = (*prompt, *reference.token_ids[:first])
+        gaps.append(engine.logit_gap(prefix, reference.token_ids[first], answer.token_ids[first]))
+    return {"num_prompts": len(plain), "num_identical": len(plain) - len(gaps), "first_difference_gaps": gaps}

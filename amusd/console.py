@@ -1,0 +1,64 @@
+"""The one object that writes to the terminal: results to standard output, all about the run to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, TextIO
+
+
+class Console:
+    """Writes for a person (`json_only=False`) or for a program: then one JSON document is all of standard output."""
+
+    def __init__(self, *, json_only: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        self._json_only = json_only
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self._progress_width = 0
+
+    def text(self, text: str, end: str = "\n") -> None:
+        """A result for a person, at once (answers stream)."""
+        if not self._json_only:
+            self._out.write(text + end)
+            self._out.flush()
+
+    def document(self, value: dict[str, Any]) -> None:
+        """The result for a program: one line of JSON."""
+        if self._json_only:
+            self._out.write(json.dumps(value) + "\n")
+            self._out.flush()
+
+    def note(self, line: str) -> None:
+        """One line about the run."""
+        self.clear_progress()
+        self._err.write(line + "\n")
+        self._err.flush()
+
+    def progress(self, label: str, done: int, num_steps: int) -> None:
+        """How far long work is: one line that is rewritten on a terminal, a line for each tenth elsewhere."""
+        if self._err.isatty():
+            filled = 20 * done // num_steps
+            line = f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"[:110]
+            self._err.write("\r" + line.ljust(self._progress_width))
+            self._err.flush()
+            self._progress_width = len(line)
+        elif 10 * done // num_steps != 10 * (done - 1) // num_steps:
+            self._err.write(f"{done}/{num_steps}  {label}\n")
+            self._err.flush()
+
+    def clear_progress(self) -> None:
+        """Wipe the progress line, if one is shown."""
+        if self._progress_width:
+            self._err.write("\r" + " " * self._progress_width + "\r")
+            self._progress_width = 0
+
+
+def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Columns as wide as they need to be; the first is left-aligned, the others right-aligned."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: tuple[str, ...]) -> str:
+        rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
+        return "  ".join([cells[0].ljust(widths[0]), *rest]).rstrip()
+
+    return "\n".join([line(header), line(tuple("-" * width for width in widths)), *(line(row) for row in rows)])

@@ -1,0 +1,315 @@
+"""The facade: prompts in, tokens or answers out. One engine holds a target, and a link to its draft.
+
+    with Engine.launch(target="embedded", drafter="ngram") as engine:
+        answer = engine.generate("Why is the sky blue?", SamplingParams(max_new_tokens=64))
+
+An engine serves one request at a time; each request may choose its own mode and drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, get_args, get_type_hints
+
+import torch
+from typing_extensions import Self
+
+from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig, nearest
+from amusd.errors import ConfigError
+from amusd.models.loading import load_target
+from amusd.models.tokenizer import IncrementalDecoder, Tokenizer
+from amusd.models.zoo import Report
+from amusd.policies.factory import make_policy, policy_name
+from amusd.runtime.startup import connect_target, device_of, make_recorder
+from amusd.runtime.supervisor import DraftProcess
+from amusd.runtime.target_worker import Outcome, Request, TargetWorker
+from amusd.sampling.answer_text import AnswerText
+from amusd.sampling.stopping import StopChecker
+from amusd.tracing.metrics import GenerationMetrics
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Rendezvous
+from amusd.types import FinishReason, Mode, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of an answer as it arrives."""
+
+    token_id: int
+    text: str
+    """The text that can be shown now: empty while a character or a possible stop string is incomplete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    mode: Mode
+    policy: str | None
+    drafter: str | None
+    seed: int
+    metrics: GenerationMetrics
+    sequence_id: int
+    """Names the answer in the events of both workers."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The documented JSON, without `run_dir`."""
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": self.finish_reason.value,
+            "mode": self.mode.value,
+            "policy": self.policy,
+            "drafter": self.drafter,
+            "seed": self.seed,
+            "metrics": self.metrics.as_dict(),
+        }
+
+
+class Answer:
+    """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `close` ends it early."""
+
+    def __init__(
+        self,
+        steps: Generator[tuple[int, ...], None, Outcome],
+        text: AnswerText,
+        make: Callable[[str, tuple[int, ...], Outcome], Generation],
+    ) -> None:
+        self._steps = steps
+        self._text = text
+        self._make = make
+        self._token_ids: list[int] = []
+        self._generation: Generation | None = None
+        self._tokens = self._run()
+
+    def __iter__(self) -> Iterator[Token]:
+        return self._tokens
+
+    def __next__(self) -> Token:
+        return next(self._tokens)
+
+    @property
+    def generation(self) -> Generation:
+        """The finished answer. Raises `RuntimeError` before the last token was read."""
+        if self._generation is None:
+            raise RuntimeError("the answer is not finished: read all its tokens first")
+        return self._generation
+
+    def close(self) -> None:
+        """End the answer now; the draft is told to forget it."""
+        self._tokens.close()
+        self._steps.close()
+
+    def _run(self) -> Generator[Token, None, None]:
+        last: Token | None = None
+        while True:
+            try:
+                token_ids = next(self._steps)
+            except StopIteration as stop:
+                outcome: Outcome = stop.value
+                break
+            for token_id in token_ids:
+                if last is not None:
+                    yield last
+                self._token_ids.append(token_id)
+                last = Token(token_id, self._text.push(token_id))
+        rest = self._text.finish(outcome.finish_reason)
+        self._generation = self._make(self._text.text, tuple(self._token_ids), outcome)
+        if last is not None:
+            yield replace(last, text=last.text + rest)
+
+
+class Engine:
+    """A target and its draft, ready to answer. Make one with `launch` or `connect`; close it, or use `with`."""
+
+    def __init__(
+        self,
+        worker: TargetWorker,
+        tokenizer: Tokenizer,
+        *,
+        drafters: Sequence[str] = (),
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._drafters = tuple(drafters)
+        self._on_close = on_close
+        self._answer: Answer | None = None
+
+    @classmethod
+    def launch(cls, *, target: str = "embedded", drafter: str | None = "embedded", **settings: Any) -> Engine:
+        """Load the target in this process, and start the draft in a process of its own, which `close` ends.
+
+        `target` and `drafter` are a kind (`embedded`, `ngram`) or else a folder or hub name of a transformers
+        checkpoint; `drafter=None` decodes without a draft. `settings` are fields of `EngineConfig`. Sets the number of
+        this process's torch threads to `hardware.num_threads`. Raises `ConfigError` for what cannot work.
+        """
+        config = EngineConfig(
+            target=TargetConfig(**_kind_or_model(TargetConfig, target)),
+            drafters=() if drafter is None else (DrafterConfig(**_kind_or_model(DrafterConfig, drafter)),),
+            **settings,
+        )
+        torch.set_num_threads(config.hardware.num_threads)
+        recorder = make_recorder(Role.TARGET, None)
+        if not config.drafters:
+            model, tokenizer = load_target(config, device_of(config.hardware, Role.TARGET))
+            return cls(TargetWorker(model=model, recorder=recorder), tokenizer)
+        process = DraftProcess(config)
+        try:
+            return cls.connect(config, process.start, recorder, on_close=process.stop)
+        except BaseException:
+            process.stop()
+            raise
+
+    @classmethod
+    def connect(
+        cls,
+        config: EngineConfig,
+        publish: Callable[[Rendezvous], None],
+        recorder: Recorder,
+        *,
+        report: Report | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> Engine:
+        """Load the target here; `publish` tells whoever starts the draft where to connect."""
+        device = device_of(config.hardware, Role.TARGET)
+        worker, tokenizer = connect_target(config, lambda: load_target(config, device, report), publish, recorder)
+        return cls(worker, tokenizer, drafters=[drafter.kind for drafter in config.drafters], on_close=on_close)
+
+    @property
+    def draft_failure(self) -> str | None:
+        """Why the draft is no longer used; None while it is."""
+        return self._worker.draft_failure
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's."""
+        return self._tokenizer
+
+    @property
+    def worker(self) -> TargetWorker:
+        """What decodes."""
+        return self._worker
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        decoding: DecodingConfig | None = None,
+        drafter: str | None = None,
+        raw: bool = False,
+    ) -> Generation:
+        """The whole answer; the same arguments as `stream`."""
+        answer = self.stream(prompt, params, decoding=decoding, drafter=drafter, raw=raw)
+        for _ in answer:
+            pass
+        return answer.generation
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        decoding: DecodingConfig | None = None,
+        drafter: str | None = None,
+        raw: bool = False,
+    ) -> Answer:
+        """The answer token by token.
+
+        `prompt` is the user's message (put through the chat template unless `raw`) or token ids taken as they are.
+        `drafter` is one of those the engine was made with, the first by default. Raises `ConfigError` when the prompt
+        leaves no room for an answer, or the engine has no such drafter. A new request ends the one before.
+        """
+        params = params or SamplingParams()
+        decoding = decoding or DecodingConfig()
+        if self._answer is not None:
+            self._answer.close()
+        prompt_ids = self.encode(prompt, raw=raw)
+        name = self._drafter_name(decoding, drafter)
+        max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
+        request = Request(prompt=prompt_ids, max_length=max_length, policy=make_policy(decoding), drafter=name)
+        stop = StopChecker(
+            eos_token_ids=() if params.ignore_eos else self._tokenizer.eos_token_ids,
+            stop=params.stop,
+            max_new_tokens=max_length - len(prompt_ids),
+            push_text=IncrementalDecoder(self._tokenizer).push,
+        )
+
+        def make(text: str, token_ids: tuple[int, ...], outcome: Outcome) -> Generation:
+            return Generation(
+                text=text,
+                token_ids=token_ids,
+                finish_reason=outcome.finish_reason,
+                mode=decoding.mode,
+                policy=policy_name(decoding),
+                drafter=name,
+                seed=params.seed,
+                metrics=outcome.metrics,
+                sequence_id=outcome.sequence_id,
+            )
+
+        text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)
+        self._answer = Answer(self._worker.decode(request, stop), text, make)
+        return self._answer
+
+    def encode(self, prompt: str | Sequence[int], *, raw: bool = False) -> tuple[int, ...]:
+        """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""
+        if isinstance(prompt, str):
+            prompt = self._tokenizer.encode(prompt) if raw else self._tokenizer.encode_chat(prompt)
+        limit = self._worker.model.max_length
+        if not prompt:
+            raise ConfigError("prompt: has no tokens")
+        if len(prompt) >= limit:
+            raise ConfigError(f"prompt: {len(prompt)} tokens leave no room in a context of {limit} (max_model_len)")
+        vocab_size = self._worker.model.vocab_size
+        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            raise ConfigError(f"prompt: token ids must be in [0, {vocab_size})")
+        return tuple(prompt)
+
+    def logit_gap(self, prefix: Sequence[int], token_id: int, other_id: int) -> float:
+        """By how much the target prefers `token_id` to `other_id` behind `prefix`: how near to a tie a choice was."""
+        model = self._worker.model
+        cache = model.new_cache(len(prefix))
+        model.prefill(prefix[:-1], cache)
+        logits = model.forward(prefix[-1:], cache).logits[0]
+        return float(logits[token_id]) - float(logits[other_id])
+
+    def close(self) -> None:
+        """End the draft and release the link. Idempotent."""
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+        self._worker.shut_down()
+        self._on_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _drafter_name(self, decoding: DecodingConfig, drafter: str | None) -> str | None:
+        if decoding.mode is Mode.AUTOREGRESSIVE:
+            return None
+        if not self._drafters:
+            raise ConfigError(f"mode={decoding.mode.value}: this engine has no drafter; allowed: autoregressive")
+        name = drafter or self._drafters[0]
+        if name not in self._drafters:
+            raise ConfigError(
+                f"drafter={name}: this engine has {', '.join(self._drafters)}{nearest(name, self._drafters)}"
+            )
+        return name
+
+
+def _kind_or_model(config: type, name: str) -> dict[str, Any]:
+    """`embedded` and the like name a kind; anything else is a transformers checkpoint."""
+    kinds = get_args(get_type_hints(config)["kind"])
+    return {"kind": name} if name in kinds and name != "hf" else {"kind": "hf", "model": name}
