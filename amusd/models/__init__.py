@@ -1,0 +1,1 @@
+"""Models behind one narrow interface, with caches that can be cut back."""

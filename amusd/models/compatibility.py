@@ -1,0 +1,73 @@
+"""What a model's configuration alone tells about whether its cache can be cut back. Loads no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from amusd.errors import UnsupportedModelError
+
+_STATELESS_LAYERS = frozenset({"full_attention", "moe", "mlp"})
+_WINDOW_OF_LAYER = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+def check_supported(config: Any, model_class: Any | None, max_model_len: int) -> None:
+    """Raise `UnsupportedModelError`, naming model type and reason, for a model that this package cannot run.
+
+    `config` is a transformers configuration, `model_class` the causal language model class for it, if there is one.
+    """
+    for reason in _reasons(config, model_class, max_model_len):
+        raise UnsupportedModelError(f"model type '{config.model_type}' is not supported: {reason}")
+
+
+def position_limit(config: Any) -> int | None:
+    """Longest sequence for which a position's keys never depend on the sequence's length; None: no limit known."""
+    text = config.get_text_config(decoder=True)
+    limits = [getattr(text, "max_position_embeddings", None)]
+    for rope in _rope_parameters(text):
+        # These two switch their frequencies in mid-sequence, when the keys already cached cannot follow.
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            limits.append(rope.get("original_max_position_embeddings"))
+            limits.append(getattr(text, "original_max_position_embeddings", None))
+    known = [limit for limit in limits if isinstance(limit, int) and limit > 0]
+    return min(known) if known else None
+
+
+def _reasons(config: Any, model_class: Any | None, max_model_len: int) -> Iterator[str]:
+    text = config.get_text_config(decoder=True)
+    if config.is_encoder_decoder:
+        yield "it is an encoder-decoder; a causal language model is needed"
+    if model_class is None:
+        yield "transformers has no causal language model for it"
+    if getattr(model_class, "_is_stateful", False):
+        yield "its recurrent state cannot be rolled back to an earlier token"
+    layer_types = getattr(text, "layer_types", None) or []
+    for layer_type in sorted(set(layer_types) - _STATELESS_LAYERS - _WINDOW_OF_LAYER.keys()):
+        yield f"the state of its {layer_type} layers cannot be rolled back to an earlier token"
+    yield from _window_reasons(text, layer_types, max_model_len)
+    if getattr(text, "num_kv_shared_layers", 0) or getattr(text, "kv_sharing_modes", None):
+        yield "its layers share keys and values"
+    if getattr(text, "index_topk", None):
+        yield "its sparse attention keeps an index that cannot be rolled back"
+    if getattr(text, "alibi", False) or not getattr(text, "is_causal", True):
+        yield "its attention is not plain causal attention"
+    if not getattr(model_class, "_supports_attention_backend", False):
+        yield "transformers does not let its attention be replaced"
+
+
+def _window_reasons(text: Any, layer_types: list[str], max_model_len: int) -> Iterator[str]:
+    for layer_type, attribute in _WINDOW_OF_LAYER.items():
+        window = getattr(text, attribute, None)
+        used = layer_type in layer_types or not layer_types
+        if used and window is not None and window < max_model_len:
+            yield (
+                f"its window of {window} tokens overwrites what a rollback needs beyond that length; "
+                f"max_model_len={max_model_len} must be at most {window}"
+            )
+
+
+def _rope_parameters(text: Any) -> Iterator[Mapping[str, Any]]:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        yield parameters
+    yield from (entry for entry in parameters.values() if isinstance(entry, Mapping))

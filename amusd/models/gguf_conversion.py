@@ -1,0 +1,136 @@
+"""Turns a GGUF file of the Llama family with a byte-level BPE tokenizer into a transformers folder in bfloat16.
+
+Written for the embedded target alone: what the file must look like is checked, not guessed. The only place that imports
+`gguf`. Every linear weight is dequantized exactly as the format defines it, then rounded to bfloat16.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from amusd.errors import ConfigError, MissingDependencyError
+
+_CONTROL_TOKEN = 3  # GGUF's token type of special tokens
+_LAYER_WEIGHTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OTHER_WEIGHTS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+
+
+def require_gguf() -> None:
+    """Raise `MissingDependencyError` with the command to run unless `gguf` is installed."""
+    if importlib.util.find_spec("gguf") is None:
+        raise MissingDependencyError(
+            "the embedded target needs the gguf package to be unpacked: pip install 'amusd[embedded]'"
+        )
+
+
+def convert_gguf(source: Path, folder: Path) -> None:
+    """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into `folder`.
+
+    Raises `ConfigError` if the file is not a Llama model with tied embeddings and a GPT-2 style tokenizer.
+    """
+    require_gguf()
+    from gguf import GGUFReader
+    from safetensors.torch import save_file
+
+    reader = GGUFReader(source)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    if fields.get("general.architecture") != "llama" or fields.get("tokenizer.ggml.model") != "gpt2":
+        raise ConfigError(f"{source}: expected a GGUF file of the Llama family with a byte-level BPE tokenizer")
+    _write_config(fields, folder)
+    _write_tokenizer(fields, folder)
+    weights = dict(_weights(reader, fields))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _weights(reader: Any, fields: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    import torch
+    from gguf.quants import dequantize
+
+    heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
+    for tensor in reader.tensors:
+        weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        if tensor.name in _OTHER_WEIGHTS:
+            yield _OTHER_WEIGHTS[tensor.name], weight.to(torch.bfloat16)
+            continue
+        parts = tensor.name.split(".")  # blk.<layer>.<kind>.weight
+        if len(parts) != 4 or parts[0] != "blk" or parts[2] not in _LAYER_WEIGHTS:
+            raise ConfigError(f"the GGUF file has a weight that is not known here: {tensor.name}")
+        _, layer, kind, _ = parts
+        if kind in heads:
+            weight = _rotate_half_order(weight, heads[kind])
+        yield f"model.layers.{layer}.{_LAYER_WEIGHTS[kind]}.weight", weight.to(torch.bfloat16).contiguous()
+
+
+def _rotate_half_order(weight: Tensor, heads: int) -> Tensor:
+    """From GGUF's order of rotary pairs (neighbours) to transformers' (first and second half), per head."""
+    rows, columns = weight.shape
+    return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def _write_config(fields: dict[str, Any], folder: Path) -> None:
+    from transformers import GenerationConfig, LlamaConfig
+
+    special = {
+        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
+    }
+    config = LlamaConfig(
+        vocab_size=fields["llama.vocab_size"],
+        hidden_size=fields["llama.embedding_length"],
+        intermediate_size=fields["llama.feed_forward_length"],
+        num_hidden_layers=fields["llama.block_count"],
+        num_attention_heads=fields["llama.attention.head_count"],
+        num_key_value_heads=fields["llama.attention.head_count_kv"],
+        max_position_embeddings=fields["llama.context_length"],
+        # The file keeps it as a float32; the checkpoint it was made from says 1e-05.
+        rms_norm_eps=round(fields["llama.attention.layer_norm_rms_epsilon"], 9),
+        rope_parameters={"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
+        tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+        **special,
+    )
+    config.save_pretrained(folder)
+    GenerationConfig(**special).save_pretrained(folder)
+
+
+def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    types: list[int] = fields["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
+    backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    # The pre-tokenizer that the file calls "smollm": every digit is a token of its own.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    backend.decoder = decoders.ByteLevel()
+    controls = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL_TOKEN]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
+        eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],
+        unk_token=tokens[fields["tokenizer.ggml.unknown_token_id"]],
+        pad_token=tokens[fields["tokenizer.ggml.padding_token_id"]],
+        chat_template=fields["tokenizer.chat_template"],
+        model_max_length=fields["llama.context_length"],
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)

@@ -1,0 +1,103 @@
+"""A cache addressed by position, for transformers models: written in place, read as a view, cut back in O(1).
+
+Who owns what, per layer, in a tensor [1, heads, allocated, head_dim]:
+
+    [0, length)                 the sequence; never changes until it is truncated
+    [length, length + rows)     written by the pass that is running, the rows of padding included
+    [.., num_keys)              handed to attention; what lies beyond a row's own position is masked
+    [num_keys, allocated)       not read
+
+Masked positions are multiplied by zero, not skipped, so they must be finite: memory starts as zeros, and later holds
+only keys and values of truncated or dummy rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
+    """Keys and values of one sequence, for `model(..., past_key_values=cache)`. Satisfies `KVCache`.
+
+    Layers are allocated once, at their first write, because only the model knows their shapes.
+    """
+
+    def __init__(self, *, capacity: int, allocated: int, dtype: torch.dtype) -> None:
+        """`capacity`: tokens that fit; `allocated`: positions of memory (padding included); `dtype`: as stored."""
+        if not 0 < capacity <= allocated:
+            raise ValueError(f"capacity={capacity} must be at least 1 and at most allocated={allocated}")
+        super().__init__(layers=[])
+        self.dtype = dtype
+        self.allocated = allocated
+        self._capacity = capacity
+        self._length = 0
+        self._num_keys = 0
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        """Positions held."""
+        return self._length
+
+    @property
+    def capacity(self) -> int:
+        """Positions that fit."""
+        return self._capacity
+
+    def truncate(self, length: int) -> None:
+        """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot truncate a cache of length {self._length} to {length}")
+        self._length = length
+
+    def begin(self, rows: int, num_keys: int) -> None:
+        """Announce a pass that computes `rows` rows and attends to `[0, num_keys)`."""
+        if max(self._length + rows, num_keys) > self.allocated:
+            raise ValueError(f"{rows} rows at {self._length} and {num_keys} keys exceed {self.allocated} positions")
+        self._num_keys = num_keys
+
+    def advance(self, rows: int) -> None:
+        """The pass is done; its first `rows` rows are real."""
+        if self._length + rows > self._capacity:
+            raise ValueError(f"{rows} rows at {self._length} exceed the capacity of {self._capacity}")
+        self._length += rows
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Write [1, heads, rows, dim] at `[length, length + rows)`; return views [1, heads, num_keys, dim]."""
+        keys = self._keys.get(layer_idx)
+        if keys is None:
+            keys = self._keys[layer_idx] = self._allocate(key_states)
+            self._values[layer_idx] = self._allocate(value_states)
+        values = self._values[layer_idx]
+        rows = key_states.shape[2]
+        keys.narrow(2, self._length, rows).copy_(key_states)
+        values.narrow(2, self._length, rows).copy_(value_states)
+        return keys.narrow(2, 0, self._num_keys), values.narrow(2, 0, self._num_keys)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
+        """Positions held, by transformers' name."""
+        return self._length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
+        """Position of the first row of the running pass, by transformers' name."""
+        return self._length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002 - transformers'
+        """Number of keys that attention reads, and the position of the first."""
+        return self._num_keys, 0
+
+    def _allocate(self, states: Tensor) -> Tensor:
+        batch, heads, _, head_dim = states.shape
+        return torch.zeros((batch, heads, self.allocated, head_dim), dtype=self.dtype, device=states.device)

@@ -1,0 +1,172 @@
+"""A tiny exact model: the scores of the next token are a hash of the whole prefix.
+
+Whatever goes wrong with a cache or a rollback shows in the next token, because no two prefixes share a distribution.
+The tokenizer beside it gives every id one character.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from amusd.models.language_model import KVCache, ModelOutput
+from amusd.models.numerics import Numerics
+
+_MASK = (1 << 64) - 1
+_ODD = 0x9E3779B97F4A7C15
+
+
+class TableCache:
+    """The prefix itself, as one running hash per position. Satisfies `KVCache`."""
+
+    def __init__(self, capacity: int, seed: int) -> None:
+        self._capacity = capacity
+        self._length = 0
+        self._hashes = [_mix(seed)] + [0] * capacity
+
+    @property
+    def length(self) -> int:
+        """Positions held."""
+        return self._length
+
+    @property
+    def capacity(self) -> int:
+        """Positions that fit."""
+        return self._capacity
+
+    def truncate(self, length: int) -> None:
+        """Keep `[0, length)`. Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
+        if not 0 <= length <= self._length:
+            raise ValueError(f"cannot truncate a cache of length {self._length} to {length}")
+        self._length = length
+
+    def append(self, token_id: int) -> int:
+        """Take in one token; returns the hash of the prefix that ends with it."""
+        prefix = _mix(self._hashes[self._length] + token_id + 1)
+        self._length += 1
+        self._hashes[self._length] = prefix
+        return prefix
+
+
+class TableModel:
+    """A `LanguageModel` in float64 on the CPU whose logits are exact and never tie."""
+
+    def __init__(
+        self, vocab_size: int, seed: int = 0, max_length: int = 512, *, numerics: Numerics | None = None
+    ) -> None:
+        """Models with the same `vocab_size` and `seed` are equal. `numerics` limits the rows of a pass, if given."""
+        if not 2 <= vocab_size <= 1 << 16:
+            raise ValueError(f"vocab_size={vocab_size} must be between 2 and 65536")
+        self._vocab_size = vocab_size
+        self._seed = seed
+        self._max_length = max_length
+        self._numerics = numerics
+        self._columns = torch.arange(vocab_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        return self._vocab_size
+
+    @property
+    def output_ids(self) -> Tensor | None:
+        """None: column `j` scores token `j`."""
+        return None
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, in tokens."""
+        return self._max_length
+
+    def new_cache(self, capacity: int) -> TableCache:
+        """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`."""
+        if not 1 <= capacity <= self._max_length:
+            raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self._max_length}")
+        return TableCache(capacity, self._seed)
+
+    def max_rows(self, start: int) -> int:
+        """How many tokens one `forward` may carry at position `start`."""
+        return self._numerics.max_rows(start) if self._numerics else self._max_length
+
+    def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
+        """Take in tokens. Raises `ValueError` as `forward` does."""
+        table = self._checked(token_ids, cache)
+        for token_id in token_ids:
+            table.append(token_id)
+
+    def forward(self, token_ids: Sequence[int], cache: KVCache) -> ModelOutput:
+        """Logits [rows, vocab] float64 of `token_ids`; see `LanguageModel.forward`."""
+        table = self._checked(token_ids, cache)
+        if not 1 <= len(token_ids) <= self.max_rows(cache.length):
+            raise ValueError(f"{len(token_ids)} tokens at {cache.length}: at most {self.max_rows(cache.length)}")
+        return ModelOutput(logits=self._scores([table.append(token_id) for token_id in token_ids]))
+
+    def _scores(self, hashes: list[int]) -> Tensor:
+        """[rows, vocab] float64 in [0, 8): 32 hashed bits, then the column itself, so that no two are equal."""
+        prefix = torch.tensor([[_signed(value)] for value in hashes], dtype=torch.int64)
+        mixed = (prefix ^ (self._columns * _signed(_ODD))) * _signed(_ODD | 1)
+        mixed = (mixed ^ (mixed >> 29)) * _signed(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> 32)) & 0xFFFFFFFF
+        return (mixed * (1 << 16) + self._columns).to(torch.float64) * 2.0**-45
+
+    def _checked(self, token_ids: Sequence[int], cache: KVCache) -> TableCache:
+        if not isinstance(cache, TableCache):
+            raise TypeError(f"a cache of new_cache() is needed, not a {type(cache).__name__}")
+        if cache.length + len(token_ids) > cache.capacity:
+            raise ValueError(f"{len(token_ids)} tokens do not fit: {cache.length} of {cache.capacity} are used")
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise ValueError(f"token ids must be in [0, {self._vocab_size}), not {min(token_ids)} to {max(token_ids)}")
+        return cache
+
+
+class TableTokenizer:
+    """One character per token id: a, b, c ... Satisfies `Tokenizer`."""
+
+    def __init__(self, vocab_size: int, eos_token_id: int | None = None) -> None:
+        letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        self._characters = [
+            letters[i] if i < len(letters) else chr(0x4E00 + i - len(letters)) for i in range(vocab_size)
+        ]
+        self._ids = {character: index for index, character in enumerate(self._characters)}
+        self._eos = frozenset(() if eos_token_id is None else (eos_token_id,))
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids that end an answer; `decode` leaves them out."""
+        return self._eos
+
+    @property
+    def fingerprint(self) -> str:
+        """Sha256 over the alphabet."""
+        return hashlib.sha256(f"{self._characters}".encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """One id per character; a character outside the alphabet gets an id by its code point."""
+        return [self._ids.get(character, ord(character) % len(self._characters)) for character in text]
+
+    def encode_chat(self, user_message: str) -> list[int]:
+        """As `encode`: there is no template."""
+        return self.encode(user_message)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of `token_ids`, end-of-sequence tokens left out."""
+        return "".join(self._characters[token_id] for token_id in token_ids if token_id not in self._eos)
+
+
+def _mix(value: int) -> int:
+    """The finaliser of splitmix64.
+
+    References: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    """
+    value = (value + _ODD) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same bits."""
+    return value - (1 << 64) if value >> 63 else value

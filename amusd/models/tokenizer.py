@@ -1,0 +1,153 @@
+"""Text to token ids and back: the narrow interface, transformers' tokenizers behind it, and decoding token by token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from amusd.errors import ConfigError
+from amusd.models.huggingface import load_config, quiet_transformers
+
+_REPLACEMENT = "\ufffd"
+_MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back, of one model family."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids that end an answer."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest that two tokenizers share exactly if they give every text the same ids."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of raw text, with the model's leading special tokens if it has any."""
+        ...
+
+    def encode_chat(self, user_message: str) -> list[int]:
+        """Token ids of a conversation that waits for the answer to `user_message`."""
+        ...
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of token ids, special tokens left out."""
+        ...
+
+
+class HuggingFaceTokenizer:
+    """The tokenizer of a transformers checkpoint. Satisfies `Tokenizer`."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._fingerprint = _fingerprint(tokenizer)
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """End-of-sequence ids of the generation configuration, the configuration and the tokenizer together."""
+        return self._eos_token_ids
+
+    @property
+    def fingerprint(self) -> str:
+        """Sha256 over vocabulary, merges and added tokens; a padded embedding does not change it."""
+        return self._fingerprint
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of raw text, special tokens added as the checkpoint says."""
+        return list(self._tokenizer.encode(text))
+
+    def encode_chat(self, user_message: str) -> list[int]:
+        """Token ids under the chat template, generation prompt included; without a template, as `encode`."""
+        if not self._tokenizer.chat_template:
+            return self.encode(user_message)
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": user_message}], tokenize=False, add_generation_prompt=True
+        )
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text, special tokens left out, spaces as they are. Raises `ValueError` on an id out of range."""
+        try:
+            return str(
+                self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            )
+        except OverflowError as error:
+            raise ValueError(f"a token id is out of range: {error}") from error
+
+
+class IncrementalDecoder:
+    """Text of a growing token sequence, piece by piece, never half a character.
+
+    Only a short window is decoded again for each token. It begins with tokens whose text has been handed out: some
+    tokenizers decode a token differently when it comes first. Text is held back while it ends in a replacement
+    character, because with byte tokens the next one may change all of it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._num_read = 0  # tokens of the window whose text has been handed out
+        self._num_given = 0  # characters of that text
+
+    def push(self, token_id: int) -> str:
+        """The new text that this token completes; empty while a character is incomplete."""
+        self._window.append(token_id)
+        text = self._tokenizer.decode(self._window)
+        if text.endswith(_REPLACEMENT) and len(self._window) < _MAX_WINDOW:
+            return ""
+        piece = text[self._num_given :]
+        self._window = self._window[self._num_read :]
+        self._num_read = len(self._window)
+        self._num_given = len(self._tokenizer.decode(self._window))
+        return piece
+
+    def flush(self) -> str:
+        """What is still held: an incomplete character, as its replacement character."""
+        text = self._tokenizer.decode(self._window)
+        piece = text[self._num_given :]
+        self._num_read, self._num_given = len(self._window), len(text)
+        return piece
+
+
+def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
+    """The tokenizer of a checkpoint (a folder or hub name). Raises `ConfigError` if there is none."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    config = load_config(path)
+    options: dict[str, Any] = {"local_files_only": Path(path).exists()}
+    with quiet_transformers():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, **options)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"model {path}: it has no tokenizer that can be loaded") from error
+        try:
+            generation_eos = GenerationConfig.from_pretrained(str(path), **options).eos_token_id
+        except OSError:
+            generation_eos = None
+    config_eos = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+    ids = _as_ids(generation_eos) | _as_ids(config_eos) | _as_ids(tokenizer.eos_token_id)
+    return HuggingFaceTokenizer(tokenizer, ids)
+
+
+def _as_ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset((value,)) if isinstance(value, int) else frozenset(value)
+
+
+def _fingerprint(tokenizer: Any) -> str:
+    """Sha256 over what maps text to ids: not over templates, padding or how the files are laid out."""
+    content: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab())}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        model = json.loads(backend.to_str())["model"]
+        content["merges"] = model.get("merges", [])
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,128 @@
+"""What is refused, and how it is said: one line, before any weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from models import tiny
+
+from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.models.compatibility import position_limit
+from amusd.models.huggingface import HuggingFaceModel, load_model
+from amusd.models.numerics import Numerics
+
+RULE = Numerics(width=8, fixed=True)
+
+
+def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> HuggingFaceModel:
+    return load_model(path, numerics=RULE, max_model_len=max_model_len, dtype=dtype)
+
+
+def config_folder(folder: Path, config: Any) -> Path:
+    config.save_pretrained(folder)
+    return folder
+
+
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
+    ("MambaConfig", {}, "recurrent state"),
+    ("Qwen3NextConfig", {}, "recurrent state"),
+    ("JambaConfig", {}, "recurrent state"),
+    ("RwkvConfig", {}, "recurrent state"),
+    ("RecurrentGemmaConfig", {}, "recurrent state"),
+    ("Lfm2Config", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "conv layers"),
+    ("MistralConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
+    ("Gemma3TextConfig", {"sliding_window": 128}, "window of 128.*at most 128"),
+    ("T5Config", {}, "encoder-decoder"),
+    ("BloomConfig", {}, "attention"),
+    ("ViTConfig", {}, "no causal language model"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "reason"), UNSUPPORTED, ids=[entry[0] for entry in UNSUPPORTED])
+def test_what_cannot_roll_back_is_refused_by_name_from_its_configuration(
+    name: str, options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    config = getattr(transformers, name)(**options)
+    with pytest.raises(UnsupportedModelError, match=f"'{config.model_type}' is not supported: .*{reason}") as caught:
+        load(config_folder(tmp_path, config))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_window_as_long_as_the_longest_sequence_is_accepted(tmp_path: Path) -> None:
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config("MistralConfig", sliding_window=256))
+    assert load(tmp_path, max_model_len=256).max_length == 256
+    with pytest.raises(UnsupportedModelError, match="window of 256"):
+        load(tmp_path, max_model_len=257)
+
+
+def test_a_checkpoint_is_loaded_with_its_weights(tmp_path: Path) -> None:
+    stock = tiny.save_checkpoint(tmp_path, tiny.tiny_config())
+    model = load(tmp_path)
+    with torch.inference_mode():
+        expected = stock(torch.tensor([[5, 6, 7]])).logits[0]
+    torch.testing.assert_close(model.forward([5, 6, 7], model.new_cache(8)).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_missing_folder_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"model ./no/such/folder: no such folder"):
+        load("./no/such/folder")
+
+
+def test_a_folder_without_weights_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model .*safetensors") as caught:
+        load(config_folder(tmp_path, tiny.tiny_config()))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_no_checkpoint_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="model ") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_lacks_weights_is_not_filled_with_random_ones(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config())
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks weights, model.layers.1.mlp.up_proj.weight"):
+        load(tmp_path)
+
+
+def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "payload.py").write_text(f"open({str(canary)!r}, 'w').close()\n")
+    auto_map = {"AutoConfig": "payload.Config", "AutoModelForCausalLM": "payload.Model"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "payload", "auto_map": auto_map}))
+    with pytest.raises(UnsupportedModelError, match="code of its own"):
+        load(folder)
+    assert not canary.exists()
+
+
+def test_an_absent_device_is_one_line(tmp_path: Path) -> None:
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config())
+    with pytest.raises(ConfigError, match="device cuda:99"):
+        load_model(tmp_path, numerics=RULE, max_model_len=64, dtype="float32", device="cuda:99")
+
+
+def test_sequences_end_before_rotary_frequencies_would_switch() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    assert position_limit(tiny.tiny_config(rope_parameters=rope, max_position_embeddings=256)) == 64
+    assert position_limit(tiny.tiny_config(max_position_embeddings=256)) == 256
+
+
+def test_loading_writes_nothing_to_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config())
+    capfd.readouterr()
+    load(tmp_path)
+    assert capfd.readouterr().out == ""

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amusd.models.numerics import Numerics
+
+widths = st.integers(1, 20)
+starts = st.integers(0, 5000)
+
+
+@given(width=widths, start=starts, rows=st.integers(1, 20))
+def test_fixed_keys_depend_on_the_position_of_each_row_alone(width: int, start: int, rows: int) -> None:
+    rule = Numerics(width=width, fixed=True)
+    rows = min(rows, rule.max_rows(start))
+    alone = {rule.num_keys(position, 1) for position in range(start, start + rows)}
+    assert alone == {rule.num_keys(start, rows)}
+
+
+@given(width=widths, start=starts)
+def test_a_fixed_block_never_crosses_a_border_and_is_never_empty(width: int, start: int) -> None:
+    rule = Numerics(width=width, fixed=True)
+    rows = rule.max_rows(start)
+    assert 1 <= rows <= width
+    assert start // rule.border == (start + rows - 1) // rule.border
+
+
+@given(width=widths, rows=st.integers(1, 20))
+def test_a_fixed_pass_always_has_the_same_number_of_rows(width: int, rows: int) -> None:
+    assert Numerics(width=width, fixed=True).padded_rows(min(rows, width)) == width
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 1), (2, 2), (3, 4), (5, 8), (9, 12), (12, 12)])
+def test_a_bucketed_pass_is_padded_to_a_power_of_two_within_the_width(rows: int, padded: int) -> None:
+    assert Numerics(width=12, fixed=False).padded_rows(rows) == padded
+
+
+@given(start=starts, length=st.integers(1, 6000), fixed=st.booleans())
+def test_prompt_chunks_end_at_multiples_of_the_chunk_or_at_the_end(start: int, length: int, fixed: bool) -> None:
+    rule = Numerics(width=8, fixed=fixed)
+    end = rule.prefill_end(start, start + length)
+    assert start < end <= start + length
+    assert end == start + length or end % rule.prefill_chunk == 0
+    assert rule.prefill_keys(end) >= end
+
+
+@given(width=widths, capacity=st.integers(1, 5000), fixed=st.booleans())
+def test_padding_beyond_a_full_cache_fits_the_allocation(width: int, capacity: int, fixed: bool) -> None:
+    rule = Numerics(width=width, fixed=fixed)
+    start = capacity - 1
+    allocated = rule.allocation(capacity)
+    assert start + rule.padded_rows(1) <= allocated
+    assert rule.num_keys(start, rule.padded_rows(1)) <= allocated
+    assert rule.prefill_keys(capacity) <= allocated
+
+
+def test_a_chunk_that_is_no_multiple_of_the_border_is_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of border"):
+        Numerics(width=8, fixed=True, border=64, prefill_chunk=100)

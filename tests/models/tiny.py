@@ -1,0 +1,123 @@
+"""Small random checkpoints of many architectures, built without a download."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from amusd.models.attention import register_attention
+from amusd.models.huggingface import HuggingFaceModel, wrap_model
+from amusd.models.numerics import Numerics
+
+VOCAB = 97
+MAX_LENGTH = 256
+_SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LENGTH,
+}
+_GPT2_SIZES = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": MAX_LENGTH}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaConfig": _SIZES,
+    "Qwen2Config": _SIZES,
+    "Qwen3Config": {**_SIZES, "head_dim": 16},
+    "MistralConfig": {**_SIZES, "sliding_window": 4096},
+    "GemmaConfig": {**_SIZES, "head_dim": 16},
+    "Gemma2Config": {**_SIZES, "head_dim": 16, "attn_logit_softcapping": 1.0, "query_pre_attn_scalar": 1},
+    "Gemma3TextConfig": {**_SIZES, "head_dim": 16, "sliding_window": 512},
+    "Phi3Config": _SIZES,
+    "GPTNeoXConfig": {**_SIZES, "num_key_value_heads": 4},
+    "GPT2Config": _GPT2_SIZES,
+    "OPTConfig": {**_SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "GraniteConfig": {**_SIZES, "logits_scaling": 2.0},
+    "CohereConfig": _SIZES,
+    "Qwen3MoeConfig": {
+        **_SIZES,
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
+    "GptOssConfig": {
+        **_SIZES,
+        **_EXPERTS,
+        "head_dim": 16,
+        "sliding_window": 512,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "DeepseekV3Config": {
+        **_SIZES,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 1,
+    },
+}
+
+
+def tiny_config(name: str = "LlamaConfig", **changes: Any) -> Any:
+    return getattr(transformers, name)(**{**_SPECIAL, **ARCHITECTURES[name], **changes})
+
+
+def tiny_causal_lm(config: Any, attention: str = "eager", seed: int = 0) -> Any:
+    """A stock model whose weights are large enough for every part of it to show in the logits."""
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32
+    ).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2, generator=generator)
+    return model
+
+
+def wrapped_pair(name: str, numerics: Numerics | None = None) -> tuple[Any, HuggingFaceModel]:
+    """A stock model with eager attention, and ours with the same weights."""
+    config = tiny_config(name)
+    stock, ours = tiny_causal_lm(config), tiny_causal_lm(config, register_attention())
+    ours.load_state_dict(stock.state_dict())
+    numerics = numerics or Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
+    return stock, wrap_model(ours, numerics=numerics, max_model_len=MAX_LENGTH)
+
+
+def byte_tokenizer(added: tuple[str, ...] = ("<eos>",), chat_template: str | None = None) -> Any:
+    """A transformers tokenizer with one token per byte, so that most characters take several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(added))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=added[0], chat_template=chat_template
+    )
+
+
+def save_checkpoint(folder: Path, config: Any, tokenizer: Any | None = None) -> Any:
+    """Write a random checkpoint; returns the stock model."""
+    model = tiny_causal_lm(config)
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return model
