@@ -1,0 +1,230 @@
+"""A link between two processes: one ZeroMQ PAIR socket at each end, over a socket file or TCP.
+
+What libzmq leaves open and this module decides:
+
+* What the listening end sends before there is a peer waits here, in order, because libzmq has no queue for it; it goes
+  out with the first call (`send`, `receive`, `close`) after the peer has come.
+* A peer is lost at its first disconnect, for good. The kernel reports the end of a process at once, so a local link
+  needs no heartbeats and takes a stopped process for a slow one; a link between machines has them, and gives up in 5 s.
+* A stranger that connects beside the peer gets no pipe and is not read; when it leaves, the link does not end. One that
+  connects before the peer takes the peer's place: keep socket files in a private folder.
+* A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from amusd.errors import ConfigError, PeerLostError
+from amusd.protocol.messages import Message
+from amusd.protocol.wire import MAX_FRAME_BYTES, encode
+from amusd.transport.addresses import Endpoint, parse_endpoint
+from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameFilter
+
+CLOSE_SECONDS = 1.0
+"""How long `close` may wait for the last messages to leave."""
+
+_HANDSHAKE_MS = 5_000
+_HEARTBEAT_INTERVAL_MS = 1_000
+_HEARTBEAT_TIMEOUT_MS = 5_000
+_LONGEST_POLL_SECONDS = 3600.0  # poll takes milliseconds in 32 bits; receive polls again until its own deadline
+_WATCHED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+class ZeroMQTransport:
+    """One end of a link to another process. A `Transport`; make it with `bind` or `connect`, neither of which waits."""
+
+    def __init__(self, endpoint: Endpoint, nonce: int, socket: zmq.Socket[bytes]) -> None:
+        self.address = endpoint.address
+        """Where this end is bound, or what it connects to."""
+        self._nonce = nonce
+        self._filter = FrameFilter(nonce)
+        self._private_folder: Path | None = None
+        self._pending: deque[bytes] = deque()  # frames from before there was a peer
+        self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
+        self._is_attached = False
+        self._is_lost = False
+        self._is_closed = False
+        self._socket = socket
+        self._monitor = socket.get_monitor_socket(_WATCHED_EVENTS)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    @classmethod
+    def bind(cls, address: str | None, nonce: int, *, insecure: bool = False) -> ZeroMQTransport:
+        """The listening end. None: a socket file in a new folder that only this user can enter, removed by `close`.
+
+        Raises ConfigError when the address is taken, malformed, or beyond this machine without `insecure`.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="amusd-")) if address is None else None
+        wanted = f"ipc://{folder}/link" if address is None else address
+        endpoint = parse_endpoint(wanted, insecure=insecure, to_bind=True)
+        transport = cls(endpoint, nonce, _new_socket(endpoint))
+        transport._private_folder = folder
+        try:
+            transport._socket.bind(endpoint.address)
+        except zmq.ZMQError as error:
+            transport.close()
+            raise ConfigError(f"transport.address={wanted}: cannot listen there: {error}") from error
+        transport.address = transport._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return transport
+
+    @classmethod
+    def connect(cls, address: str, nonce: int, *, insecure: bool = False) -> ZeroMQTransport:
+        """The other end; keeps trying until someone listens. Raises ConfigError."""
+        endpoint = parse_endpoint(address, insecure=insecure, to_bind=False)
+        transport = cls(endpoint, nonce, _new_socket(endpoint))
+        try:
+            transport._socket.connect(endpoint.address)
+        except zmq.ZMQError as error:
+            transport.close()
+            raise ConfigError(f"transport.address={address}: cannot connect to it: {error}") from error
+        return transport
+
+    @property
+    def num_rejected(self) -> int:
+        """Frames dropped because they were malformed or of another session."""
+        return self._filter.num_rejected
+
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises PeerLostError."""
+        frame = encode(message, self._nonce)
+        self._watch_peer()
+        if self._is_lost:
+            raise PeerLostError("the peer closed the link")
+        if not self._pending and self._try_send(frame):
+            return
+        self._watch_peer()  # it may have come while the first attempt failed
+        if self._is_attached and not (self._flush() and self._try_send(frame)):
+            raise PeerLostError("the peer stopped reading")
+        if not self._is_attached:
+            if len(self._pending) >= MAX_QUEUED_MESSAGES:
+                raise PeerLostError(f"no peer has come for {MAX_QUEUED_MESSAGES} messages")
+            self._pending.append(frame)
+
+    def receive(self, timeout: float) -> Message | None:
+        """The next message, or None after `timeout` seconds. Raises PeerLostError."""
+        if self._is_closed:
+            raise PeerLostError("this end of the link is closed")
+        deadline = time.monotonic() + timeout
+        remaining = timeout
+        while True:
+            wait_seconds = 0.0 if self._is_lost else min(max(remaining, 0.0), _LONGEST_POLL_SECONDS)
+            if self._poller.poll(math.ceil(wait_seconds * 1000)):
+                self._watch_peer()  # before reading: everything that came before its loss can then be read
+                message = self._next_message()
+                if message is not None:
+                    return message
+            if self._is_lost:
+                raise PeerLostError("the peer closed the link")
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return None
+
+    def close(self) -> None:
+        """Release everything, at most `CLOSE_SECONDS` later. Idempotent; never raises."""
+        if self._is_closed:
+            return
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._pending and not self._is_lost and (remaining := deadline - time.monotonic()) > 0:
+            self._monitor.poll(math.ceil(remaining * 1000))
+            self._watch_peer()
+        self._is_closed = True
+        remaining = 0.0 if self._is_lost else max(deadline - time.monotonic(), 0.0)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=math.ceil(remaining * 1000))
+        self._socket.context.term()  # returns when the last message has left or lingered long enough
+        _remove(self._private_folder)
+
+    def _try_send(self, frame: bytes) -> bool:
+        if self._send_now(frame):
+            return True
+        # send may have decided on old news (libzmq throttles it); asking for the events brings the socket up to date
+        return _is_ready(self._socket, zmq.POLLOUT) and self._send_now(frame)
+
+    def _send_now(self, frame: bytes) -> bool:
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _next_message(self) -> Message | None:
+        """The next good message that is here; bounded, so that a flood of bad frames cannot hold the worker."""
+        for _ in range(MAX_QUEUED_MESSAGES):
+            frame = self._try_receive()
+            if frame is None:
+                return None
+            message = self._filter.accept(frame)
+            if message is not None:
+                return message
+        return None
+
+    def _try_receive(self) -> bytes | None:
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+
+    def _flush(self) -> bool:
+        """Hand over what waited for the peer; False when it does not take all of it."""
+        while self._pending:
+            if not self._try_send(self._pending[0]):
+                return False
+            self._pending.popleft()
+        return True
+
+    def _watch_peer(self) -> None:
+        """Take note of connections that came and went."""
+        if self._is_closed:
+            raise PeerLostError("this end of the link is closed")
+        while _is_ready(self._monitor, zmq.POLLIN):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            kind, value = int(event["event"]), int(event["value"])
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                # the first one owns the pipe; the event does not say which of the connections it is
+                self._is_attached = True
+            elif kind == zmq.EVENT_DISCONNECTED:
+                self._peer_fds.discard(value)
+                self._is_lost = self._is_lost or (self._is_attached and not self._peer_fds)
+            elif not self._is_attached:
+                self._peer_fds.add(value)
+        if self._is_attached and self._pending and not self._is_lost:
+            self._flush()
+
+
+def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:
+    """A PAIR socket in a context of its own, neither bound nor connected."""
+    options = {
+        zmq.SNDHWM: MAX_QUEUED_MESSAGES,
+        zmq.RCVHWM: MAX_QUEUED_MESSAGES,
+        zmq.MAXMSGSIZE: MAX_FRAME_BYTES,
+        zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+        zmq.IPV6: int("[" in endpoint.address),
+    }
+    if not endpoint.is_local:
+        options[zmq.HEARTBEAT_IVL] = _HEARTBEAT_INTERVAL_MS
+        options[zmq.HEARTBEAT_TIMEOUT] = _HEARTBEAT_TIMEOUT_MS
+    socket = zmq.Context().socket(zmq.PAIR)
+    for option, value in options.items():
+        socket.set(option, value)
+    return socket
+
+
+def _is_ready(socket: zmq.Socket[bytes], flag: int) -> bool:
+    return bool(int(socket.get(zmq.EVENTS)) & flag)
+
+
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,189 @@
+"""Every message survives the wire, and no bytes whatever make `decode` raise anything but `WireError`."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import tracemalloc
+import typing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import EXAMPLES, messages, nonces
+
+from amusd.errors import WireError
+from amusd.protocol import wire
+from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Shutdown, Verdict
+from amusd.protocol.wire import MAX_FRAME_BYTES, MAX_NAMES, MAX_TEXT_BYTES, MAX_TOKENS, decode, encode
+from amusd.types import FinishReason, Role
+
+NONCE = 0x0123456789ABCDEF
+FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
+CANDIDATE = Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True)
+GOLDEN = {
+    CANDIDATE: "414d5344 0100 0300 efcdab8967452301"
+    "0700000000000000 0100000000000000 0300000000000000 0a00000000000000 0c00000000000000"
+    "02000000 ffffffffffffffff 01 05000000 06000000",
+    Close(7, FinishReason.LENGTH): "414d5344 0100 0500 efcdab8967452301 0700000000000000 02",
+    Failed(Role.DRAFT, "E", "ü"): "414d5344 0100 0700 efcdab8967452301 01 01000000 02000000 45 c3bc",
+    Shutdown(): "414d5344 0100 0800 efcdab8967452301",
+}
+"""Frames of version 1. A change here is a change of PROTOCOL_VERSION."""
+
+
+def decodes_or_refuses(frame: bytes) -> None:
+    """Either `WireError`, or a message whose only frame this is."""
+    try:
+        nonce, message = decode(frame)
+    except WireError:
+        return
+    assert encode(message, nonce) == frame
+
+
+@settings(deadline=None)
+@given(message=messages, nonce=nonces)
+def test_every_message_comes_back_equal_with_its_nonce(message: Message, nonce: int) -> None:
+    frame = encode(message, nonce)
+    assert decode(frame) == (nonce, message)
+    assert decode(memoryview(frame)) == (nonce, message)
+
+
+@pytest.mark.parametrize("message", GOLDEN, ids=lambda message: type(message).__name__)
+def test_the_layout_of_this_version_does_not_change(message: Message) -> None:
+    assert encode(message, NONCE).hex() == GOLDEN[message].replace(" ", "")
+
+
+def test_every_message_type_has_a_layout_with_its_fields_in_order() -> None:
+    assert {layout.message_type for layout in wire._LAYOUTS} == set(typing.get_args(Message))
+    assert [layout.kind for layout in wire._LAYOUTS] == list(range(1, len(wire._LAYOUTS) + 1))
+    for layout in wire._LAYOUTS:
+        assert layout.field_names == tuple(field.name for field in dataclasses.fields(layout.message_type))
+    assert [type(message) for message in EXAMPLES] == [layout.message_type for layout in wire._LAYOUTS]
+
+
+@settings(max_examples=300, deadline=None)
+@given(frame=st.binary(max_size=200))
+def test_random_bytes_raise_only_wire_errors(frame: bytes) -> None:
+    with pytest.raises(WireError):
+        decode(frame)
+
+
+@settings(max_examples=500, deadline=None)
+@given(kind=st.integers(0, 10), body=st.binary(max_size=120))
+def test_random_bodies_behind_a_sound_header_raise_only_wire_errors(kind: int, body: bytes) -> None:
+    decodes_or_refuses(struct.pack("<4sHHQ", b"AMSD", 1, kind, NONCE) + body)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_frame_cut_anywhere_is_refused(name: str) -> None:
+    frame = FRAMES[name]
+    for length in range(len(frame)):
+        with pytest.raises(WireError):
+            decode(frame[:length])
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_frame_with_any_bit_flipped_is_refused_or_is_the_frame_of_another_message(name: str) -> None:
+    frame = FRAMES[name]
+    for bit in range(8 * len(frame)):
+        flipped = bytearray(frame)
+        flipped[bit // 8] ^= 1 << bit % 8
+        decodes_or_refuses(bytes(flipped))
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_bytes_behind_the_end_are_refused(name: str) -> None:
+    with pytest.raises(WireError, match="behind the end"):
+        decode(FRAMES[name] + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "reason"),
+    [
+        (0, b"AMSE", "not a frame"),
+        (4, b"\x02\x00", "protocol version 2, this side speaks 1"),
+        (6, b"\x00\x00", "unknown message kind 0"),
+        (6, b"\x63\x00", "unknown message kind 99"),
+        (16, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
+        (56, b"\xff" * 4, "4294967295 token ids, at most"),
+        (56, struct.pack("<I", MAX_TOKENS), "token ids announced, 8 bytes left"),
+        (68, b"\x02", "none of"),
+        (69, b"\xff" * 4, "negative token id"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_reason(offset: int, value: bytes, reason: str) -> None:
+    frame = bytearray(FRAMES["Candidate"])
+    frame[offset : offset + len(value)] = value
+    with pytest.raises(WireError, match=reason):
+        decode(bytes(frame))
+
+
+def test_bad_utf8_and_oversized_texts_and_names_are_refused() -> None:
+    frame = FRAMES["Failed"]
+    head, text_length = frame[:21], struct.unpack_from("<I", frame, 17)[0]
+    with pytest.raises(WireError, match="not UTF-8"):
+        decode(frame[:25] + b"\xff" * text_length + frame[25 + text_length :])
+    with pytest.raises(WireError, match="bytes of text, at most"):
+        decode(head[:17] + struct.pack("<II", MAX_TEXT_BYTES + 1, 0) + b"a" * (MAX_TEXT_BYTES + 1))
+    hello = encode(Hello(1, Role.DRAFT, 1, 10, "", ("a",)), NONCE)
+    with pytest.raises(WireError, match="names, at most"):
+        decode(hello[:-9] + struct.pack("<I", MAX_NAMES + 1) + b"\0" * 4 * (MAX_NAMES + 1))
+    with pytest.raises(WireError, match="announced"):
+        decode(hello[:-5] + struct.pack("<I", 2) + b"a")
+
+
+def test_an_announced_length_allocates_nothing_before_it_is_checked() -> None:
+    frame = bytearray(FRAMES["Candidate"])
+    frame[56:60] = struct.pack("<I", MAX_TOKENS)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            decode(bytes(frame))
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_oversized_frame_is_refused() -> None:
+    with pytest.raises(WireError, match="are allowed"):
+        decode(bytes(MAX_FRAME_BYTES + 1))
+
+
+def test_the_longest_open_fits_a_frame() -> None:
+    message = Open(1, 1, (2**31 - 1,) * MAX_TOKENS, MAX_TOKENS, "x" * MAX_TEXT_BYTES, 1, 1)
+    assert decode(encode(message, 0)) == (0, message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Verdict(-1, 0, 0, 0, (), 0),
+        Verdict(2**63, 0, 0, 0, (), 0),
+        Verdict(0, 0, 0, 0, (-1,), 0),
+        Verdict(0, 0, 0, 0, (2**31,), 0),
+        Verdict(0, 0, 0, 0, (0,) * (MAX_TOKENS + 1), 0),
+        Verdict(0, 0, 0, 0, (0.5,), 0),  # type: ignore[arg-type]  # the mistake under test
+        Verdict(None, 0, 0, 0, (), 0),  # type: ignore[arg-type]  # the mistake under test
+        Candidate(0, 0, 0, 0, 0, (), -1, more=True),
+        Candidate(0, 0, 0, 0, 0, (), 2**64, more=True),
+        Candidate(0, 0, 0, 0, 0, (), 0, more=2),  # type: ignore[arg-type]  # the mistake under test
+        Close(0, "tired"),  # type: ignore[arg-type]  # the mistake under test
+        Failed(Role.DRAFT, "E", "x" * (MAX_TEXT_BYTES + 1)),
+        Failed(Role.DRAFT, "E", "\ud800"),
+        Failed(Role.DRAFT, "E", 5),  # type: ignore[arg-type]  # the mistake under test
+        Hello(1, Role.DRAFT, 1, 10, "", ("x",) * (MAX_NAMES + 1)),
+        Hello(1, Role.DRAFT, 1, 10, "", ("x" * MAX_TEXT_BYTES,) * (MAX_NAMES // 2)),
+    ],
+)
+def test_a_message_that_does_not_fit_is_refused_by_the_sender(message: Message) -> None:
+    with pytest.raises(ValueError, match=f"{type(message).__name__} (does not fit|of)"):
+        encode(message, NONCE)
+
+
+def test_a_nonce_beyond_64_bits_and_what_is_no_message_are_refused_by_the_sender() -> None:
+    for nonce in (-1, 2**64):
+        with pytest.raises(ValueError, match="does not fit"):
+            encode(Shutdown(), nonce)
+    with pytest.raises(ValueError, match="not a message"):
+        encode("Shutdown", NONCE)  # type: ignore[arg-type]  # the mistake under test

@@ -1,0 +1,44 @@
+"""Hypothesis strategies shared by the suite: every message type with any fields that fit a frame."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from amusd.protocol import messages as m
+from amusd.types import FinishReason, Role
+
+counts = st.integers(0, 2**63 - 1)
+"""Positions, identifiers and counters."""
+nonces = st.integers(0, 2**64 - 1)
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=40).map(tuple)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+"""What UTF-8 can hold: anything but lone surrogates."""
+roles = st.sampled_from(Role)
+
+hellos = st.builds(m.Hello, counts, roles, counts, counts, texts, st.lists(texts, max_size=5).map(tuple))
+opens = st.builds(m.Open, counts, counts, token_ids, counts, texts, counts, counts)
+candidates = st.builds(
+    m.Candidate, counts, counts, counts, counts, counts, token_ids, st.integers(0, 2**64 - 1), st.booleans()
+)
+verdicts = st.builds(m.Verdict, counts, counts, counts, counts, token_ids, counts)
+closes = st.builds(m.Close, counts, st.sampled_from(FinishReason))
+progresses = st.builds(m.Progress, roles, counts, counts, counts, counts, counts, counts, counts)
+failures = st.builds(m.Failed, roles, texts, texts)
+shutdowns = st.builds(m.Shutdown)
+
+messages: st.SearchStrategy[m.Message] = st.one_of(
+    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns
+)
+"""Any message."""
+
+EXAMPLES: tuple[m.Message, ...] = (
+    m.Hello(m.PROTOCOL_VERSION, Role.DRAFT, 1, 49152, "0f" * 32, ("embedded", "ngram", "ü")),
+    m.Open(7, 1, (1, 2, 2**31 - 1), 2048, "embedded", 16, 1),
+    m.Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True),
+    m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
+    m.Close(7, FinishReason.EOS),
+    m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 2 * 10**9),
+    m.Failed(Role.TARGET, "ValueError", "Traceback ...\nValueError: no"),
+    m.Shutdown(),
+)
+"""One of each type, in the order of their kinds on the wire."""

@@ -1,0 +1,150 @@
+"""Who may import whom: arrows point down only, the core runs without torch, Hydra stops at `launch/`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted((ROOT / "amusd").rglob("*.py"))
+
+LAYERS = (
+    {"types", "errors"},
+    {"config"},
+    {"protocol"},
+    {"simulation", "policies", "tracing"},
+    {"models", "sampling", "transport"},
+    {"drafters"},
+    {"runtime"},
+    {"engine", "workload", "console"},
+    {"compare"},
+    {"cli"},
+)
+"""Top-level modules and packages of amusd, from the ground up. A new one has to be given its place here."""
+LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
+STANDARD_LIBRARY_ONLY = {"types", "errors", "config", "protocol", "policies", "tracing", "simulation"}
+NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+
+
+def imported_names(tree: ast.AST, module: str) -> list[str]:
+    """Dotted names of all imports, those inside functions included; relative ones are resolved against `module`."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            # `from amusd import engine` imports a layer, `from amusd.config import X` only has to name the module
+            names += [f"{base}.{alias.name}" for alias in node.names] if base == "amusd" else [base]
+    return names
+
+
+def violations(source: str, module: str) -> list[str]:
+    """What the module (its dotted name) does that the layering forbids."""
+    tree = ast.parse(source)
+    own = module.split(".")[1] if "." in module else None
+    found = [f"{module} is in no layer"] if own is not None and own not in LEVELS else []
+    for name in imported_names(tree, module):
+        top, *rest = name.split(".")
+        if top in NEVER_IMPORTED:
+            found.append(f"{module} imports {name}")
+        elif top == "amusd" and own in LEVELS:
+            other = rest[0] if rest else None
+            downwards = other in LEVELS and LEVELS[other] < LEVELS[own]
+            if other not in (own, "__version__") and not downwards:
+                found.append(f"{module} imports {name}")
+        elif top != "amusd" and own in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
+            found.append(f"{module} imports {name}")
+    for node in ast.walk(tree):
+        from_os = (
+            isinstance(node, ast.ImportFrom) and node.module == "os" and ENVIRONMENT & {a.name for a in node.names}
+        )
+        if from_os or (isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT):
+            found.append(f"{module} uses the environment in line {node.lineno}")
+    return found
+
+
+def module_name(path: Path) -> str:
+    """Dotted name; a package is named `amusd.package.__init__`, so that relative imports count the same everywhere."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return "amusd" if parts == ("amusd", "__init__") else ".".join(parts)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_every_module_keeps_to_its_layer(path: Path) -> None:
+    assert violations(path.read_text(encoding="utf-8"), module_name(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("amusd.protocol.wire", "import torch"),
+        ("amusd.protocol.wire", "from amusd.transport.base import Transport"),
+        ("amusd.protocol.wire", "from amusd import transport"),
+        ("amusd.protocol.wire", "from .. import transport"),
+        ("amusd.protocol.wire", "from ..transport.base import Transport"),
+        ("amusd.protocol.wire", "def f():\n    import numpy.random"),
+        ("amusd.protocol.__init__", "from ..transport import base"),
+        ("amusd.policies.chain", "from amusd.tracing import recorder"),
+        ("amusd.models.table", "from amusd.sampling.greedy import accept_greedy"),
+        ("amusd.errors", "from amusd.types import Role"),
+        ("amusd.config", "import zmq"),
+        ("amusd.runtime.worker", "from amusd.engine import Engine"),
+        ("amusd.runtime.worker", "from amusd import Engine"),
+        ("amusd.engine", "from amusd.compare import compare"),
+        ("amusd.cli", "import hydra"),
+        ("amusd.cli", "from omegaconf import OmegaConf"),
+        ("amusd.cli", "from launch import main"),
+        ("amusd", "import experiments.common"),
+        ("amusd.cli", "import os\nos.environ['HOME']"),
+        ("amusd.cli", "from os import getenv"),
+        ("amusd.helpers", ""),
+    ],
+)
+def test_the_check_finds_a_violation(module: str, source: str) -> None:
+    assert len(violations(source, module)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("amusd.protocol.wire", "import struct\nfrom amusd.errors import WireError\nfrom .messages import Hello"),
+        (
+            "amusd.transport.zeromq",
+            "import zmq\nfrom amusd.protocol.wire import encode\nfrom amusd.transport import base",
+        ),
+        (
+            "amusd.cli",
+            "from amusd import __version__, compare\nfrom amusd.engine import Engine\nimport os\nos.getpid()",
+        ),
+        ("amusd", "from amusd import engine\nfrom amusd.config import RunConfig"),
+    ],
+)
+def test_the_check_lets_downward_imports_pass(module: str, source: str) -> None:
+    assert violations(source, module) == []
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"amusd", "amusd.errors", "amusd.protocol.wire"} <= {module_name(path) for path in MODULES}
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("amusd", {"torch", "transformers", "zmq", "hydra"}),
+        ("amusd.protocol.wire", {"torch", "numpy", "zmq", "logging"}),
+        ("amusd.transport.factory", {"torch", "numpy"}),
+    ],
+)
+def test_importing_it_in_a_fresh_interpreter_loads_nothing_heavy(module: str, unwanted: set[str]) -> None:
+    code = f"import sys, {module}; sys.stdout.write(' '.join(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=True
+    )
+    assert not unwanted & set(result.stdout.split())

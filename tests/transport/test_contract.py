@@ -1,0 +1,188 @@
+"""What every link promises (`transport/base.py`), run by every link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from strategies import EXAMPLES
+from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill
+
+from amusd.errors import PeerLostError
+from amusd.protocol.messages import Candidate, Failed, Open, Shutdown, Verdict
+from amusd.protocol.wire import encode
+from amusd.transport.base import Transport
+from amusd.types import Role
+
+NUM_MESSAGES = 1000
+
+
+@pytest.fixture(params=LINKS)
+def link(request: pytest.FixtureRequest) -> Iterator[Link]:
+    link = LINKS[request.param]()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def ends(link: Link) -> tuple[Transport, Transport]:
+    """Both ends, after each has heard the other."""
+    ends = link.listen(), link.connect()
+    for receiver, sender in (ends, ends[::-1]):
+        sender.send(Shutdown())
+        assert expect(receiver) == Shutdown()
+    return ends
+
+
+def verdict(number: int) -> Verdict:
+    return Verdict(number, 1, 0, 0, (number,), 0)
+
+
+def candidate(number: int) -> Candidate:
+    return Candidate(number, 1, 0, 0, 0, (number,), 0, more=True)
+
+
+def test_a_thousand_messages_each_way_at_once_arrive_in_order(ends: tuple[Transport, Transport]) -> None:
+    verdicts = [verdict(number) for number in range(NUM_MESSAGES)]
+    candidates = [candidate(number) for number in range(NUM_MESSAGES)]
+
+    def work(end: Transport, to_send: list[Verdict] | list[Candidate]) -> list[object]:
+        received: list[object] = []
+        for message in to_send:
+            end.send(message)
+            if (answer := end.receive(0.0)) is not None:
+                received.append(answer)
+        while len(received) < NUM_MESSAGES:
+            received.append(expect(end))
+        return received
+
+    with ThreadPoolExecutor(2) as threads:
+        target, draft = threads.submit(work, ends[0], verdicts), threads.submit(work, ends[1], candidates)
+        assert target.result(DEADLINE) == candidates
+        assert draft.result(DEADLINE) == verdicts
+
+
+def test_every_kind_of_message_arrives_equal_in_both_directions(ends: tuple[Transport, Transport]) -> None:
+    for sender, receiver in (ends, ends[::-1]):
+        for message in EXAMPLES:
+            sender.send(message)
+        assert [expect(receiver) for _ in EXAMPLES] == list(EXAMPLES)
+
+
+def test_receive_gives_none_when_its_time_is_up(ends: tuple[Transport, Transport]) -> None:
+    started = time.monotonic()
+    assert ends[0].receive(0.05) is None
+    assert 0.05 <= time.monotonic() - started < DEADLINE
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0])
+def test_a_receive_without_time_polls(ends: tuple[Transport, Transport], timeout: float) -> None:
+    assert ends[0].receive(timeout) is None
+    ends[1].send(Shutdown())
+    deadline = time.monotonic() + DEADLINE
+    message = None
+    while message is None and time.monotonic() < deadline:
+        message = ends[0].receive(timeout)
+    assert message == Shutdown()
+
+
+def test_a_prompt_of_a_hundred_thousand_tokens_arrives(ends: tuple[Transport, Transport]) -> None:
+    message = Open(1, 1, tuple(range(100_000)), 200_000, "embedded", 16, 1)
+    ends[0].send(message)
+    assert expect(ends[1]) == message
+
+
+def test_close_may_be_repeated_and_ends_every_use(ends: tuple[Transport, Transport]) -> None:
+    for end in ends:
+        end.close()
+        end.close()
+        with pytest.raises(PeerLostError):
+            end.send(Shutdown())
+        for timeout in (0.0, DEADLINE):
+            with pytest.raises(PeerLostError):
+                end.receive(timeout)
+
+
+@pytest.mark.parametrize("closing", [0, 1])
+def test_everything_sent_before_a_close_is_handed_over_before_the_peer_counts_as_lost(
+    ends: tuple[Transport, Transport], closing: int
+) -> None:
+    leaver, stayer = ends[closing], ends[1 - closing]
+    for number in range(NUM_MESSAGES):
+        leaver.send(candidate(number))
+    leaver.close()
+    assert [expect(stayer) for _ in range(NUM_MESSAGES)] == [candidate(number) for number in range(NUM_MESSAGES)]
+    for _ in range(2):
+        with pytest.raises(PeerLostError):
+            stayer.receive(DEADLINE)
+        with pytest.raises(PeerLostError):
+            stayer.send(Shutdown())
+
+
+def test_a_receive_under_way_ends_when_the_peer_closes(ends: tuple[Transport, Transport]) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        receiving = threads.submit(ends[0].receive, DEADLINE)
+        ends[1].close()
+        with pytest.raises(PeerLostError):
+            receiving.result(DEADLINE)
+
+
+def test_what_is_sent_before_the_peer_connects_arrives_in_order(link: Link) -> None:
+    first = link.listen()
+    for number in range(NUM_MESSAGES):
+        first.send(verdict(number))
+    assert first.receive(0.0) is None
+    second = link.connect()
+    second.send(candidate(0))
+    assert expect(first) == candidate(0)
+    assert [expect(second) for _ in range(NUM_MESSAGES)] == [verdict(number) for number in range(NUM_MESSAGES)]
+
+
+def test_what_is_sent_before_the_peer_connects_survives_a_close(link: Link) -> None:
+    first = link.listen()
+    first.send(verdict(1))
+    second = link.connect()
+    first.close()
+    assert expect(second) == verdict(1)
+    with pytest.raises(PeerLostError):
+        second.receive(DEADLINE)
+
+
+def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on(
+    link: Link, ends: tuple[Transport, Transport], caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver, sender = ends
+    frame = encode(verdict(1), NONCE)
+    bad_frames = [
+        b"",
+        b"garbage",
+        frame[:-1],
+        frame + b"\0",
+        frame[:4] + b"\x09" + frame[5:],
+        encode(verdict(1), NONCE ^ 1),
+    ]
+    with caplog.at_level("WARNING"):
+        for bad_frame in bad_frames:
+            link.inject(sender, bad_frame)
+        sender.send(candidate(1))
+        assert expect(receiver) == candidate(1)
+    assert receiver.num_rejected == len(bad_frames)
+    assert sender.num_rejected == 0
+    assert len(caplog.records) == 1
+    receiver.send(verdict(2))
+    assert expect(sender) == verdict(2)
+
+
+def test_a_receive_that_gets_only_garbage_ends_in_time(link: Link, ends: tuple[Transport, Transport]) -> None:
+    link.inject(ends[1], b"garbage")
+    assert ends[0].receive(0.1) is None
+
+
+def test_a_peer_that_does_not_read_is_lost_and_never_blocks_the_sender(ends: tuple[Transport, Transport]) -> None:
+    message = Failed(Role.DRAFT, "E", "x" * 10_000)  # long, so that the system's own buffers fill soon
+    started = time.monotonic()
+    with pytest.raises(PeerLostError, match="stopped reading"):
+        fill(ends[0], message)
+    assert time.monotonic() - started < DEADLINE

@@ -1,0 +1,79 @@
+"""The faults that the in-process link can be given."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from transport.links import DEADLINE, NONCE, expect
+
+from amusd.errors import PeerLostError
+from amusd.protocol.messages import Shutdown, Verdict
+from amusd.protocol.wire import MAX_FRAME_BYTES
+from amusd.transport.base import MAX_QUEUED_MESSAGES
+from amusd.transport.memory import memory_pair
+
+
+def verdict(number: int) -> Verdict:
+    return Verdict(number, 1, 0, 0, (), 0)
+
+
+def test_what_a_killed_end_had_sent_is_still_delivered_then_it_is_lost() -> None:
+    target, draft = memory_pair(seed=0, max_delay_seconds=0.01)
+    for number in range(5):
+        draft.send(verdict(number))
+    draft.kill()
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        target.send(Shutdown())
+    assert [expect(target) for _ in range(5)] == [verdict(number) for number in range(5)]
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        target.receive(DEADLINE)
+    with pytest.raises(PeerLostError, match="this end"):
+        draft.receive(DEADLINE)
+
+
+def test_delays_keep_the_order_and_depend_on_the_seed_alone() -> None:
+    def due_times(seed: int) -> list[float]:
+        sender, _ = memory_pair(seed=seed, max_delay_seconds=1000.0)
+        sender.send(Shutdown())
+        first = sender._outgoing.frames[0][0] - time.monotonic()
+        for _ in range(20):
+            sender.send(Shutdown())
+        due = [due for due, _ in sender._outgoing.frames]
+        assert due == sorted(due)
+        return [round(first, -1)]
+
+    assert due_times(1) == due_times(1)
+    assert len({due_times(seed)[0] for seed in range(10)}) > 1
+
+
+def test_a_delay_set_at_run_time_holds_messages_back_and_later_ones_do_not_overtake() -> None:
+    sender, receiver = memory_pair()
+    sender.delay_seconds = 0.2
+    started = time.monotonic()
+    sender.send(verdict(1))
+    sender.delay_seconds = 0.0
+    sender.send(verdict(2))
+    assert receiver.receive(0.0) is None
+    assert [expect(receiver), expect(receiver)] == [verdict(1), verdict(2)]
+    assert time.monotonic() - started >= 0.2
+    receiver.send(verdict(3))
+    assert expect(sender) == verdict(3)
+
+
+def test_exactly_the_documented_number_of_messages_may_wait() -> None:
+    sender, receiver = memory_pair()
+    for number in range(MAX_QUEUED_MESSAGES):
+        sender.send(verdict(number))
+    with pytest.raises(PeerLostError, match="stopped reading"):
+        sender.send(Shutdown())
+    assert expect(receiver) == verdict(0)
+    sender.send(Shutdown())
+
+
+def test_an_oversized_frame_is_counted_and_dropped() -> None:
+    sender, receiver = memory_pair(nonce=NONCE)
+    sender.inject(bytes(MAX_FRAME_BYTES + 1))
+    sender.send(Shutdown())
+    assert expect(receiver) == Shutdown()
+    assert receiver.num_rejected == 1
