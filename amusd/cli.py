@@ -10,6 +10,7 @@ from typing import Any
 from amusd.compare import Comparison, rows_of, run_comparison
 from amusd.config import RunConfig
 from amusd.console import Console, table
+from amusd.doctor import run_doctor
 from amusd.engine import Engine, Generation
 from amusd.runtime.startup import make_recorder
 from amusd.tracing.timeline import draft_overlap
@@ -42,6 +43,11 @@ def run_target(command: str, config: RunConfig, run_directory: Path, publish: Ca
         console.note(f"the draft was lost and the target went on alone: {engine.draft_failure.rstrip()}")
         return 1
     return 0
+
+
+def doctor(config: RunConfig) -> int:
+    """Say what this machine has and what will work here. Returns 0 when everything does, else 1."""
+    return run_doctor(config, Console(json_only=config.output == "json"))
 
 
 def _prompts(command: str, config: RunConfig) -> list[Prompt]:

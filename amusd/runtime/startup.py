@@ -16,6 +16,7 @@ from amusd.errors import PeerLostError
 from amusd.models.language_model import LanguageModel
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
+from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.target_worker import TargetWorker
@@ -101,10 +102,16 @@ def serve_draft(config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder
     except Exception as error:
         # The target must hear the reason, not only that the link went dead; then the process fails as it should.
         with suppress(PeerLostError):
-            link.send(Failed(Role.DRAFT, type(error).__name__, "".join(traceback.format_exception(error))))
+            link.send(failure_report(error))
         raise
     finally:
         link.close()
+
+
+def failure_report(error: BaseException) -> Failed:
+    """The error with its traceback, of which the end is kept when it is too long for a message."""
+    text = "".join(traceback.format_exception(error)).encode()[-MAX_TEXT_BYTES:].decode(errors="ignore")
+    return Failed(Role.DRAFT, type(error).__name__, text)
 
 
 def serve(

@@ -1,0 +1,111 @@
+"""Acceptance, stopping and the streamed text, as the pure functions that they are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amusd.sampling.answer_text import AnswerText
+from amusd.sampling.greedy import Acceptance, accept_greedy
+from amusd.sampling.stopping import StopChecker, cut_at_stop, held_back
+from amusd.types import FinishReason
+
+
+@pytest.mark.parametrize(
+    ("choices", "candidates", "expected"),
+    [
+        ((7,), (), Acceptance((7,), 0)),
+        ((7, 8, 9), (7, 8), Acceptance((7, 8, 9), 2)),
+        ((7, 8, 9), (7, 8, 9), Acceptance((7, 8, 9), 3)),
+        ((7, 8, 9), (7, 8, 1), Acceptance((7, 8, 9), 2)),
+        ((7, 8, 9), (1, 8), Acceptance((7,), 0)),
+        ((7, 8, 9), (7, 1), Acceptance((7, 8), 1)),
+    ],
+    ids=["none", "all", "all and a late one", "all and a wrong late one", "first wrong", "last wrong"],
+)
+def test_greedy_acceptance(choices: tuple[int, ...], candidates: tuple[int, ...], expected: Acceptance) -> None:
+    assert accept_greedy(choices, candidates) == expected
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), max_size=6))
+def test_every_accepted_token_is_the_targets_choice(choices: list[int], candidates: list[int]) -> None:
+    acceptance = accept_greedy(choices, candidates[: len(choices)])
+    assert list(acceptance.token_ids) == choices[: len(acceptance.token_ids)]
+    assert list(acceptance.token_ids[: acceptance.num_accepted]) == candidates[: acceptance.num_accepted]
+
+
+class Letters:
+    """A decoder in which every token id is a short text."""
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.pieces = pieces
+
+    def push(self, token_id: int) -> str:
+        return self.pieces[token_id]
+
+    def flush(self) -> str:
+        return ""
+
+
+PIECES = st.lists(st.text("ab", max_size=3), min_size=1, max_size=8)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3).map(tuple)
+
+
+@given(pieces=PIECES, stop=STOPS, cap=st.integers(1, 9), blocks=st.lists(st.integers(1, 4), min_size=9, max_size=9))
+def test_blocks_do_not_matter_and_the_text_is_cut_before_the_first_stop(
+    pieces: list[str], stop: tuple[str, ...], cap: int, blocks: list[int]
+) -> None:
+    """However tokens are grouped, the answer ends at the first token that completes a stop string, or at the cap."""
+    letters = Letters(pieces)
+    checker = StopChecker((), stop, cap, letters.push)
+    kept: list[int] = []
+    reason: FinishReason | None = None
+    rest = list(range(len(pieces)))
+    for size in blocks:
+        block, rest = rest[:size], rest[size:]
+        if not block or reason is not None:
+            break
+        emission = checker.push(block)
+        kept += emission.token_ids
+        reason = emission.finish_reason
+    texts = ["".join(pieces[: n + 1]) for n in range(len(pieces))]
+    stopped = next((n + 1 for n, text in enumerate(texts) if any(string in text for string in stop)), len(pieces) + 1)
+    end = min(stopped, cap, len(pieces))
+    assert kept == list(range(end))
+    if end == stopped:
+        assert reason is FinishReason.STOP
+    elif end == cap:
+        assert reason is FinishReason.LENGTH
+    else:
+        assert reason is None
+
+
+@given(pieces=PIECES, stop=STOPS)
+def test_what_is_shown_is_the_text_and_never_part_of_a_stop_string(pieces: list[str], stop: tuple[str, ...]) -> None:
+    shown, answer = "", AnswerText(Letters(pieces), stop)
+    whole = ""
+    for token_id, piece in enumerate(pieces):
+        whole += piece
+        shown += answer.push(token_id)
+        assert cut_at_stop(whole, stop).startswith(shown)
+        if any(string in whole for string in stop):
+            shown += answer.finish(FinishReason.STOP)
+            assert shown == answer.text == cut_at_stop(whole, stop)
+            return
+    shown += answer.finish(FinishReason.LENGTH)
+    assert shown == answer.text == whole
+
+
+def test_only_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
+    assert held_back("one two", ("two three",)) == 3
+    assert held_back("one two", ("three",)) == 0
+    assert held_back("aab", ("abc", "bcd")) == 2
+    assert held_back("", ("abc",)) == 0
+
+
+def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
+    letters = Letters(["x", "stop"])
+    assert StopChecker((1,), ("stop",), 2, letters.push).push((0, 1)).finish_reason is FinishReason.EOS
+    assert StopChecker((), ("stop",), 2, letters.push).push((0, 1)).finish_reason is FinishReason.STOP
+    assert StopChecker((), (), 2, letters.push).push((0, 1)).finish_reason is FinishReason.LENGTH

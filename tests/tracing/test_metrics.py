@@ -1,0 +1,78 @@
+"""Counts add up, ratios are taken of the sums, and events survive the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amusd.tracing.metrics import DraftCounts, GenerationMetrics, overlap_fraction, total
+from amusd.tracing.recorder import Recorder
+from amusd.tracing.timeline import draft_overlap, read_events
+
+ONE = GenerationMetrics(
+    num_tokens=10,
+    first_token_ns=30_000_000,
+    total_ns=130_000_000,
+    prefill_ns=20_000_000,
+    pass_ns=97_500_000,
+    num_passes=5,
+    num_drafts=4,
+    num_verified=8,
+    num_accepted=5,
+    accepted_by_position=(4, 1),
+    draft=DraftCounts(num_drafted=20, num_rollbacks=2, busy_ns=60, open_ns=120),
+)
+OTHER = GenerationMetrics(num_tokens=5, total_ns=70_000_000, num_passes=5)
+
+
+def test_figures_of_one_generation() -> None:
+    figures = ONE.as_dict()
+    assert figures["tokens_per_second"] == pytest.approx(10 / 0.13)
+    assert figures["ms_per_token"] == pytest.approx(13)
+    assert figures["time_to_first_token_ms"] == pytest.approx(30)
+    assert figures["acceptance_rate"] == 5 / 8
+    assert figures["mean_acceptance_length"] == 2
+    assert figures["acceptance_by_position"] == [1.0, 0.25]
+    assert figures["wasted_draft_fraction"] == 0.75
+    assert figures["draft_idle_fraction"] == 0.5
+    assert figures["target_idle_fraction"] == pytest.approx(12.5 / 130)
+
+
+def test_figures_that_do_not_exist_are_none() -> None:
+    figures = OTHER.as_dict()
+    for name in ("acceptance_rate", "num_rollbacks", "wasted_draft_fraction", "draft_idle_fraction"):
+        assert figures[name] is None
+
+
+def test_ratios_of_several_generations_are_ratios_of_the_sums() -> None:
+    both = total([ONE, OTHER, ONE])
+    assert (both.num_prompts, both.num_tokens, both.accepted_by_position) == (3, 25, (8, 2))
+    assert both.as_dict()["tokens_per_second"] == pytest.approx(25 / 0.33)
+    assert both.draft == DraftCounts(num_drafted=40, num_rollbacks=4, busy_ns=120, open_ns=240)
+
+
+def test_overlap_counts_only_time_inside() -> None:
+    assert overlap_fraction([(0, 10), (20, 30)], [(5, 25)]) == 0.5
+    assert overlap_fraction([(0, 10)], [(0, 2), (3, 4), (8, 20)]) == 0.5
+    assert overlap_fraction([(0, 10)], []) == 0
+    assert overlap_fraction([], [(0, 10)]) is None
+
+
+def test_events_come_back_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    target = Recorder("target", tmp_path / "events" / "target.jsonl")
+    draft = Recorder("draft", tmp_path / "events" / "draft.jsonl")
+    target.span("target_pass", 100, 200, 1, num_candidates=3)
+    target.flush()
+    target.span("target_pass", 300, 400, 2)
+    target.instant("draft_lost", 2, reason="gone")
+    target.flush()
+    draft.span("draft_step", 150, 250, 1)
+    draft.flush()
+    events = read_events(tmp_path, "target")
+    assert [event["name"] for event in events] == ["target_pass", "target_pass", "draft_lost"]
+    assert events[0]["num_candidates"] == 3
+    assert draft_overlap(tmp_path, {1}) == 0.5
+    assert draft_overlap(tmp_path, {2}) is None
+    assert target.events == ()
