@@ -1,9 +1,28 @@
-"""Shared by the whole suite."""
+"""Shared by the whole suite: one thread, and one unpacked copy of the embedded target."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+import torch
 
 # Test helpers (`protocol.harness`, `strategies` ...) are imported from the tests folder itself.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def embedded_folder() -> Path:
+    from amusd.models.zoo import embedded_target_path
+
+    return embedded_target_path()

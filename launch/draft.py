@@ -1,0 +1,99 @@
+"""Rank 1: a supervisor that starts the drafting process again when it is killed, and that process itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from amusd.errors import ConfigError, PeerLostError
+from amusd.transport.base import Rendezvous
+from amusd.types import Role
+
+from .devices import claim_hardware
+from .job import Job, Options, draft_role
+from .lifetime import Interrupted, interrupt_main_thread
+from .run_directory import read_config, replace_draft
+from .store import CONNECT_SECONDS, Place, Store
+from .terminal import tell
+
+MAX_INCARNATIONS = 4
+_RETURN_SECONDS = 2.0
+"""After the target has finished: how long the draft may take to notice by itself."""
+_ASKED_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
+
+
+def supervise_draft(options: Options, place: Place) -> int:
+    """Keep a drafting process alive until it ends by itself; return 0: the target's code is the run's.
+
+    One that was killed is started again, `MAX_INCARNATIONS` times at most; then the target goes on alone.
+    """
+    for incarnation in range(1, MAX_INCARNATIONS + 1):
+        arguments = dataclasses.replace(options, incarnation=incarnation).arguments()
+        child = subprocess.Popen([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
+        code = child.wait()
+        if code >= 0 or -code in _ASKED_TO_END:
+            break
+        tell(f"the draft worker (rank {place.rank}, pid {child.pid}) was killed by signal {-code}")
+    return 0
+
+
+def run_draft_process(options: Options, place: Place) -> int:
+    """Draft until the target has finished; return the exit code. Raises what the draft raises, after reporting it."""
+    if options.run_directory is not None:  # before torch is imported
+        config = read_config(options.run_directory)
+        config = claim_hardware(config, Role.DRAFT, local_world_size=place.local_world_size)
+        store = Store(place)
+        store.get("job", config.startup_timeout_seconds)
+        job = Job(command=options.command, config=config, run_directory=options.run_directory)
+    else:
+        store = Store(place)
+        text = store.get("job", CONNECT_SECONDS)
+        if text is None:
+            return 2
+        job = Job.from_text(text)
+        config = claim_hardware(job.config, Role.DRAFT, local_world_size=place.local_world_size)
+        job = dataclasses.replace(job, config=config)
+    if store.has("finished"):
+        return 0
+    store.put("draft_pid", os.getpid())
+    if options.incarnation != 1:
+        replace_draft(job.run_directory, os.getpid())
+    return _draft_until_finished(options, job, store)
+
+
+def _draft_until_finished(options: Options, job: Job, store: Store) -> int:
+    returned = threading.Event()
+    met = threading.Event()
+
+    def end_soon() -> None:
+        if not returned.wait(_RETURN_SECONDS):
+            interrupt_main_thread()
+
+    def await_rendezvous() -> Rendezvous:
+        values = store.get("rendezvous", job.config.startup_timeout_seconds)
+        if values is None:
+            raise Interrupted(signal.SIGTERM)  # the target ended before it was ready, and has said why
+        met.set()
+        return Rendezvous(**values)
+
+    directory = job.run_directory if job.run_directory.is_dir() else None  # another machine may not have it
+    try:
+        with store.watching("finished", end_soon):
+            return draft_role(options.roles)(job.config, directory, await_rendezvous, options.incarnation or 1)
+    except PeerLostError:
+        if (options.incarnation or 1) == 1:
+            raise
+        tell("the target goes on alone: it takes no new draft in this run")
+        return 0
+    except Exception as error:
+        users_mistake = isinstance(error, ConfigError)
+        if users_mistake or not met.is_set():  # once they have met, the link itself tells the target
+            store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})
+        raise
+    finally:
+        returned.set()

@@ -1,0 +1,81 @@
+"""The facts a number depends on: machine, versions, commit. Knows no torch, and never fails a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import amusd
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
+_PROBE_SECONDS = 5.0
+
+
+def describe_environment() -> dict[str, Any]:
+    """What `environment.json` holds."""
+    return {
+        "amusd": amusd.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "allowed_cores": len(allowed_cores())},
+        "gpus": _gpus(),
+        "commit": _commit(),
+    }
+
+
+def allowed_cores() -> list[int]:
+    """The cores this process may run on, in order."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _gpus() -> list[str]:
+    """One line per GPU: name, memory, driver version."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return _output_of(query).splitlines()
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this runs from, `+changes` when files differ from it; None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+    commit = _output_of(["git", "-C", str(root), "rev-parse", "--verify", "-q", "HEAD"])
+    if not commit:
+        return None
+    changed = _output_of(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
+    return f"{commit}+changes" if changed else commit
+
+
+def _output_of(command: list[str]) -> str:
+    """What a short command prints; nothing when it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

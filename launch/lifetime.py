@@ -1,0 +1,61 @@
+"""How a worker ends when its parent dies or someone asks it to: soon, in order, and certainly.
+
+The first signal raises `Interrupted` in the main thread, so that results are saved, and arms a timer that kills the
+process should that take too long. Later signals change nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+GRACE_SECONDS = 1.0
+"""From a signal to the certain end."""
+GRACE_SECONDS_AFTER_PEER = 10.0
+"""The same when the other worker failed: nobody is waiting at a keyboard."""
+PEER_FAILED = signal.SIGUSR1
+_PR_SET_PDEATHSIG = 1
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asks this process to end. Carries its number."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"signal {signum}")
+        self.signum = signum
+
+
+def end_with_parent(signum: int = signal.SIGTERM) -> None:
+    """Have the kernel send `signum` to this process when its parent dies (Linux; elsewhere nothing)."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call
+        os.kill(os.getpid(), signum)
+
+
+def raise_on_signals() -> None:
+    """From now on SIGINT, SIGTERM, SIGHUP and `PEER_FAILED` raise `Interrupted`, once, and start the countdown."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PEER_FAILED)
+
+    def on_signal(signum: int, _frame: FrameType | None) -> None:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS_AFTER_PEER if signum == PEER_FAILED else GRACE_SECONDS)
+        raise Interrupted(signum)
+
+    for number in signals:
+        signal.signal(number, on_signal)
+
+
+def interrupt_main_thread() -> None:
+    """Raise `Interrupted` in the main thread, system calls included. For another thread of this process."""
+    identity = threading.main_thread().ident
+    if identity is not None:
+        signal.pthread_kill(identity, PEER_FAILED)

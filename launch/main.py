@@ -1,0 +1,97 @@
+"""The `amusd` command: reads the arguments, composes the configuration once, starts the workers. Imports no torch.
+
+Exit codes: 0 done, 1 a failure (its traceback is shown), 2 the user's mistake (one line), 130 Ctrl-C, 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import amusd
+from amusd.config import nearest
+from amusd.errors import ConfigError
+
+from .manual import COMMANDS, overview, reference
+from .terminal import tell
+
+_HELP = frozenset({"-h", "--help"})
+_MULTIRUN = frozenset({"-m", "--multirun"})
+_ROLES = "--roles="
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """A command line, taken apart."""
+
+    command: str | None
+    flags: frozenset[str]
+    overrides: tuple[str, ...]
+    roles: str | None = None
+    """Another module in the place of the workers' work (the launcher's own tests)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    try:
+        return _run(_parse(sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        tell(str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _parse(argv: Sequence[str]) -> Arguments:
+    """Take a command line apart; options may stand anywhere. Raises `ConfigError`."""
+    options = [argument for argument in argv if argument.startswith("-")]
+    words = [argument for argument in argv if not argument.startswith("-")]
+    roles = next((option.removeprefix(_ROLES) for option in options if option.startswith(_ROLES)), None)
+    known = (*sorted(_HELP | _MULTIRUN), "--version")
+    for option in options:
+        if option not in known and not option.startswith(_ROLES):
+            raise ConfigError(f"{option}: no such option; allowed: {', '.join(known)}{nearest(option, known)}")
+    command = words[0] if words else None
+    if command is not None and command not in COMMANDS:
+        reason = "name a command first" if "=" in command else "no such command"
+        near = "" if "=" in command else nearest(command, COMMANDS)
+        raise ConfigError(f"{command}: {reason}; allowed: {', '.join(COMMANDS)}{near}")
+    return Arguments(command=command, flags=frozenset(options), overrides=tuple(words[1:]), roles=roles)
+
+
+def _run(arguments: Arguments) -> int:
+    command = arguments.command
+    if arguments.flags & _HELP:
+        sys.stdout.write(reference(command) if command else overview())
+        return 0
+    if "--version" in arguments.flags:
+        sys.stdout.write(f"amusd {amusd.__version__}\n")
+        return 0
+    if command is None:
+        raise ConfigError(f"name a command: {', '.join(COMMANDS)}; `amusd --help` says what they do")
+    if arguments.flags & _MULTIRUN:
+        return _run_many(command, arguments)
+    from .compose import compose_config
+
+    config = compose_config(arguments.overrides)
+    if command == "doctor":
+        from amusd.cli import doctor
+
+        return int(doctor(config))
+    from .jobs import run_job
+
+    return run_job(command, config, roles=arguments.roles).exit_code
+
+
+def _run_many(command: str, arguments: Arguments) -> int:
+    if command == "doctor":
+        raise ConfigError("-m: `amusd doctor` looks at one configuration; leave -m out")
+    from .sweep import run_sweep
+
+    return run_sweep(command, arguments.overrides, roles=arguments.roles)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

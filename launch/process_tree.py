@@ -1,0 +1,171 @@
+"""Runs torchrun as a process tree of its own, and ends all of it, within a deadline, when this process is asked to end.
+
+torchrun starts every rank in its own session and gives them 30 s to end, so neither a Ctrl-C at the terminal nor a
+signal to torchrun is enough. Ranks are found by their parents, which also finds those that have not yet said anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+STOP_SECONDS = 1.3
+"""From the first signal until what still lives is killed: more than a worker's own GRACE_SECONDS."""
+_KILL_SECONDS = 0.5
+_LOOK_SECONDS = 60.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the tree ended."""
+
+    exit_code: int
+    """Of its root."""
+    signum: int | None = None
+    """The signal that asked this process to end it."""
+
+
+def run_tree(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+    """Run a command until it ends by itself, or until a signal arrives here; then end all that it started.
+
+    To be called in the main thread. SIGINT, SIGTERM and SIGHUP are answered here while it runs.
+    """
+    _adopt_orphans()
+    with _signal_pipe() as (pipe, settle):
+        root = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_launcher(),  # noqa: PLW1509 - no thread runs here, and one C call is made
+        )
+        while root.poll() is None:
+            signum = _next_signal(pipe)
+            if signum in _STOP_SIGNALS:
+                settle()
+                return Ended(exit_code=stop_tree(root), signum=signum)
+        return Ended(exit_code=root.returncode)
+
+
+def stop_tree(root: subprocess.Popen[bytes]) -> int:
+    """End a process and all that descends from it: asked first, killed after `STOP_SECONDS`. Return its exit code."""
+    if not sys.platform.startswith("linux"):
+        root.terminate()  # it passes the signal on, and workers end by themselves
+        with suppress(subprocess.TimeoutExpired):
+            return root.wait(STOP_SECONDS)
+        root.kill()
+        return root.wait(_KILL_SECONDS)
+    root.send_signal(signal.SIGSTOP)  # it must not start more, nor say what it thinks of this
+    pids = descendants(root.pid)
+    handles = _handles(pids)
+    try:
+        _signal_all(handles, signal.SIGTERM)
+        root.kill()
+        left = _wait_for(handles, STOP_SECONDS)
+        _signal_all(left, signal.SIGKILL)
+        _wait_for(left, _KILL_SECONDS)
+    finally:
+        for handle in handles:
+            os.close(handle)
+        for pid in pids:  # orphans by now, and ours: an ended one is not to stay in the process table
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+    return root.wait(_KILL_SECONDS)
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process that `pid` started, directly or not, parents first (Linux)."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):  # it has just ended
+                after_name = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+                children.setdefault(int(after_name.split()[1]), []).append(int(folder.name))
+    found = list(children.get(pid, []))
+    for child in found:  # grows while it is walked
+        found += children.get(child, [])
+    return found
+
+
+def _die_with_launcher() -> Callable[[], object] | None:
+    """What the child does before it becomes torchrun: ask the kernel to kill it with us (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of those whose parent ends first (Linux), for the rest of this process."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextmanager
+def _signal_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
+    """Signals arrive as bytes of a pipe, so that none is lost or answered halfway through a step.
+
+    Yields its reading end, and a function after which further signals are ignored.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    watched = (*_STOP_SIGNALS, signal.SIGCHLD)
+    before = {number: signal.signal(number, lambda _number, _frame: None) for number in watched}
+    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def settle() -> None:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    try:
+        yield reading, settle
+    finally:
+        signal.set_wakeup_fd(previous)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+def _next_signal(pipe: int) -> int | None:
+    """The next signal, or None after a while without one."""
+    ready, _, _ = select.select([pipe], [], [], _LOOK_SECONDS)
+    return os.read(pipe, 1)[0] if ready else None
+
+
+def _handles(pids: Sequence[int]) -> list[int]:
+    """File descriptors that stand for processes; they never come to mean another one, as numbers do."""
+    handles = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handles.append(os.pidfd_open(pid))
+    return handles
+
+
+def _signal_all(handles: Sequence[int], signum: int) -> None:
+    for handle in handles:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signum)
+
+
+def _wait_for(handles: Sequence[int], timeout: float) -> list[int]:
+    """Wait until the processes have ended; return those that have not after `timeout` seconds."""
+    left, deadline = list(handles), time.monotonic() + timeout
+    while left:
+        ended, _, _ = select.select(left, [], [], max(0.0, deadline - time.monotonic()))
+        if not ended:
+            break
+        left = [handle for handle in left if handle not in ended]
+    return left

@@ -1,0 +1,105 @@
+"""The folder of one run: who makes it, what is written into it before the workers start, and how.
+
+A folder that already holds a run is refused: no result is overwritten. Every file appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without types
+
+from amusd.config import RunConfig, from_mapping, to_mapping
+from amusd.errors import ConfigError
+
+from .environment import describe_environment
+
+CONFIG_FILE = "config.yaml"
+ENVIRONMENT_FILE = "environment.json"
+RESULT_FILE = "result.json"
+WORKERS_FILE = "workers.json"
+EVENTS_FOLDER = "events"
+WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
+_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, "sweep.json")
+
+
+def create_run_directory(config: RunConfig, folder: Path | None = None) -> Path:
+    """Make the folder of a run and write `config.yaml`, `environment.json` and `events/`; return its absolute path.
+
+    `folder` overrides `config.run_dir`; with neither, it is `runs/<date>-<short hash>`. Raises `ConfigError` when the
+    folder already holds a run or cannot be made.
+    """
+    directory = claim_folder(folder or choose_folder(config))
+    values = to_mapping(config) | {"run_dir": str(directory)}
+    write_whole(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False, width=120))
+    write_whole(directory / ENVIRONMENT_FILE, json.dumps(describe_environment(), indent=2) + "\n")
+    (directory / EVENTS_FOLDER).mkdir()
+    return directory
+
+
+def choose_folder(config: RunConfig) -> Path:
+    """Where the run goes: `run_dir` as given, or a new name under `runs/`."""
+    if config.run_dir is not None:
+        return Path(config.run_dir)
+    unique = f"{to_mapping(config)} {time.time_ns()} {os.getpid()}".encode()
+    date = dt.datetime.now().astimezone().strftime("%Y-%m-%d-%H%M%S")
+    return Path("runs") / f"{date}-{hashlib.sha256(unique).hexdigest()[:7]}"
+
+
+def claim_folder(folder: Path) -> Path:
+    """Make `folder` and its parents and return its absolute path. Raises `ConfigError` when it already holds a run."""
+    try:
+        directory = folder.absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        found = next((name for name in _MARKS_OF_A_RUN if (directory / name).exists()), None)
+        if found is None and (directory / EVENTS_FOLDER).exists():
+            found = f"{EVENTS_FOLDER}/"
+        if found is None and not os.access(directory, os.W_OK):
+            raise PermissionError(13, "not writable")
+    except OSError as error:
+        raise ConfigError(f"run_dir={folder}: cannot be used ({error.strerror})") from None
+    if found is not None:
+        raise ConfigError(f"run_dir={folder}: already holds a run ({found}); name another folder or delete this one")
+    return directory
+
+
+def discard_run(directory: Path) -> None:
+    """Take back what was written for a run that was refused before any token; one that has results stays whole."""
+    if (directory / RESULT_FILE).exists() or any((directory / EVENTS_FOLDER).iterdir()):
+        return
+    for name in WRITTEN_BEFORE_ANY_TOKEN:
+        (directory / name).unlink(missing_ok=True)
+    for folder in (directory / EVENTS_FOLDER, directory):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def read_config(directory: Path) -> RunConfig:
+    """The configuration that `create_run_directory` saved."""
+    values = cast("dict[str, Any]", yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8")))
+    return from_mapping(RunConfig, values)
+
+
+def write_workers(directory: Path, *, target: int, draft: int) -> None:
+    """Record the process ids, so that a person can watch, pin or end the workers."""
+    write_whole(directory / WORKERS_FILE, json.dumps({"target": [target], "draft": [draft]}) + "\n")
+
+
+def replace_draft(directory: Path, draft: int) -> None:
+    """Record that another process drafts now. Does nothing where the file is not (another machine's)."""
+    if (directory / WORKERS_FILE).exists():
+        workers = json.loads((directory / WORKERS_FILE).read_text(encoding="utf-8"))
+        write_whole(directory / WORKERS_FILE, json.dumps(workers | {"draft": [draft]}) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or none."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

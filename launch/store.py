@@ -1,0 +1,126 @@
+"""What the two workers tell each other before they have a link: a few JSON values in torchrun's store."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from amusd.errors import ConfigError, PeerLostError
+
+CONNECT_SECONDS = 60.0
+_WATCH_SECONDS = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where torchrun put this process."""
+
+    rank: int
+    world_size: int
+    local_world_size: int
+    address: str
+    port: int
+    hosts_store: bool
+    """Nobody else serves the store: rank 0 has to."""
+    namespace: str
+    """Keeps the values of another run or attempt apart."""
+
+
+def place_from_environment() -> Place:
+    """Read torchrun's variables. Raises `ConfigError` when it did not start this process, or started too many."""
+    environment = os.environ
+    if "RANK" not in environment or "MASTER_ADDR" not in environment:
+        raise ConfigError(
+            'launch/run.py: start it with torchrun --standalone --nproc-per-node=2 launch/run.py prompt="...", '
+            "or use the amusd command"
+        )
+    run = environment.get("TORCHELASTIC_RUN_ID", "")
+    place = Place(
+        rank=int(environment["RANK"]),
+        world_size=int(environment["WORLD_SIZE"]),
+        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+        address=environment["MASTER_ADDR"],
+        port=int(environment["MASTER_PORT"]),
+        hosts_store=environment["RANK"] == "0" and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        namespace=f"amusd/{run}/{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}",
+    )
+    if place.world_size != 2:
+        raise ConfigError(
+            f"WORLD_SIZE={place.world_size}: this version runs on exactly 2 ranks, a target and a draft "
+            "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); more come with tensor parallelism"
+        )
+    return place
+
+
+class Store:
+    """JSON values under names. Every wait has a deadline; a lost store raises `PeerLostError`."""
+
+    def __init__(self, place: Place) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
+
+        self._namespace = place.namespace
+        with _loss_is_reported():
+            self._store = TCPStore(
+                place.address,
+                place.port,
+                is_master=place.hosts_store,
+                timeout=timedelta(seconds=CONNECT_SECONDS),
+                wait_for_workers=False,
+            )
+
+    def put(self, name: str, value: Any) -> None:
+        """Publish a value; a later one replaces it."""
+        with _loss_is_reported():
+            self._store.set(f"{self._namespace}/{name}", json.dumps(value))
+
+    def get(self, name: str, timeout: float) -> Any:
+        """The value, once it is there. Raises `PeerLostError` after `timeout` seconds."""
+        key = f"{self._namespace}/{name}"
+        with _loss_is_reported():
+            self._store.wait([key], timedelta(seconds=timeout))
+            return json.loads(self._store.get(key))
+
+    def has(self, name: str) -> bool:
+        """Whether the value is there now."""
+        with _loss_is_reported():
+            return bool(self._store.check([f"{self._namespace}/{name}"]))
+
+    @contextmanager
+    def watching(self, name: str, react: Callable[[], None]) -> Iterator[None]:
+        """While inside: call `react`, once and in another thread, when the value appears or the store is lost."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_WATCH_SECONDS):
+                try:
+                    if not self.has(name):
+                        continue
+                except PeerLostError:
+                    pass
+                if not over.is_set():
+                    react()
+                return
+
+        thread = threading.Thread(target=watch, name=f"watch-{name}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+
+@contextmanager
+def _loss_is_reported() -> Iterator[None]:
+    from torch.distributed import DistError
+
+    try:
+        yield
+    except DistError as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PeerLostError(f"the other worker cannot be reached through torchrun's store: {reason}") from None

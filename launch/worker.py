@@ -1,0 +1,54 @@
+"""One rank, from its first instruction to its exit code.
+
+Rank 0 is the target. Rank 1 supervises the process that drafts, so that its death does not make torchrun end the
+target. Exit codes: 0 done, 2 the user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a
+traceback). Started by `amusd`, a rank leaves its code in a file and exits with 0: torchrun then has nothing to say.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+
+from amusd.errors import ConfigError
+
+from .draft import run_draft_process, supervise_draft
+from .job import Options
+from .lifetime import Interrupted, end_with_parent, raise_on_signals
+from .run_directory import write_whole
+from .store import Place, place_from_environment
+from .target import run_target_process
+from .terminal import tell
+
+
+def run_rank(arguments: Sequence[str]) -> int:
+    """Do what this rank is there for; return the exit code of the process."""
+    raise_on_signals()
+    end_with_parent()
+    is_target = os.environ.get("RANK", "0") == "0"
+    options = Options()
+    try:
+        options = Options.parse(arguments)
+        place = place_from_environment()
+        code = _role(options, is_target)(options, place)
+    except ConfigError as error:
+        if is_target:  # both ranks read the same arguments: one line, not one a rank
+            tell(str(error))
+        code = 2
+    except Interrupted as interruption:
+        code = 128 + interruption.signum
+    except Exception:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
+        traceback.print_exc()
+        code = 1
+    if options.outcome_file is None or options.incarnation is not None:
+        return code
+    if is_target:
+        write_whole(options.outcome_file, str(code))
+    return 0
+
+
+def _role(options: Options, is_target: bool) -> Callable[[Options, Place], int]:
+    if is_target:
+        return run_target_process
+    return supervise_draft if options.incarnation is None else run_draft_process

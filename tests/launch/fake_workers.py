@@ -1,0 +1,60 @@
+"""Workers without an engine, for the launcher's tests: the prompt says what happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from amusd.config import RunConfig
+from amusd.errors import ConfigError
+from amusd.transport.base import Rendezvous
+
+DEADLINE_SECONDS = 60.0
+
+
+def run_target(command: str, config: RunConfig, run_directory: Path, publish: Callable[[Rendezvous], None]) -> int:
+    if config.prompt == "target refuses":
+        raise ConfigError("target.model=/nowhere: no such folder")
+    publish(Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1))
+    workers = json.loads((run_directory / "workers.json").read_text())
+    if config.prompt == "ignore signals":
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+    try:
+        return _act(command, config, run_directory, workers)
+    finally:
+        (run_directory / "result.json").write_text(json.dumps({"workers": workers}))
+
+
+def _act(command: str, config: RunConfig, run_directory: Path, workers: object) -> int:
+    sys.stdout.write(f"{command} {config.prompt}\n")
+    sys.stdout.flush()
+    if config.prompt in ("wait", "ignore signals", "draft refuses", "draft crashes"):
+        threading.Event().wait(DEADLINE_SECONDS)
+    if config.prompt == "draft is killed":
+        while json.loads((run_directory / "workers.json").read_text()) == workers:
+            os.sched_yield()
+    if config.prompt == "target crashes":
+        raise ValueError("a bug in the target")
+    return 0
+
+
+def run_draft(
+    config: RunConfig, run_directory: Path | None, await_rendezvous: Callable[[], Rendezvous], incarnation: int = 1
+) -> int:
+    if config.prompt == "draft refuses":
+        raise ConfigError("drafter.model=/nowhere: no such folder")
+    if config.prompt == "draft crashes":
+        raise ValueError("a bug in the draft")
+    rendezvous = await_rendezvous()
+    assert rendezvous == Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1)
+    if config.prompt == "draft is killed" and incarnation == 1:
+        os.kill(os.getpid(), 9)
+    if config.prompt in ("wait", "ignore signals"):
+        threading.Event().wait(DEADLINE_SECONDS)
+    return 0

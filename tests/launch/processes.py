@@ -1,0 +1,34 @@
+"""Runs the launcher as a user does: as a process of its own, with workers that need no model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = "--roles=tests.launch.fake_workers"
+SECONDS = 90.0
+"""The longest any of these processes may take on a busy machine."""
+
+
+def environment() -> dict[str, str]:
+    """Ours, with the checkout importable whether or not it is installed."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def amusd_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "launch.main", *arguments]
+
+
+def torchrun_command(*arguments: str) -> list[str]:
+    flags = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    return [sys.executable, "-m", "torch.distributed.run", *flags, str(ROOT / "launch" / "run.py"), *arguments]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in `folder` to its end."""
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+    )

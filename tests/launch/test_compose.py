@@ -1,0 +1,165 @@
+"""Command line -> configuration: every file composes, texts arrive as typed, every mistake is one line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from amusd.config import DrafterConfig, RunConfig, TargetConfig
+from amusd.errors import ConfigError
+from amusd.types import Mode
+from launch.compose import compose_config
+from launch.keys import conf_folder, groups, keys
+from launch.main import COMMANDS
+from launch.overrides import expand_sweep, text_value
+
+NEEDS_A_MODEL = {"target": "target.model=/m", "drafter": "drafter.model=/m"}
+
+MISTAKES = [
+    ("promt=x", "promt=x: no such key; did you mean 'prompt'?"),
+    ("temperature=1", "temperature=1: no such key; did you mean 'sampling.temperature'?"),
+    ("drafter.modl=x", "drafter.modl=x: no such key; did you mean 'drafter.model'?"),
+    ("max_lookahead.x=3", "max_lookahead.x=3: no such key"),
+    ("hydra.run.dir=x", "hydra.run.dir=x: no such key"),
+    ("target@other=hf", "target@other=hf: no such key"),
+    ("=5", "=5: no such key"),
+    ("+extra=1", "+extra=1: no such key"),
+    ("+mode=synchronous", "+mode=synchronous: keys are neither added nor deleted here; write mode=synchronous"),
+    ("~mode=synchronous", "~mode=synchronous: keys are neither added nor deleted here"),
+    ("~mode", "~mode: expected key=value"),
+    ("sky", "sky: expected key=value; a value with spaces needs quotes"),
+    ("drafter=nope", "drafter=nope: allowed: embedded, hf, ngram"),
+    ("drafter=ngrams", "drafter=ngrams: allowed: embedded, hf, ngram; did you mean 'ngram'?"),
+    ("target=null", "target=null: allowed: embedded, hf"),
+    ("target={a:b}", "target={a:b}: allowed: embedded, hf"),
+    ("experiment=demos", "experiment=demos: allowed: "),
+    ("target=hf", "target.model: required with target=hf"),
+    ("mode=sync", "mode=sync: allowed: autoregressive, synchronous, asynchronous; did you mean 'synchronous'?"),
+    ("mode=", "mode=: allowed: autoregressive, synchronous, asynchronous"),
+    ("max_lookahead=many", "max_lookahead=many: expected a whole number"),
+    ("max_lookahead={a:1}", "max_lookahead={'a': 1}: expected a whole number"),
+    ("max_lookahead=0", "max_lookahead=0: must be at least 1"),
+    ("max_lookahead=${max_lookahead}", "max_lookahead=${max_lookahead}: "),
+    ("max_lookahead=${nothing}", "max_lookahead=${nothing}: "),
+    ("sampling=3", "sampling=3: has keys of its own: sampling.temperature, "),
+    ("sampling.temperature=0.7", "sampling.temperature=0.7: only 0 (greedy)"),
+    ("mode=synchronous,asynchronous", "mode=synchronous,asynchronous: several values are a sweep, which needs -m"),
+    ("hardware.devices=cpu,cpu", "hardware.devices=cpu,cpu: several values are a sweep, which needs -m; one list"),
+    ("hardware.devices=[cpu", "hardware.devices=[cpu: cannot be read"),
+    ("prompt=\udcff", "prompt='\\udcff': not valid UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), MISTAKES, ids=[ascii(override) for override, _ in MISTAKES])
+def test_a_mistake_is_one_line_that_names_it(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config([override])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_overrides_the_defaults_of_the_package_hold() -> None:
+    assert compose_config([]) == RunConfig()
+
+
+@pytest.mark.parametrize("choice", [f"{group}={name}" for group, names in groups().items() for name in names])
+def test_every_configuration_file_composes(choice: str) -> None:
+    group, _, name = choice.partition("=")
+    needed = [NEEDS_A_MODEL[group]] if name == "hf" else []
+    assert isinstance(compose_config([choice, *needed]), RunConfig)
+
+
+@pytest.mark.parametrize("file", sorted((conf_folder() / "experiment").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_experiment_begins_with_its_own_command(file: Path) -> None:
+    package, comment = file.read_text(encoding="utf-8").splitlines()[:2]
+    assert package == "# @package _global_"
+    program, command, *arguments = shlex.split(comment.removeprefix("# "))
+    assert program == "amusd"
+    assert command in COMMANDS
+    assert f"experiment={file.stem}" in arguments
+    for job in expand_sweep([argument for argument in arguments if argument != "-m"]):
+        compose_config(job)
+
+
+def test_a_file_changes_what_it_names_and_an_override_wins_over_it() -> None:
+    config = compose_config(["experiment=synchronous_sweep", "drafter=ngram", "sampling.max_new_tokens=5"])
+    assert config.mode is Mode.SYNCHRONOUS
+    assert config.drafter == DrafterConfig(kind="ngram")
+    assert config.sampling.max_new_tokens == 5
+    assert compose_config(["experiment=demo", "experiment=null"]).prompt is None
+
+
+@given(text=st.text(st.characters(exclude_characters="\0", codec="utf-8")))
+@example("Hello, world: what's 1+1=?")
+@example("'one' and 'two'")
+@example('{a: [1, 2], "b": ${x}} $(rm) `ls` \\ \\\' \n\t')
+@example("choice(a,b)")
+@example("")
+def test_free_text_arrives_as_typed(text: str) -> None:
+    assume(text != "null")
+    assume(not (len(text) > 1 and text[0] in "'\"" and text[-1] == text[0]) or "' and '" in text)
+    for key in ("prompt", "run_dir", "target.model", "workload.path"):
+        assert text_value(key, text) == text
+    assume(not text.startswith("["))
+    assert text_value("sampling.stop", text) == [text]
+
+
+def test_free_text_reaches_the_configuration_unchanged() -> None:
+    text = "a,b: {c} [d] 'e' \"f\" ${g} \\h \n ünï=1"
+    config = compose_config(
+        [f"prompt={text}", f"sampling.stop={text}", "target=hf", f"target.model={text}", f"workload.path={text}"]
+    )
+    assert config.prompt == config.workload.path == text
+    assert config.target == TargetConfig(kind="hf", model=text)
+    assert config.sampling.stop == (text,)
+
+
+def test_a_complete_quoted_string_loses_its_quotes_and_null_is_no_text() -> None:
+    config = compose_config(["prompt='it\\'s'", "sampling.stop=[\"a, b\", '${c}']", "run_dir=null"])
+    assert config.prompt == "it's"
+    assert config.sampling.stop == ("a, b", "${c}")
+    assert config.run_dir is None
+    assert compose_config(["prompt='null'"]).prompt == "null"
+
+
+def test_a_sweep_is_the_product_of_its_choices_in_order() -> None:
+    jobs = expand_sweep(["mode=synchronous", "num_speculative_tokens=range(2,5)", "max_lookahead=8,16"])
+    assert jobs == [
+        ("mode=synchronous", f"num_speculative_tokens={length}", f"max_lookahead={lookahead}")
+        for length in (2, 3, 4)
+        for lookahead in (8, 16)
+    ]
+
+
+def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
+    jobs = expand_sweep(["prompt=one, two", "transport=glob(*)", "drafter.model=choice(/a,'/b c')"])
+    assert {job[0] for job in jobs} == {"prompt=one, two"}
+    assert [job[1:] for job in jobs] == [
+        (f"transport={kind}", f"drafter.model={model}") for kind in ("auto", "zeromq") for model in ("/a", "/b c")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("max_lookahead=interval(1,2)", "max_lookahead=interval(1,2): an interval"),
+        ("max_lookahead=glob(*)", "max_lookahead=glob(*): glob() chooses from a group"),
+        ("drafter=glob(x*)", "drafter=glob(x*): matches none of embedded, hf, ngram"),
+        ("max_lookahead=range(4,4)", "max_lookahead=range(4,4): a sweep over nothing"),
+        ("max_lookahed=1,2", "max_lookahed=1,2: no such key; did you mean 'max_lookahead'?"),
+    ],
+)
+def test_a_mistaken_sweep_is_one_line(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}.*$"):
+        expand_sweep([override])
+
+
+def test_every_key_can_be_set_to_its_default_by_name() -> None:
+    for key in keys().values():
+        if isinstance(key.default, (int, float)):
+            assert compose_config([f"{key.name}={str(key.default).lower()}"]) == RunConfig()

@@ -1,0 +1,82 @@
+"""The folder of a run: what is in it before the workers start, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from amusd.config import RunConfig, SamplingParams
+from amusd.errors import ConfigError
+from launch.run_directory import (
+    choose_folder,
+    claim_folder,
+    create_run_directory,
+    discard_run,
+    read_config,
+    replace_draft,
+    write_workers,
+)
+
+
+def test_it_holds_the_resolved_configuration_and_the_environment(tmp_path: Path) -> None:
+    config = RunConfig(prompt="${x}: 'a'\n\u2028 ü", sampling=SamplingParams(stop=("no", "1e3", "~")))
+    directory = create_run_directory(config, tmp_path / "deep" / "run")
+    assert sorted(path.name for path in directory.iterdir()) == ["config.yaml", "environment.json", "events"]
+    saved = read_config(directory)
+    assert (saved.prompt, saved.sampling, saved.run_dir) == (config.prompt, config.sampling, str(directory))
+    environment = json.loads((directory / "environment.json").read_text())
+    assert {"amusd", "python", "packages", "cpu", "gpus", "commit"} <= set(environment)
+    assert {"torch", "transformers", "pyzmq", "hydra-core"} <= set(environment["packages"])
+    assert environment["cpu"]["cores"] >= environment["cpu"]["allowed_cores"] >= 1
+
+
+def test_its_default_name_is_the_date_and_a_short_hash_and_new_each_time() -> None:
+    first, second = choose_folder(RunConfig()), choose_folder(RunConfig())
+    assert first != second
+    assert re.fullmatch(r"runs/\d{4}-\d\d-\d\d-\d{6}-[0-9a-f]{7}", first.as_posix())
+    assert choose_folder(RunConfig(run_dir="/given")) == Path("/given")
+
+
+@pytest.mark.parametrize("mark", ["config.yaml", "result.json", "sweep.json"])
+def test_a_folder_that_holds_a_run_is_refused_and_left_alone(tmp_path: Path, mark: str) -> None:
+    (tmp_path / mark).write_text("old")
+    with pytest.raises(ConfigError, match=f"already holds a run \\({mark}\\)"):
+        create_run_directory(RunConfig(run_dir=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == [mark]
+    assert (tmp_path / mark).read_text() == "old"
+
+
+def test_an_existing_folder_with_other_things_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert create_run_directory(RunConfig(run_dir=str(tmp_path))) == tmp_path
+    discard_run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"^run_dir=.*/file/run: cannot be used \(Not a directory\)$"):
+        claim_folder(tmp_path / "file" / "run")
+
+
+def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -> None:
+    refused = create_run_directory(RunConfig(), tmp_path / "refused")
+    write_workers(refused, target=1, draft=2)
+    discard_run(refused)
+    assert not refused.exists()
+    measured = create_run_directory(RunConfig(), tmp_path / "measured")
+    (measured / "events" / "target.jsonl").write_text("{}\n")
+    discard_run(measured)
+    assert (measured / "config.yaml").exists()
+
+
+def test_the_workers_are_recorded_and_a_new_draft_takes_the_place_of_the_old(tmp_path: Path) -> None:
+    replace_draft(tmp_path, 5)
+    assert list(tmp_path.iterdir()) == []
+    write_workers(tmp_path, target=3, draft=4)
+    replace_draft(tmp_path, 5)
+    assert json.loads((tmp_path / "workers.json").read_text()) == {"target": [3], "draft": [5]}
+    assert [path.name for path in tmp_path.iterdir()] == ["workers.json"]

@@ -1,0 +1,161 @@
+"""Real process trees under torchrun, with workers that need no model: exit codes, files, interruption, orphans."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch.process_tree import descendants
+from tests.launch.processes import FAKE, SECONDS, amusd_command, environment, run, torchrun_command
+
+STOP_SECONDS = 2.0
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="process trees are read from /proc")
+
+
+def test_a_run_streams_to_stdout_fills_its_folder_and_says_nothing_else(tmp_path: Path) -> None:
+    prompt = "what's {this}, ${that}?"
+    done = run(amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out", "mode=autoregressive"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"generate {prompt}\n"
+    assert done.stderr == f"amusd: run directory: {tmp_path / 'out'}\n"
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"config.yaml", "environment.json", "events", "result.json", "workers.json"}
+    workers = json.loads((tmp_path / "out" / "workers.json").read_text())
+    seen_before_the_first_token = json.loads((tmp_path / "out" / "result.json").read_text())["workers"]
+    assert workers == seen_before_the_first_token
+    assert len({*workers["target"], *workers["draft"]}) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ("target refuses", "target.model=/nowhere: no such folder"),
+        ("draft refuses", "drafter.model=/nowhere: no such folder"),
+    ],
+)
+def test_a_mistake_found_by_a_worker_is_one_line_and_exit_code_2(tmp_path: Path, prompt: str, line: str) -> None:
+    done = run(amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out"), tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"amusd: run directory: {tmp_path / 'out'}\namusd: {line}\n"
+    assert not (tmp_path / "out").exists() or prompt == "draft refuses"  # that target had begun to measure
+
+
+def test_a_bug_in_a_worker_shows_its_traceback_and_no_report_of_torchrun(tmp_path: Path) -> None:
+    done = run(amusd_command("generate", FAKE, "prompt=draft crashes", "run_dir=out"), tmp_path)
+    assert done.returncode == 1
+    assert "ValueError: a bug in the draft" in done.stderr
+    assert "PeerFailedError: the draft worker could not start: a bug in the draft" in done.stderr
+    assert "ChildFailedError" not in done.stderr
+
+
+def test_a_killed_draft_is_started_again_while_the_target_goes_on(tmp_path: Path) -> None:
+    done = run(amusd_command("generate", FAKE, "prompt=draft is killed", "run_dir=out"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    before = json.loads((tmp_path / "out" / "result.json").read_text())["workers"]
+    after = json.loads((tmp_path / "out" / "workers.json").read_text())
+    assert before["target"] == after["target"]
+    assert before["draft"] != after["draft"]
+    assert f"pid {before['draft'][0]}) was killed by signal 9" in done.stderr
+
+
+def interrupt_launcher(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def interrupt_foreground_group(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def terminate_launcher(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("stop", "prompt", "exit_code"),
+    [
+        (interrupt_foreground_group, "wait", 130),
+        (terminate_launcher, "wait", 143),
+        (interrupt_launcher, "ignore signals", 130),
+    ],
+)
+def test_an_interruption_ends_every_process_within_two_seconds(
+    tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None], prompt: str, exit_code: int
+) -> None:
+    with started(tmp_path, prompt) as process:
+        tree = descendants(process.pid)
+        assert len(tree) >= 4  # torchrun, target, supervisor, draft
+        began = time.monotonic()
+        stop(process)
+        assert process.wait(SECONDS) == exit_code
+        took = time.monotonic() - began
+        assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
+        assert took < STOP_SECONDS
+        assert (tmp_path / "out" / "config.yaml").exists()
+        assert (tmp_path / "out" / "result.json").exists() == (prompt == "wait")
+        assert process.stderr is not None
+        assert process.stderr.read().endswith(f"what was measured so far is in {tmp_path / 'out'}\n")
+
+
+def test_workers_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    with started(tmp_path, "wait") as process:
+        handles = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+        process.kill()
+        began = time.monotonic()
+        for handle in handles:
+            assert wait_for_end(handle, SECONDS), "a worker outlived the launcher"
+            os.close(handle)
+        assert time.monotonic() - began < STOP_SECONDS
+        assert (tmp_path / "out" / "result.json").exists()
+
+
+def test_torchrun_by_hand_does_the_same_job(tmp_path: Path) -> None:
+    done = run(torchrun_command(FAKE, "compare", "prompt=by hand", "run_dir=out"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "compare by hand\n"
+    assert f"amusd: run directory: {tmp_path / 'out'}\n" in done.stderr
+    assert (tmp_path / "out" / "workers.json").exists()
+
+
+def test_torchrun_by_hand_refuses_a_mistake_once_and_nobody_waits(tmp_path: Path) -> None:
+    done = run(torchrun_command(FAKE, "promt=x"), tmp_path)
+    assert done.returncode == 1  # torchrun's own
+    assert done.stderr.count("amusd: ") == 1
+    assert "amusd: promt=x: no such key; did you mean 'prompt'?" in done.stderr
+
+
+class started:  # noqa: N801 - reads as a function where it is used
+    """A run whose target has produced its first line; ended in the end."""
+
+    def __init__(self, folder: Path, prompt: str) -> None:
+        self._process = subprocess.Popen(
+            amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out"),
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self.line = self._process.stdout.readline()
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate(timeout=SECONDS)
+
+
+def wait_for_end(handle: int, timeout: float) -> bool:
+    return bool(select.select([handle], [], [], timeout)[0])

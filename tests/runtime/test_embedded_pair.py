@@ -1,0 +1,117 @@
+"""The real embedded target under `verify_width=fixed`: the same ids in every mode and timing (tier E).
+
+The draft runs on a thread of its own over the memory link; `tests/launch` has the same pair in two processes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from runtime.pair import DraftThread, KeepingRecorder
+
+from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.oracle import OracleDrafter, right_with_probability
+from amusd.engine import Engine, Generation
+from amusd.models.huggingface import HuggingFaceModel, load_model
+from amusd.models.numerics import Numerics
+from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
+from amusd.runtime.startup import meet_draft
+from amusd.transport.memory import memory_pair
+from amusd.types import Mode
+from amusd.workload import load_prompts
+
+pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
+
+SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
+WIDTH = 8
+
+
+class UnevenOracle(OracleDrafter):
+    """Right seven times in ten; slow at times, and once it pauses for a second."""
+
+    num_proposals = 0
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        self.num_proposals += 1
+        time.sleep(1.0 if self.num_proposals == 20 else 0.03 * (self.num_proposals % 4 == 0))
+        return super().propose(max_tokens)
+
+
+@pytest.fixture(scope="module")
+def target(embedded_folder: Path) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
+    model = load_model(embedded_folder, numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512)
+    return model, load_tokenizer(embedded_folder)
+
+
+@contextmanager
+def engine_over(
+    target: tuple[HuggingFaceModel, HuggingFaceTokenizer],
+    factories: Mapping[str, Callable[[], Drafter]],
+    max_delay_seconds: float = 0.0,
+) -> Iterator[Engine]:
+    target_end, draft_end = memory_pair(seed=3, max_delay_seconds=max_delay_seconds)
+    draft = DraftThread(draft_end)
+    thread = threading.Thread(target=draft.run, args=(factories,), daemon=True)
+    thread.start()
+    worker = meet_draft(target_end, *target, KeepingRecorder("target"), 30.0)
+    with Engine(worker, target[1], drafters=list(factories)) as engine:
+        yield engine
+    thread.join(30)
+    assert draft.error is None
+
+
+def answer(engine: Engine, prompt: str | tuple[int, ...], num_tokens: int, mode: Mode, drafter: str | None) -> Generation:
+    params = SamplingParams(max_new_tokens=num_tokens)
+    decoding = DecodingConfig(mode=mode, num_speculative_tokens=5)
+    return engine.generate(prompt, params, decoding=decoding, drafter=drafter)
+
+
+def check_prompts(target: tuple[HuggingFaceModel, HuggingFaceTokenizer], num_prompts: int, num_tokens: int) -> None:
+    """Plain decoding first; then every speculative mode, with a fast link and lookup, and with everything uneven."""
+    accepted = {mode: 0 for mode in SPECULATIVE}
+    for prompt in load_prompts(WorkloadConfig(num_prompts=num_prompts)):
+        with engine_over(target, {"ngram": NgramDrafter}) as engine:
+            encoded = engine.encode(prompt.text)
+            plain = answer(engine, encoded, num_tokens, Mode.AUTOREGRESSIVE, None)
+            for mode in SPECULATIVE:
+                assert answer(engine, encoded, num_tokens, mode, "ngram").token_ids == plain.token_ids
+        oracle = lambda ids: UnevenOracle(ids, right_with_probability(0.7, 5), 49_152)  # noqa: E731
+        known = (*encoded, *plain.token_ids)
+        with engine_over(target, {"oracle": lambda: oracle(known)}, max_delay_seconds=0.03) as engine:  # noqa: B023
+            for mode in SPECULATIVE:
+                result = answer(engine, encoded, num_tokens, mode, "oracle")
+                assert result.token_ids == plain.token_ids
+                accepted[mode] += result.metrics.num_accepted
+    assert all(count > num_prompts * num_tokens // 8 for count in accepted.values())
+
+
+def test_the_modes_agree_on_real_prompts_in_uneven_timing(
+    target: tuple[HuggingFaceModel, HuggingFaceTokenizer],
+) -> None:
+    check_prompts(target, num_prompts=2, num_tokens=40)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_modes_agree_on_sixteen_prompts_of_128_tokens(
+    target: tuple[HuggingFaceModel, HuggingFaceTokenizer],
+) -> None:
+    check_prompts(target, num_prompts=16, num_tokens=128)
+
+
+def test_a_draft_equal_to_the_embedded_target_is_always_accepted(
+    target: tuple[HuggingFaceModel, HuggingFaceTokenizer],
+) -> None:
+    with engine_over(target, {"same": lambda: AutoregressiveDrafter(target[0])}) as engine:
+        for mode in SPECULATIVE:
+            result = answer(engine, "Why is the sky blue?", 24, mode, "same")
+            assert result.metrics.num_verified > 0
+            assert result.metrics.as_dict()["acceptance_rate"] == 1.0

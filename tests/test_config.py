@@ -1,0 +1,116 @@
+"""The configuration: one home of defaults, and one line for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from amusd.config import RunConfig, from_mapping, to_mapping
+from amusd.errors import ConfigError
+from amusd.types import Mode
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"promt": "x"}, "promt: no such key; did you mean 'prompt'?"),
+    ({"sampling": {"max_new_token": 1}}, "sampling.max_new_token: no such key; did you mean 'max_new_tokens'?"),
+    ({"zzz": 1}, "zzz: no such key"),
+    ({"mode": "sync"}, "mode=sync: allowed: autoregressive, synchronous, asynchronous; did you mean 'synchronous'?"),
+    ({"output": "xml"}, "output=xml: allowed: text, json"),
+    ({"drafter": {"kind": "ngrams"}}, "drafter.kind=ngrams: allowed: embedded, hf, ngram; did you mean 'ngram'?"),
+    ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number"),
+    ({"max_lookahead": 1.5}, "max_lookahead=1.5: expected a whole number"),
+    ({"max_lookahead": True}, "max_lookahead=True: expected a whole number"),
+    ({"max_wait_passes": "long"}, "max_wait_passes=long: expected a number"),
+    ({"workload": {"raw": "perhaps"}}, "workload.raw=perhaps: expected true or false"),
+    ({"prompt": {"a": 1}}, "prompt={'a': 1}: expected text"),
+    ({"sampling": 3}, "sampling=3: has keys of its own: temperature, seed, max_new_tokens, stop, ignore_eos"),
+    ({"sampling": {"temperature": 0.5}}, "sampling.temperature=0.5: only 0 (greedy)"),
+    ({"sampling": {"max_new_tokens": 0}}, "sampling.max_new_tokens=0: must be at least 1"),
+    ({"sampling": {"stop": ["a", ""]}}, "sampling.stop=['a', '']: a stop string must not be empty"),
+    ({"num_speculative_tokens": 0}, "num_speculative_tokens=0: must be at least 1"),
+    ({"max_lookahead": 0}, "max_lookahead=0: must be at least 1"),
+    ({"tokens_per_message": 0}, "tokens_per_message=0: must be at least 1"),
+    ({"tokens_per_message": 17}, "tokens_per_message=17: must be at most max_lookahead (16)"),
+    ({"min_candidates": -1}, "min_candidates=-1: must be at least 0"),
+    ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
+    ({"max_wait_passes": -0.1}, "max_wait_passes=-0.1: must be at least 0"),
+    ({"draft_timeout_seconds": 0}, "draft_timeout_seconds=0.0: must be above 0"),
+    ({"target": {"kind": "hf"}}, "target.model: required with target=hf"),
+    ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
+    ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with drafter=hf, not with drafter=embedded"),
+    ({"drafter": {"num_layers": 0}}, "drafter.num_layers=0: must be at least 1"),
+    ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),
+    ({"drafter": {"min_ngram": 5}}, "drafter.min_ngram=5: must be between 1 and drafter.max_ngram (4)"),
+    ({"hardware": {"num_threads": 0}}, "hardware.num_threads=0: must be at least 1"),
+    ({"hardware": {"devices": ["cpu"]}}, "hardware.devices=['cpu']: name two"),
+    ({"workload": {"num_prompts": 0}}, "workload.num_prompts=0: must be at least 1"),
+    ({"compare": {"synchronous_lengths": []}}, "compare.synchronous_lengths=[]: name at least one length"),
+    ({"compare": {"synchronous_lengths": [2, 0]}}, "compare.synchronous_lengths=[2, 0]: name at least one length"),
+    ({"max_verify_width": 1}, "max_verify_width=1: must be at least 2"),
+    ({"max_verify_width": 4, "mode": "synchronous"}, "max_verify_width=4: must be at least 5: 4 candidates"),
+    ({"max_model_len": 1}, "max_model_len=1: must be at least 2"),
+    ({"startup_timeout_seconds": 0}, "startup_timeout_seconds=0.0: must be above 0"),
+    ({"transport": {"kind": "nccl"}}, "transport.kind=nccl: allowed: auto, zeromq"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), MISTAKES, ids=[message[:48] for _, message in MISTAKES])
+def test_a_mistake_is_one_line_that_names_key_and_value(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(RunConfig, values)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_plain_values_and_back_give_the_same_configuration() -> None:
+    config = from_mapping(
+        RunConfig,
+        {
+            "prompt": "a\nb",
+            "mode": "synchronous",
+            "target": {"kind": "hf", "model": "/m"},
+            "sampling": {"stop": ["x", "y"], "max_new_tokens": 3},
+            "hardware": {"devices": ["cpu", "cpu"]},
+            "compare": {"synchronous_lengths": [1, 2]},
+            "max_verify_width": 16,
+        },
+    )
+    assert config != RunConfig()
+    assert from_mapping(RunConfig, to_mapping(config)) == config
+    assert from_mapping(RunConfig, to_mapping(RunConfig())) == RunConfig()
+
+
+def test_a_mapping_holds_plain_values_only() -> None:
+    def check(value: object) -> None:
+        if isinstance(value, dict):
+            for item in value.values():
+                check(item)
+        elif isinstance(value, list):
+            for item in value:
+                check(item)
+        else:
+            assert value is None or type(value) in (str, int, float, bool)
+
+    check(to_mapping(RunConfig(mode=Mode.SYNCHRONOUS)))
+
+
+def test_numbers_become_what_the_key_holds() -> None:
+    config = from_mapping(RunConfig, {"max_wait_passes": 2, "prompt": 7, "sampling": {"stop": "one"}})
+    assert (config.max_wait_passes, config.prompt, config.sampling.stop) == (2.0, "7", ("one",))
+    assert isinstance(config.max_wait_passes, float)
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig().prompt = "other"  # type: ignore[misc]  # that it is refused is the point
+
+
+def test_the_verify_width_follows_the_longest_block_in_whole_eights() -> None:
+    def width(**keys: Any) -> int:
+        return RunConfig(**keys).engine().max_verify_width
+
+    assert width(mode=Mode.SYNCHRONOUS, num_speculative_tokens=7) == 8
+    assert width(mode=Mode.SYNCHRONOUS, num_speculative_tokens=8) == 16
+    assert width(mode=Mode.ASYNCHRONOUS, num_speculative_tokens=8) == 8
+    assert RunConfig().engine(longest_block=16).max_verify_width == 24

@@ -1,0 +1,205 @@
+"""The facade, the comparison and the commands, over a pair of table models."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
+
+import amusd.cli
+from amusd.cli import run_target
+from amusd.compare import Comparison, rows_of, run_comparison
+from amusd.config import RunConfig, from_mapping
+from amusd.console import Console, table
+from amusd.drafters.oracle import always_wrong, right_with_probability
+from amusd.engine import Engine
+from amusd.errors import ConfigError
+from amusd.transport.base import Rendezvous
+from amusd.types import Mode
+from amusd.workload import Prompt
+
+TEXT = "deafbead"
+FACTORY = oracle(60, right_with_probability(0.7, 1))
+
+
+def run_config(**changes: object) -> RunConfig:
+    return from_mapping(
+        RunConfig,
+        {"drafter": {"kind": "ngram"}, "compare": {"synchronous_lengths": [2, 4]}, "max_lookahead": 8, **changes},
+    )
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_and_the_engine_goes_on() -> None:
+    with pair({"ngram": FACTORY}) as (engine, _):
+        with pytest.raises(ConfigError, match=r"500 tokens leave no room in a context of 400"):
+            engine.generate([1] * 500)
+        with pytest.raises(ConfigError, match="no tokens"):
+            engine.generate("")
+        with pytest.raises(ConfigError, match=r"must be in \[0, 50\)"):
+            engine.generate([1, 50])
+        assert engine.generate(PROMPT, params(5)).token_ids == reference(5)[len(PROMPT) :]
+
+
+def test_an_unknown_drafter_is_refused_with_the_nearest() -> None:
+    with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(ConfigError, match="did you mean 'ngram'"):
+        engine.generate(PROMPT, drafter="ngrams")
+
+
+def test_a_new_request_ends_an_unfinished_one() -> None:
+    with pair({"ngram": FACTORY}) as (engine, _):
+        first = engine.stream(PROMPT, params(40), decoding=decoding(Mode.ASYNCHRONOUS))
+        next(first)
+        second = engine.generate(PROMPT, params(20), decoding=decoding(Mode.ASYNCHRONOUS))
+        assert second.token_ids == reference(20)[len(PROMPT) :]
+        assert list(first) == []
+        with pytest.raises(RuntimeError, match="not finished"):
+            _ = first.generation
+
+
+def test_an_engine_can_be_closed_twice() -> None:
+    with pair({"ngram": FACTORY}) as (engine, draft):
+        engine.generate(PROMPT, params(5))
+        engine.close()
+        engine.close()
+    assert draft.error is None
+
+
+def test_the_comparison_has_the_documented_rows() -> None:
+    config = run_config()
+    prompts = [Prompt(1, TEXT, None), Prompt(2, "a" * 500, None), Prompt(3, "bad", None)]
+    comparison = Comparison.of(config)
+    with pair({"ngram": FACTORY}) as (engine, _):
+        run_comparison(engine, config, prompts, comparison, lambda *_: None)
+        rows = rows_of(comparison, engine)
+    assert [row["mode"] for row in rows] == ["autoregressive", "synchronous", "asynchronous"]
+    assert [number for number, _ in comparison.refused] == [2]
+    documented = {
+        "mode", "policy", "num_speculative_tokens", "num_prompts", "num_tokens", "tokens_per_second", "ms_per_token",
+        "time_to_first_token_ms", "speedup_vs_autoregressive", "speedup_vs_best_synchronous", "acceptance_rate",
+        "mean_acceptance_length", "acceptance_by_position", "num_rollbacks", "wasted_draft_fraction",
+        "target_idle_fraction", "draft_idle_fraction", "num_devices", "tokens_per_second_per_device",
+        "identical_to_autoregressive",
+    }  # fmt: skip
+    for row in rows:
+        assert documented <= set(row)
+        assert row["num_prompts"] == 2
+        same = {"num_prompts": 2, "num_identical": 2, "first_difference_gaps": []}
+        assert row["identical_to_autoregressive"] == same
+    assert rows[0]["speedup_vs_autoregressive"] == 1
+    assert rows[1]["speedup_vs_best_synchronous"] == 1
+    assert set(rows[1]["tuned"]) == {2, 4}
+    assert rows[2]["policy"] == "chain"
+
+
+def test_a_difference_from_plain_decoding_is_counted_with_its_gap() -> None:
+    config = run_config()
+    comparison = Comparison.of(config)
+    with pair({"ngram": FACTORY}) as (engine, _):
+        run_comparison(engine, config, [Prompt(1, TEXT, None)], comparison, lambda *_: None)
+        answer = comparison.answers[1][0]
+        wrong = (*answer.token_ids[:3], (answer.token_ids[3] + 1) % 50, *answer.token_ids[4:])
+        comparison.answers[1][0] = replace(answer, token_ids=wrong)
+        rows = rows_of(comparison, engine)
+    found = {row["identical_to_autoregressive"]["num_identical"] for row in rows}
+    gaps = [gap for row in rows for gap in row["identical_to_autoregressive"]["first_difference_gaps"]]
+    assert all(gap > 0 for gap in gaps)
+    assert found <= {0, 1}
+
+
+class Commands:
+    """Runs a command in the target's process with the pair in the place of loaded models."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory, self.monkeypatch = tmp_path, monkeypatch
+        (tmp_path / "events").mkdir()
+
+    def run(self, command: str, engine: Engine, config: RunConfig) -> int:
+        self.monkeypatch.setattr(amusd.cli.Engine, "connect", lambda *_, **__: engine)
+
+        def publish(_rendezvous: Rendezvous) -> None:
+            raise AssertionError("nothing to publish")
+
+        return run_target(command, config, self.directory, publish)
+
+    def result(self) -> dict[str, object]:
+        result: dict[str, object] = json.loads((self.directory / "result.json").read_text())
+        return result
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    return Commands(tmp_path, monkeypatch)
+
+
+def test_generate_streams_the_text_and_leaves_a_result(commands: Commands, capsys: pytest.CaptureFixture[str]) -> None:
+    with pair({"ngram": FACTORY}) as (engine, _):
+        config = run_config(prompt=TEXT, sampling={"max_new_tokens": 12})
+        assert commands.run("generate", engine, config) == 0
+        answer = engine.tokenizer.decode(reference(12, tuple(engine.tokenizer.encode(TEXT)))[len(TEXT) :])
+    shown = capsys.readouterr()
+    assert shown.out == answer + "\n"
+    assert "asynchronous: 12 tokens (length)" in shown.err
+    assert commands.result()["text"] == answer
+
+
+@pytest.mark.parametrize("command", ["generate", "compare"])
+def test_json_is_all_of_standard_output(commands: Commands, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pair({"ngram": FACTORY}) as (engine, _):
+        config = run_config(prompt=TEXT, output="json", sampling={"max_new_tokens": 12}, workload={"num_prompts": 2})
+        assert commands.run(command, engine, config) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    document = json.loads(lines[0])
+    assert document == commands.result()
+    assert document["run_dir"] == str(commands.directory)
+
+
+def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(
+    commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pair({"ngram": oracle(60, always_wrong())}) as (engine, draft):
+        draft.link.kill()
+        config = run_config(prompt=TEXT, sampling={"max_new_tokens": 12})
+        assert commands.run("generate", engine, config) == 1
+    assert "the draft was lost and the target went on alone" in capsys.readouterr().err
+    assert commands.result()["finish_reason"] == "length"
+
+
+def test_an_interrupted_comparison_keeps_what_was_measured(commands: Commands) -> None:
+    class InterruptedError_(BaseException):
+        pass
+
+    def interrupt(_label: str, done: int, _total: int) -> None:
+        if done >= 6:
+            raise InterruptedError_
+
+    commands.monkeypatch.setattr(amusd.cli.Console, "progress", lambda _self, *args: interrupt(*args))
+    with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(InterruptedError_):
+        commands.run("compare", engine, run_config(sampling={"max_new_tokens": 8}))
+    result = commands.result()
+    assert result["complete"] is False
+    rows = result["rows"]
+    assert isinstance(rows, list)
+    assert rows[0]["num_prompts"] == 1
+
+
+def test_the_table_lines_up() -> None:
+    assert table(("a", "bb"), [("long name", "1"), ("b", "22")]).splitlines() == [
+        "a          bb",
+        "---------  --",
+        "long name   1",
+        "b          22",
+    ]
+
+
+def test_progress_is_plain_lines_off_a_terminal() -> None:
+    err = io.StringIO()
+    console = Console(err=err, out=io.StringIO())
+    for done in range(40):
+        console.progress("working", done, 40)
+    assert len(err.getvalue().splitlines()) == 10
+    assert "\r" not in err.getvalue()
