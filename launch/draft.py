@@ -1,4 +1,4 @@
-"""Rank 1: a supervisor that starts the drafting process again when it is killed, and that process itself."""
+"""Rank 1: a supervisor that outlives the drafting process, and that process itself."""
 
 from __future__ import annotations
 
@@ -17,27 +17,24 @@ from amusd.types import Role
 from .devices import claim_hardware
 from .job import Job, Options, draft_role
 from .lifetime import Interrupted, interrupt_main_thread
-from .run_directory import read_config, replace_draft
+from .run_directory import read_config
 from .store import CONNECT_SECONDS, Place, Store
 from .terminal import tell
 
-MAX_INCARNATIONS = 4
 _RETURN_SECONDS = 2.0
 """After the target has finished: how long the draft may take to notice by itself."""
 _ASKED_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
 
 
 def supervise_draft(options: Options, place: Place) -> int:
-    """Keep a drafting process alive until it ends by itself; return 0: the target's code is the run's.
+    """Start the drafting process and stay until it ends; return 0: the target's code is the run's.
 
-    One that was killed is started again, `MAX_INCARNATIONS` times at most; then the target goes on alone.
+    A draft that is killed must not make torchrun end the target, which goes on alone.
     """
-    for incarnation in range(1, MAX_INCARNATIONS + 1):
-        arguments = dataclasses.replace(options, incarnation=incarnation).arguments()
-        child = subprocess.Popen([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
-        code = child.wait()
-        if code >= 0 or -code in _ASKED_TO_END:
-            break
+    arguments = dataclasses.replace(options, incarnation=1).arguments()
+    child = subprocess.Popen([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
+    code = child.wait()
+    if code < 0 and -code not in _ASKED_TO_END:
         tell(f"the draft worker (rank {place.rank}, pid {child.pid}) was killed by signal {-code}")
     return 0
 
@@ -61,8 +58,6 @@ def run_draft_process(options: Options, place: Place) -> int:
     if store.has("finished"):
         return 0
     store.put("draft_pid", os.getpid())
-    if options.incarnation != 1:
-        replace_draft(job.run_directory, os.getpid())
     return _draft_until_finished(options, job, store)
 
 
@@ -85,12 +80,10 @@ def _draft_until_finished(options: Options, job: Job, store: Store) -> int:
     try:
         with store.watching("finished", end_soon):
             return draft_role(options.roles)(job.config, directory, await_rendezvous, options.incarnation or 1)
-    except PeerLostError:
-        if (options.incarnation or 1) == 1:
-            raise
-        tell("the target goes on alone: it takes no new draft in this run")
-        return 0
     except Exception as error:
+        if isinstance(error, PeerLostError) and options.incarnation != 1:
+            tell("the target goes on alone: it takes no new draft in this run")
+            return 0
         users_mistake = isinstance(error, ConfigError)
         if users_mistake or not met.is_set():  # once they have met, the link itself tells the target
             store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})

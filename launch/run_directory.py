@@ -91,13 +91,6 @@ def write_workers(directory: Path, *, target: int, draft: int) -> None:
     write_whole(directory / WORKERS_FILE, json.dumps({"target": [target], "draft": [draft]}) + "\n")
 
 
-def replace_draft(directory: Path, draft: int) -> None:
-    """Record that another process drafts now. Does nothing where the file is not (another machine's)."""
-    if (directory / WORKERS_FILE).exists():
-        workers = json.loads((directory / WORKERS_FILE).read_text(encoding="utf-8"))
-        write_whole(directory / WORKERS_FILE, json.dumps(workers | {"draft": [draft]}) + "\n")
-
-
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees all of it or none."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")

@@ -170,15 +170,15 @@ def test_a_lost_draft_gives_a_whole_answer_and_a_non_zero_exit(
 
 
 def test_an_interrupted_comparison_keeps_what_was_measured(commands: Commands) -> None:
-    class InterruptedError_(BaseException):
+    class Stopped(BaseException):
         pass
 
     def interrupt(_label: str, done: int, _total: int) -> None:
         if done >= 6:
-            raise InterruptedError_
+            raise Stopped
 
     commands.monkeypatch.setattr(amusd.cli.Console, "progress", lambda _self, *args: interrupt(*args))
-    with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(InterruptedError_):
+    with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(Stopped):
         commands.run("compare", engine, run_config(sampling={"max_new_tokens": 8}))
     result = commands.result()
     assert result["complete"] is False
@@ -203,3 +203,22 @@ def test_progress_is_plain_lines_off_a_terminal() -> None:
         console.progress("working", done, 40)
     assert len(err.getvalue().splitlines()) == 10
     assert "\r" not in err.getvalue()
+
+
+def test_an_interrupted_answer_keeps_what_was_written(commands: Commands) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    shown: list[str] = []
+
+    def interrupt(_console: Console, text: str, end: str = "\n") -> None:
+        shown.append(text)
+        if len(shown) == 6:
+            raise Interrupted
+
+    commands.monkeypatch.setattr(amusd.cli.Console, "text", interrupt)
+    with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(Interrupted):
+        commands.run("generate", engine, run_config(prompt=TEXT, sampling={"max_new_tokens": 20}))
+    result = commands.result()
+    assert result["complete"] is False
+    assert str(result["text"]).startswith("".join(shown[:5]))

@@ -69,11 +69,14 @@ def load_embedded_draft(
 
 
 def kept_layers(num_layers: int, available: int) -> tuple[int, ...]:
-    """Indices of the first ceil(n/2) and last floor(n/2) of `available` layers. `ConfigError` if there are fewer."""
+    """Indices of the first `num_layers` of `available` layers. `ConfigError` if there are fewer.
+
+    Untrained, the last layers cannot read what the first ones write: measured on the embedded target's own greedy text,
+    layer 0 alone predicts 7 % of its tokens, layers 0 and 1 predict 5 %, and any choice that ends with layer 29 none.
+    """
     if not 1 <= num_layers <= available:
         raise ConfigError(f"drafter.num_layers={num_layers}: the target has {available} layers")
-    first = -(-num_layers // 2)
-    return (*range(first), *range(available - (num_layers - first), available))
+    return tuple(range(num_layers))
 
 
 def frequent_ids(vocab_size: int, available: int, special: Iterable[int]) -> list[int]:

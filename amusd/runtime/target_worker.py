@@ -19,7 +19,7 @@ from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Op
 from amusd.protocol.target_session import Block, Reception, TargetSession
 from amusd.runtime.tally import Tally
 from amusd.sampling.greedy import accept_greedy
-from amusd.sampling.stopping import StopChecker
+from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -77,8 +77,8 @@ class TargetWorker:
         """A draft is connected and has not failed."""
         return self.link is not None and self.peer is not None and self.draft_failure is None
 
-    def decode(self, request: Request, stop: StopChecker) -> Generator[tuple[int, ...], None, Outcome]:
-        """Yield the committed tokens of each pass; return how it ended. Closing the generator aborts the sequence."""
+    def decode(self, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
+        """Yield what each pass commits; return how it ended. Closing the generator aborts the sequence."""
         self._tally = Tally(num_prompt_tokens=len(request.prompt))
         session = self._new_session(request)
         reason = FinishReason.ABORTED
@@ -86,14 +86,13 @@ class TargetWorker:
             cache = self._open(session, request)
             while True:
                 block = self._next_block(session, request.policy)
-                token_ids, finish_reason = self._verify(session, cache, block, stop)
-                if finish_reason is not None:
-                    reason = finish_reason
-                    yield token_ids
-                    break
-                if session.attached:
+                emission = self._verify(session, cache, block, stop)
+                if session.attached and emission.finish_reason is None:
                     self._send(session.verdict())
-                yield token_ids
+                yield emission
+                if emission.finish_reason is not None:
+                    reason = emission.finish_reason
+                    break
         finally:
             self._close(session, reason)
         return Outcome(reason, self._tally.metrics(), session.sequence_id)
@@ -164,9 +163,7 @@ class TargetWorker:
                 return session.begin(min(decision.num_candidates, limit))
             self._wait(session, decision.seconds)
 
-    def _verify(
-        self, session: TargetSession, cache: KVCache, block: Block, stop: StopChecker
-    ) -> tuple[tuple[int, ...], FinishReason | None]:
+    def _verify(self, session: TargetSession, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
         start_ns = time.monotonic_ns()
         logits = self.model.forward(block.token_ids, cache).logits  # [1 + candidates, vocab]
@@ -183,7 +180,7 @@ class TargetWorker:
         # An answer that ends inside the block leaves the candidates behind its end unjudged.
         num_judged = len(judged) if emission.finish_reason is None else min(len(judged), len(emission.token_ids))
         self._pass_done(session, block, start_ns, end_ns, num_judged=num_judged, num_accepted=num_accepted)
-        return emission.token_ids, emission.finish_reason
+        return emission
 
     def _pass_done(
         self, session: TargetSession, block: Block, start_ns: int, end_ns: int, *, num_judged: int, num_accepted: int

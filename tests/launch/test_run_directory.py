@@ -16,7 +16,6 @@ from launch.run_directory import (
     create_run_directory,
     discard_run,
     read_config,
-    replace_draft,
     write_workers,
 )
 
@@ -73,10 +72,7 @@ def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -
     assert (measured / "config.yaml").exists()
 
 
-def test_the_workers_are_recorded_and_a_new_draft_takes_the_place_of_the_old(tmp_path: Path) -> None:
-    replace_draft(tmp_path, 5)
-    assert list(tmp_path.iterdir()) == []
+def test_the_workers_are_recorded_whole(tmp_path: Path) -> None:
     write_workers(tmp_path, target=3, draft=4)
-    replace_draft(tmp_path, 5)
-    assert json.loads((tmp_path / "workers.json").read_text()) == {"target": [3], "draft": [5]}
+    assert json.loads((tmp_path / "workers.json").read_text()) == {"target": [3], "draft": [4]}
     assert [path.name for path in tmp_path.iterdir()] == ["workers.json"]

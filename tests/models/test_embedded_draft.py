@@ -38,7 +38,7 @@ def test_it_is_the_target_with_fewer_layers_and_columns(name: str, tied: bool, t
     stock = save_target(tmp_path, name, tie_word_embeddings=tied)
     draft = load(tmp_path, num_layers=3)
     assert draft.output_ids is not None
-    stock.model.layers = torch.nn.ModuleList([stock.model.layers[index] for index in (0, 1, 4)])
+    stock.model.layers = torch.nn.ModuleList([stock.model.layers[index] for index in (0, 1, 2)])
     stock.model.config.num_hidden_layers = 3
     with torch.inference_mode():
         full = stock(torch.tensor([[5, 6, 7, 8]]), use_cache=False).logits[0]
@@ -69,9 +69,9 @@ def test_it_can_propose_the_end_and_what_the_chat_template_writes(tmp_path: Path
     assert draft.vocab_size == len(draft.output_ids) == 50
 
 
-@pytest.mark.parametrize(("num_layers", "kept"), [(1, (0,)), (2, (0, 29)), (3, (0, 1, 29)), (4, (0, 1, 28, 29))])
-def test_half_of_the_layers_come_from_each_end(num_layers: int, kept: tuple[int, ...]) -> None:
-    assert kept_layers(num_layers, 30) == kept
+@pytest.mark.parametrize("num_layers", [1, 2, 30])
+def test_the_first_layers_are_kept(num_layers: int) -> None:
+    assert kept_layers(num_layers, 30) == tuple(range(num_layers))
 
 
 def test_more_layers_than_the_target_has_are_refused() -> None:

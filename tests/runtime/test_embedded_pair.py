@@ -68,7 +68,9 @@ def engine_over(
     assert draft.error is None
 
 
-def answer(engine: Engine, prompt: str | tuple[int, ...], num_tokens: int, mode: Mode, drafter: str | None) -> Generation:
+def answer(
+    engine: Engine, prompt: str | tuple[int, ...], num_tokens: int, mode: Mode, drafter: str | None
+) -> Generation:
     params = SamplingParams(max_new_tokens=num_tokens)
     decoding = DecodingConfig(mode=mode, num_speculative_tokens=5)
     return engine.generate(prompt, params, decoding=decoding, drafter=drafter)
@@ -76,7 +78,7 @@ def answer(engine: Engine, prompt: str | tuple[int, ...], num_tokens: int, mode:
 
 def check_prompts(target: tuple[HuggingFaceModel, HuggingFaceTokenizer], num_prompts: int, num_tokens: int) -> None:
     """Plain decoding first; then every speculative mode, with a fast link and lookup, and with everything uneven."""
-    accepted = {mode: 0 for mode in SPECULATIVE}
+    accepted = dict.fromkeys(SPECULATIVE, 0)
     for prompt in load_prompts(WorkloadConfig(num_prompts=num_prompts)):
         with engine_over(target, {"ngram": NgramDrafter}) as engine:
             encoded = engine.encode(prompt.text)

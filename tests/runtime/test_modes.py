@@ -169,3 +169,13 @@ def test_the_draft_works_while_the_target_does() -> None:
 
     assert num_overlapping(Mode.ASYNCHRONOUS) > 10
     assert num_overlapping(Mode.SYNCHRONOUS) == 0
+
+
+def test_every_token_is_handed_out_with_the_pass_that_committed_it() -> None:
+    """Nothing is held back until the next pass: a reader sees the first token after the first pass."""
+    with pair({"oracle": oracle(NUM_TOKENS, always_wrong())}) as (engine, _):
+        stream = engine.stream(PROMPT, params(10), decoding=decoding(Mode.AUTOREGRESSIVE))
+        for num_read in range(1, 11):
+            next(stream)
+            passes = [event for event in engine.worker.recorder.events if event.name == "target_pass"]
+            assert len(passes) == num_read

@@ -1,0 +1,158 @@
+"""The whole thing as a user runs it: torchrun, two processes, the embedded pair, and what can happen to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import tiny
+
+from launch.process_tree import descendants
+from tests.launch.processes import SECONDS, amusd_command, environment, run
+
+pytestmark = [
+    pytest.mark.embedded,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="process trees are read from /proc"),
+]
+
+PROMPT = "prompt=Why is the sky blue? Answer in three sentences."
+NUM_TOKENS = 48
+
+
+def generate(folder: Path, *overrides: str) -> dict[str, Any]:
+    done = run(
+        amusd_command("generate", PROMPT, "output=json", f"sampling.max_new_tokens={NUM_TOKENS}", *overrides), folder
+    )
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+class Running:
+    """`amusd generate` whose first text has appeared, and the processes it has recorded."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        arguments = (PROMPT, "run_dir=out", f"sampling.max_new_tokens={NUM_TOKENS}", *overrides)
+        self.process = subprocess.Popen(
+            amusd_command("generate", *arguments),
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,  # so that reading the first character takes no more than that
+            start_new_session=True,
+        )
+        self.folder = folder / "out"
+        assert self.process.stdout is not None
+        self.first = self.process.stdout.read(1)
+
+    @property
+    def draft(self) -> int:
+        workers = json.loads((self.folder / "workers.json").read_text())
+        return int(workers["draft"][0])
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, (self.first + out).decode(), err.decode()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return generate(tmp_path_factory.mktemp("plain"), "mode=autoregressive")
+
+
+def test_two_processes_give_the_plain_answer_and_really_overlap(tmp_path: Path) -> None:
+    arguments = ["compare.drafters=[embedded,ngram]", "compare.synchronous_lengths=[3]", "workload.num_prompts=2"]
+    done = run(amusd_command("compare", "output=json", "sampling.max_new_tokens=20", *arguments), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1
+    rows = json.loads(done.stdout)["rows"]
+    assert [(row["mode"], row["drafter"]) for row in rows] == [
+        ("autoregressive", None),
+        ("synchronous", "embedded"),
+        ("asynchronous", "embedded"),
+        ("synchronous", "ngram"),
+        ("asynchronous", "ngram"),
+    ]
+    for row in rows:
+        assert row["identical_to_autoregressive"]["num_identical"] == 2
+    synchronous, asynchronous = rows[1], rows[2]
+    # The draft's steps lie inside the target's passes; taking turns, only its prefill does.
+    assert asynchronous["draft_overlap_fraction"] > 0.5
+    assert asynchronous["draft_overlap_fraction"] > synchronous["draft_overlap_fraction"]
+    assert 0 <= asynchronous["target_idle_fraction"] < 1
+    assert 0 <= asynchronous["draft_idle_fraction"] < 1
+
+
+def test_a_draft_that_is_stopped_for_a_second_changes_nothing(tmp_path: Path, plain: dict[str, Any]) -> None:
+    running = Running(tmp_path)
+    draft = running.draft
+    os.kill(draft, signal.SIGSTOP)
+    time.sleep(1.0)  # the fault itself, not a wait for something
+    os.kill(draft, signal.SIGCONT)
+    code, out, err = running.end()
+    assert (code, out) == (0, plain["text"] + "\n"), err
+    assert json.loads((running.folder / "result.json").read_text())["token_ids"] == plain["token_ids"]
+
+
+def test_a_killed_draft_leaves_a_whole_answer_and_a_non_zero_exit(tmp_path: Path, plain: dict[str, Any]) -> None:
+    running = Running(tmp_path)
+    os.kill(running.draft, signal.SIGKILL)
+    code, out, err = running.end()
+    assert (code, out) == (1, plain["text"] + "\n"), err
+    assert "the target went on alone" in err
+
+
+def test_ctrl_c_ends_everything_and_keeps_what_was_written(tmp_path: Path) -> None:
+    running = Running(tmp_path, "sampling.max_new_tokens=400", "sampling.ignore_eos=true")
+    tree = descendants(running.process.pid)
+    assert len(tree) >= 4  # torchrun, target, supervisor, draft
+    os.killpg(running.process.pid, signal.SIGINT)
+    code, out, err = running.end()
+    assert code == 130
+    assert "Traceback" not in err
+    assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
+    result = json.loads((running.folder / "result.json").read_text())
+    assert result["complete"] is False
+    assert result["text"].startswith(out.rstrip("\n"))
+    assert len(result["token_ids"]) > 0
+
+
+def test_a_pair_with_different_tokenizers_is_refused_in_one_line(tmp_path: Path) -> None:
+    tiny.save_checkpoint(tmp_path / "other", tiny.tiny_config(), tiny.byte_tokenizer())
+    done = run(amusd_command("generate", PROMPT, "drafter=hf", f"drafter.model={tmp_path / 'other'}"), tmp_path)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if "run directory" not in line]
+    assert len(lines) == 1, done.stderr
+    assert "tokenizer differs from the target's" in lines[0]
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_a_missing_model_is_one_line(tmp_path: Path, role: str) -> None:
+    done = run(amusd_command("generate", PROMPT, f"{role}=hf", f"{role}.model=/nowhere/to/be/found"), tmp_path)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if "run directory" not in line]
+    assert lines == ["amusd: model /nowhere/to/be/found: no such folder"]
+
+
+def test_an_engine_from_python_starts_and_ends_its_draft() -> None:
+    program = (
+        "from amusd import Engine, SamplingParams\n"
+        "with Engine.launch(target='embedded', drafter='ngram') as engine:\n"
+        "    print(''.join(token.text for token in engine.stream('Say hello.', SamplingParams(max_new_tokens=12))))\n"
+        "    draft = engine.draft_pid\n"
+        "import os\n"
+        "try:\n    os.kill(draft, 0)\nexcept ProcessLookupError:\n    print('the draft is gone')\n"
+    )
+    done = run([sys.executable, "-W", "error", "-c", program], Path.cwd())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "the draft is gone"
+    assert done.stderr == ""
