@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from amusd.compare import Comparison, rows_of, run_comparison
+from amusd.compare import Comparison, rows_of, run_comparison, synchronous_lengths
 from amusd.config import RunConfig
 from amusd.console import Console, table
 from amusd.doctor import run_doctor
@@ -16,7 +16,7 @@ from amusd.runtime.startup import make_recorder
 from amusd.tracing.timeline import draft_overlap
 from amusd.transport.base import Rendezvous
 from amusd.types import Mode, Role
-from amusd.workload import Prompt, load_prompts
+from amusd.workload import WorkloadPrompt, load_prompts, user_prompt
 
 
 def run_target(command: str, config: RunConfig, run_directory: Path, publish: Callable[[Rendezvous], None]) -> int:
@@ -27,7 +27,7 @@ def run_target(command: str, config: RunConfig, run_directory: Path, publish: Ca
     console = Console(json_only=config.output == "json")
     # What can be wrong with the prompts is said before any weights are loaded.
     prompts = _prompts(command, config)
-    block = max(config.compare.synchronous_lengths) if command == "compare" else None
+    block = max((1, *synchronous_lengths(config))) if command == "compare" else None
     engine = Engine.connect(
         config.engine(longest_block=block), publish, make_recorder(Role.TARGET, run_directory), report=console.note
     )
@@ -50,19 +50,19 @@ def doctor(config: RunConfig) -> int:
     return run_doctor(config, Console(json_only=config.output == "json"))
 
 
-def _prompts(command: str, config: RunConfig) -> list[Prompt]:
+def _prompts(command: str, config: RunConfig) -> list[WorkloadPrompt]:
     if command == "generate" and config.prompt is not None:
-        return [Prompt(1, config.prompt, None)]
+        return [user_prompt(config.prompt)]
     return load_prompts(config.workload)
 
 
 def _generate(
-    config: RunConfig, engine: Engine, console: Console, prompt: Prompt, run_directory: Path
+    config: RunConfig, engine: Engine, console: Console, prompt: WorkloadPrompt, run_directory: Path
 ) -> dict[str, Any]:
     """One answer, streamed. What there is of it is kept when the run is interrupted."""
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
-    answer = engine.stream(prompt.text, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
+    answer = engine.stream(prompt.turns, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
     complete = False
     try:
         for token in answer:
@@ -94,7 +94,7 @@ def _summary(generation: Generation) -> str:
 
 
 def _compare(
-    config: RunConfig, engine: Engine, console: Console, prompts: Sequence[Prompt], run_directory: Path
+    config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
 ) -> dict[str, Any]:
     """Every contestant on every prompt. What was measured is kept when the run is interrupted."""
     comparison = Comparison.of(config)

@@ -17,7 +17,7 @@ from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name
 from amusd.tracing.metrics import total
 from amusd.types import Mode
-from amusd.workload import Prompt
+from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
 
@@ -50,7 +50,7 @@ class Comparison:
     """What the contestants did, answer by answer. `answers[c][p]` belongs to contestant c and prompt p."""
 
     contestants: list[Contestant]
-    prompts: list[Prompt] = field(default_factory=list)
+    prompts: list[WorkloadPrompt] = field(default_factory=list)
     encoded: list[tuple[int, ...]] = field(default_factory=list)
     answers: list[list[Generation]] = field(default_factory=list)
     refused: list[tuple[int, str]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Comparison:
         contestants = contestants_of(config)
         return cls(contestants, answers=[[] for _ in contestants])
 
-    def add(self, prompt: Prompt, encoded: tuple[int, ...], answers: Mapping[int, Generation]) -> None:
+    def add(self, prompt: WorkloadPrompt, encoded: tuple[int, ...], answers: Mapping[int, Generation]) -> None:
         """Every contestant's answer to one prompt, by its index."""
         self.prompts.append(prompt)
         self.encoded.append(encoded)
@@ -70,23 +70,36 @@ class Comparison:
             self.answers[index].append(answer)
 
 
+def synchronous_lengths(config: RunConfig) -> tuple[int, ...]:
+    """Block lengths that `compare` tries: the one that `mode=synchronous` names, else `compare.synchronous_lengths`."""
+    if config.mode is Mode.AUTOREGRESSIVE:
+        return ()
+    if config.mode is Mode.SYNCHRONOUS:
+        return (config.num_speculative_tokens,)
+    return config.compare.synchronous_lengths
+
+
 def contestants_of(config: RunConfig) -> list[Contestant]:
-    """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy."""
+    """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy.
+
+    `mode=synchronous` compares that one mode and length with plain decoding, `mode=autoregressive` only measures it.
+    """
     decoding = config.decoding()
     found = [Contestant(replace(decoding, mode=Mode.AUTOREGRESSIVE), None)]
     for drafter in (drafter.kind for drafter in config.engine().drafters):
         found += [
             Contestant(replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length), drafter)
-            for length in config.compare.synchronous_lengths
+            for length in synchronous_lengths(config)
         ]
-        found.append(Contestant(replace(decoding, mode=Mode.ASYNCHRONOUS), drafter))
+        if config.mode is Mode.ASYNCHRONOUS:
+            found.append(Contestant(decoding, drafter))
     return found
 
 
 def run_comparison(
     engine: Engine,
     config: RunConfig,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[WorkloadPrompt],
     comparison: Comparison,
     progress: Callable[[str, int, int], None],
 ) -> None:
@@ -97,7 +110,7 @@ def run_comparison(
         engine.generate("Hello", params, decoding=contestant.decoding, drafter=contestant.drafter)
     for turn, prompt in enumerate(prompts):
         try:
-            encoded = engine.encode(prompt.text, raw=config.workload.raw)
+            encoded = engine.encode(prompt.turns, raw=config.workload.raw)
         except ConfigError as error:
             comparison.refused.append((prompt.number, str(error)))
             continue
@@ -123,10 +136,9 @@ def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
     for drafter in dict.fromkeys(contestant.drafter for contestant in comparison.contestants[1:]):
         own = [row for row in rows[1:] if row["drafter"] == drafter]
         synchronous = [row for row in own if row["mode"] == Mode.SYNCHRONOUS.value]
-        best = max(synchronous, key=lambda row: row["tokens_per_second"])
-        best["tuned"] = {row["num_speculative_tokens"]: row["tokens_per_second"] for row in synchronous}
-        asynchronous = next(row for row in own if row["mode"] == Mode.ASYNCHRONOUS.value)
-        for row in (best, asynchronous):
+        best = max(synchronous, key=lambda row: float(row["tokens_per_second"]))
+        best["tuned"] = {str(row["num_speculative_tokens"]): row["tokens_per_second"] for row in synchronous}
+        for row in (best, *(row for row in own if row["mode"] == Mode.ASYNCHRONOUS.value)):
             row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
             shown.append(row)
     return shown

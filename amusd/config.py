@@ -68,7 +68,7 @@ class DecodingConfig:
     max_lookahead: int = 16
     """Asynchronous mode: how many tokens the draft may be ahead of the committed prefix it knows."""
     min_candidates: int = 2
-    """Asynchronous mode: candidates the target waits for after a rejection."""
+    """Asynchronous mode: candidates the target waits for where the draft starts anew, as after a rejection."""
     max_wait_passes: float = 1.0
     """Asynchronous mode: that wait never lasts longer than this many target passes."""
     tokens_per_message: int = 1

@@ -18,7 +18,7 @@ from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError
 from amusd.models.loading import load_target
 from amusd.models.self_test import measure_width_invariance
-from amusd.models.tokenizer import Tokenizer
+from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.protocol.messages import Shutdown
 from amusd.runtime.startup import device_of
 from amusd.transport.base import Rendezvous
@@ -130,7 +130,7 @@ def _pair(config: EngineConfig) -> list[Finding]:
 
 
 def _exactness(model: Any, tokenizer: Tokenizer, *, fixed: bool) -> Finding:
-    outcome = measure_width_invariance(model, tokenizer.encode_chat(SELF_TEST_PROMPT), SELF_TEST_TOKENS)
+    outcome = measure_width_invariance(model, tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT)), SELF_TEST_TOKENS)
     text = (
         f"{outcome.num_equal} of {outcome.num_rows} rows equal bit for bit in blocks of 1 to 8 rows"
         f" (largest difference {outcome.max_difference:.2g})"

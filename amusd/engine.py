@@ -8,10 +8,10 @@ An engine serves one request at a time; each request may choose its own mode and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeAlias, cast, get_args, get_type_hints
 
 import torch
 from typing_extensions import Self
@@ -19,7 +19,7 @@ from typing_extensions import Self
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig, nearest
 from amusd.errors import ConfigError
 from amusd.models.loading import load_target
-from amusd.models.tokenizer import IncrementalDecoder, Tokenizer
+from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
 from amusd.models.zoo import Report
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.startup import connect_target, device_of, make_recorder
@@ -31,6 +31,9 @@ from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from amusd.types import FinishReason, Mode, Role
+
+Prompt: TypeAlias = str | Sequence[int] | Conversation
+"""The user's message, a conversation (turns with `role` and `content`), or token ids taken as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +216,7 @@ class Engine:
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         decoding: DecodingConfig | None = None,
@@ -228,7 +231,7 @@ class Engine:
 
     def stream(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         decoding: DecodingConfig | None = None,
@@ -237,7 +240,8 @@ class Engine:
     ) -> Answer:
         """The answer token by token.
 
-        `prompt` is the user's message (put through the chat template unless `raw`) or token ids taken as they are.
+        `prompt` is the user's message or a conversation, put through the chat template unless `raw`, or token ids taken
+        as they are.
         `drafter` is one of those the engine was made with, the first by default. Raises `ConfigError` when the prompt
         leaves no room for an answer, or the engine has no such drafter. A new request ends the one before.
         """
@@ -273,19 +277,18 @@ class Engine:
         self._answer = Answer(self._worker.decode(request, stop), text, make)
         return self._answer
 
-    def encode(self, prompt: str | Sequence[int], *, raw: bool = False) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""
-        if isinstance(prompt, str):
-            prompt = self._tokenizer.encode(prompt) if raw else self._tokenizer.encode_chat(prompt)
+        token_ids = self._token_ids(prompt, raw=raw)
         limit = self._worker.model.max_length
-        if not prompt:
+        if not token_ids:
             raise ConfigError("prompt: has no tokens")
-        if len(prompt) >= limit:
-            raise ConfigError(f"prompt: {len(prompt)} tokens leave no room in a context of {limit} (max_model_len)")
+        if len(token_ids) >= limit:
+            raise ConfigError(f"prompt: {len(token_ids)} tokens leave no room in a context of {limit} (max_model_len)")
         vocab_size = self._worker.model.vocab_size
-        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise ConfigError(f"prompt: token ids must be in [0, {vocab_size})")
-        return tuple(prompt)
+        return token_ids
 
     def logit_gap(self, prefix: Sequence[int], token_id: int, other_id: int) -> float:
         """By how much the target prefers `token_id` to `other_id` behind `prefix`: how near to a tie a choice was."""
@@ -311,6 +314,16 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _token_ids(self, prompt: Prompt, *, raw: bool) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self._tokenizer.encode(prompt) if raw else self._tokenizer.encode_chat(user_turn(prompt)))
+        if prompt and isinstance(prompt[0], Mapping):
+            turns = cast("Conversation", prompt)
+            if raw:
+                return tuple(self._tokenizer.encode("\n\n".join(turn["content"] for turn in turns)))
+            return tuple(self._tokenizer.encode_chat(turns))
+        return tuple(cast("Sequence[int]", prompt))
 
     def _drafter_name(self, decoding: DecodingConfig, drafter: str | None) -> str | None:
         if decoding.mode is Mode.AUTOREGRESSIVE:

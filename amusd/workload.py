@@ -13,16 +13,22 @@ from amusd.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class WorkloadPrompt:
     """One prompt of a workload."""
 
     number: int
     """Line of the file, from 1."""
-    text: str
+    turns: tuple[dict[str, str], ...]
+    """The conversation that waits for an answer: turns with `role` and `content`."""
     category: str | None
 
+    @property
+    def text(self) -> str:
+        """The last message."""
+        return self.turns[-1]["content"]
 
-def load_prompts(config: WorkloadConfig) -> list[Prompt]:
+
+def load_prompts(config: WorkloadConfig) -> list[WorkloadPrompt]:
     """The first `num_prompts` prompts. Raises `ConfigError`, naming file and line, if there are none or one is bad."""
     if config.path is None:
         source = "the built-in prompts"
@@ -33,7 +39,7 @@ def load_prompts(config: WorkloadConfig) -> list[Prompt]:
             lines = Path(config.path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"workload.path={config.path}: {error}") from error
-    prompts: list[Prompt] = []
+    prompts: list[WorkloadPrompt] = []
     for number, line in enumerate(lines, start=1):
         if line.strip() and len(prompts) < config.num_prompts:
             prompts.append(_parse(line, number, source))
@@ -42,30 +48,28 @@ def load_prompts(config: WorkloadConfig) -> list[Prompt]:
     return prompts
 
 
-def _parse(line: str, number: int, source: str) -> Prompt:
+def user_prompt(text: str, number: int = 1, category: str | None = None) -> WorkloadPrompt:
+    """A prompt that is one message."""
+    return WorkloadPrompt(number, ({"role": "user", "content": text},), category)
+
+
+def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
     try:
         record: dict[str, Any] = json.loads(line)
-        text = _text(record)
+        turns = _turns(record)
+        if not turns or not all(isinstance(turn["content"], str) and turn["content"] for turn in turns):
+            raise ValueError("empty or not a string")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ConfigError(
             f"workload.path={source}: line {number}: expected JSON with 'prompt', 'turns' or 'conversation' ({error})"
         ) from error
-    return Prompt(number, text, record.get("category"))
+    return WorkloadPrompt(number, turns, record.get("category"))
 
 
-def _text(record: dict[str, Any]) -> str:
-    if "prompt" in record:
-        text = record["prompt"]
-    elif "turns" in record:
-        text = record["turns"][0]
-    else:
-        text = _conversation(record["conversation"])
-    if not isinstance(text, str) or not text:
-        raise ValueError("empty or not a string")
-    return text
-
-
-def _conversation(turns: list[dict[str, str]]) -> str:
-    """Everything up to the last assistant turn, as one message."""
-    last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=len(turns))
-    return "\n\n".join(turn["content"] for turn in turns[:last])
+def _turns(record: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    if "conversation" not in record:
+        message = record["prompt"] if "prompt" in record else record["turns"][0]
+        return user_prompt(message).turns
+    turns = [{"role": turn["role"], "content": turn["content"]} for turn in record["conversation"]]
+    assistant = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
+    return tuple(turns[: assistant[-1]] if assistant else turns)

@@ -63,8 +63,16 @@ def _summary_of(number: int, job: Sequence[str], outcome: JobOutcome) -> dict[st
         "overrides": list(job),
         "exit_code": outcome.exit_code,
         "run_dir": str(outcome.run_directory),
-        "rows": result.get("rows", []),
+        "rows": _rows_of(result),
     }
+
+
+def _rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a comparison; of an answer, its figures; nothing when the job did not come that far."""
+    if "metrics" in result:
+        return [{"mode": result["mode"], **result["metrics"]}]
+    rows: list[dict[str, Any]] = result.get("rows", [])
+    return rows
 
 
 def _table(done: Sequence[dict[str, Any]]) -> str:

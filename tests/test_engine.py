@@ -12,7 +12,7 @@ from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
 import amusd.cli
 from amusd.cli import run_target
-from amusd.compare import Comparison, rows_of, run_comparison
+from amusd.compare import Comparison, contestants_of, rows_of, run_comparison
 from amusd.config import RunConfig, from_mapping
 from amusd.console import Console, table
 from amusd.drafters.oracle import always_wrong, right_with_probability
@@ -20,7 +20,7 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
 from amusd.types import Mode
-from amusd.workload import Prompt
+from amusd.workload import user_prompt
 
 TEXT = "deafbead"
 FACTORY = oracle(60, right_with_probability(0.7, 1))
@@ -70,7 +70,7 @@ def test_an_engine_can_be_closed_twice() -> None:
 
 def test_the_comparison_has_the_documented_rows() -> None:
     config = run_config()
-    prompts = [Prompt(1, TEXT, None), Prompt(2, "a" * 500, None), Prompt(3, "bad", None)]
+    prompts = [user_prompt(TEXT), user_prompt("a" * 500, 2), user_prompt("bad", 3)]
     comparison = Comparison.of(config)
     with pair({"ngram": FACTORY}) as (engine, _):
         run_comparison(engine, config, prompts, comparison, lambda *_: None)
@@ -91,15 +91,34 @@ def test_the_comparison_has_the_documented_rows() -> None:
         assert row["identical_to_autoregressive"] == same
     assert rows[0]["speedup_vs_autoregressive"] == 1
     assert rows[1]["speedup_vs_best_synchronous"] == 1
-    assert set(rows[1]["tuned"]) == {2, 4}
+    assert set(rows[1]["tuned"]) == {"2", "4"}
     assert rows[2]["policy"] == "chain"
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("autoregressive", [("autoregressive", None)]),
+        ("synchronous", [("autoregressive", None), ("synchronous", 6)]),
+        ("asynchronous", [("autoregressive", None), ("synchronous", 2), ("synchronous", 4), ("asynchronous", None)]),
+    ],
+)
+def test_the_mode_chooses_what_is_compared_with_plain_decoding(
+    mode: str, expected: list[tuple[str, int | None]]
+) -> None:
+    contestants = contestants_of(run_config(mode=mode, num_speculative_tokens=6))
+    found = [
+        (c.decoding.mode.value, c.decoding.num_speculative_tokens if c.decoding.mode is Mode.SYNCHRONOUS else None)
+        for c in contestants
+    ]
+    assert found == expected
 
 
 def test_a_difference_from_plain_decoding_is_counted_with_its_gap() -> None:
     config = run_config()
     comparison = Comparison.of(config)
     with pair({"ngram": FACTORY}) as (engine, _):
-        run_comparison(engine, config, [Prompt(1, TEXT, None)], comparison, lambda *_: None)
+        run_comparison(engine, config, [user_prompt(TEXT)], comparison, lambda *_: None)
         answer = comparison.answers[1][0]
         wrong = (*answer.token_ids[:3], (answer.token_ids[3] + 1) % 50, *answer.token_ids[4:])
         comparison.answers[1][0] = replace(answer, token_ids=wrong)

@@ -31,7 +31,8 @@ def test_every_layout_is_read(tmp_path: Path) -> None:
         {"conversation": conversation},
     )
     prompts = load_prompts(WorkloadConfig(path=path, num_prompts=10))
-    assert [prompt.text for prompt in prompts] == ["def f():\n", "First", "One\n\nTwo\n\nThree"]
+    assert [prompt.text for prompt in prompts] == ["def f():\n", "First", "Three"]
+    assert prompts[2].turns == tuple(conversation[:3])
     assert [prompt.number for prompt in prompts] == [1, 2, 3]
     assert prompts[1].category == "writing"
 

@@ -24,6 +24,11 @@ def always_wrong() -> Schedule:
     return lambda _position: False
 
 
+def right_up_to(position: int) -> Schedule:
+    """Right before `position`, wrong from there on."""
+    return lambda proposed: proposed < position
+
+
 def right_except_every(period: int) -> Schedule:
     """Wrong at every `period`-th position: `period` 1 is always wrong, 2 alternates."""
     if period < 1:

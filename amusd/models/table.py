@@ -7,7 +7,7 @@ The tokenizer beside it gives every id one character.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -147,9 +147,9 @@ class TableTokenizer:
         """One id per character; a character outside the alphabet gets an id by its code point."""
         return [self._ids.get(character, ord(character) % len(self._characters)) for character in text]
 
-    def encode_chat(self, user_message: str) -> list[int]:
-        """As `encode`: there is no template."""
-        return self.encode(user_message)
+    def encode_chat(self, turns: Sequence[Mapping[str, str]]) -> list[int]:
+        """As `encode` of all contents: there is no template."""
+        return self.encode("".join(turn["content"] for turn in turns))
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of `token_ids`, end-of-sequence tokens left out."""

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from amusd.errors import ConfigError
 from amusd.models.huggingface import load_config, quiet_transformers
 
 _REPLACEMENT = "\ufffd"
 _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
+
+
+Conversation: TypeAlias = Sequence[Mapping[str, str]]
+"""Turns in order, each with `role` and `content`."""
+
+
+def user_turn(text: str) -> Conversation:
+    """A conversation that consists of one message."""
+    return ({"role": "user", "content": text},)
 
 
 @runtime_checkable
@@ -33,8 +42,8 @@ class Tokenizer(Protocol):
         """Token ids of raw text, with the model's leading special tokens if it has any."""
         ...
 
-    def encode_chat(self, user_message: str) -> list[int]:
-        """Token ids of a conversation that waits for the answer to `user_message`."""
+    def encode_chat(self, turns: Conversation) -> list[int]:
+        """Token ids of a conversation that waits for the answer to its last turn."""
         ...
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -64,13 +73,20 @@ class HuggingFaceTokenizer:
         """Token ids of raw text, special tokens added as the checkpoint says."""
         return list(self._tokenizer.encode(text))
 
-    def encode_chat(self, user_message: str) -> list[int]:
-        """Token ids under the chat template, generation prompt included; without a template, as `encode`."""
+    def encode_chat(self, turns: Conversation) -> list[int]:
+        """Token ids under the chat template, generation prompt included.
+
+        Without a template, those of the contents, an empty line between them. Raises `ConfigError` when the template
+        refuses the conversation (some want the roles to alternate).
+        """
         if not self._tokenizer.chat_template:
-            return self.encode(user_message)
-        text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": user_message}], tokenize=False, add_generation_prompt=True
-        )
+            return self.encode("\n\n".join(turn["content"] for turn in turns))
+        from jinja2 import TemplateError
+
+        try:
+            text = self._tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ConfigError(f"prompt: the target's chat template refuses it: {error}") from error
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Iterable[int]) -> str:

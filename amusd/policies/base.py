@@ -20,8 +20,8 @@ class TargetView:
     """How many the next pass can take."""
     may_get_more: bool
     """The draft has not said that it is done with the present committed prefix."""
-    chain_broken: bool
-    """The draft's last chain was contradicted, and nothing was verified since."""
+    draft_restarting: bool
+    """The draft starts anew behind the committed prefix (its chain was contradicted, or had ended)."""
     waited_seconds: float
     """Since the last pass ended."""
     pass_seconds: float

@@ -118,9 +118,12 @@ class TargetSession:
         return self._attached and (self._draft_more or self._draft_base < self._stream.committed_length)
 
     @property
-    def chain_broken(self) -> bool:
-        """The last thing known of the draft's chain is that it was contradicted, and no block was verified since."""
-        return self._chain_broken
+    def draft_restarting(self) -> bool:
+        """The draft starts anew behind the committed prefix, so that nothing of it can be on its way yet.
+
+        Its chain was contradicted and nothing was verified since; or it had ended, and the draft waits for a verdict.
+        """
+        return self._chain_broken or not self._draft_more
 
     @property
     def epoch_floor(self) -> int:

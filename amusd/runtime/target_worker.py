@@ -154,7 +154,7 @@ class TargetWorker:
                     num_candidates=session.num_candidates,
                     max_candidates=limit,
                     may_get_more=session.may_get_more,
-                    chain_broken=session.chain_broken,
+                    draft_restarting=session.draft_restarting,
                     waited_seconds=(time.monotonic_ns() - ready_ns) / 1e9,
                     pass_seconds=self._pass_seconds,
                 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from amusd.models.huggingface import HuggingFaceModel, load_model
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import load_tokenizer
+from amusd.models.tokenizer import load_tokenizer, user_turn
 
 pytestmark = pytest.mark.embedded
 
@@ -21,7 +21,7 @@ NUM_TOKENS = 150
 
 @pytest.fixture(scope="module")
 def prompt(embedded_folder: Path) -> list[int]:
-    return load_tokenizer(embedded_folder).encode_chat("Why is the sky blue?")
+    return load_tokenizer(embedded_folder).encode_chat(user_turn("Why is the sky blue?"))
 
 
 @pytest.fixture(scope="module")

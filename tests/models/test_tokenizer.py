@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from amusd.errors import ConfigError
-from amusd.models.tokenizer import HuggingFaceTokenizer, IncrementalDecoder, Tokenizer, load_tokenizer
+from amusd.models.tokenizer import HuggingFaceTokenizer, IncrementalDecoder, Tokenizer, load_tokenizer, user_turn
 
 TEXTS = [
     "plain text",
@@ -103,14 +103,14 @@ def test_the_chat_template_is_applied_with_the_generation_prompt(tmp_path: Path)
     )
     raw = tiny.byte_tokenizer(("<eos>", "<turn>", "<answer>"), template)
     tokenizer = HuggingFaceTokenizer(raw, frozenset())
-    ids = tokenizer.encode_chat("hi")
+    ids = tokenizer.encode_chat(user_turn("hi"))
     assert raw.convert_ids_to_tokens(ids) == ["<turn>", "h", "i", "<answer>"]
     assert tokenizer.decode(ids) == "hi"
 
 
 def test_without_a_template_a_chat_is_raw_text() -> None:
     tokenizer = TOKENIZERS["byte level"]
-    assert tokenizer.encode_chat("hi") == tokenizer.encode("hi")
+    assert tokenizer.encode_chat(user_turn("hi")) == tokenizer.encode("hi")
 
 
 def test_an_id_out_of_range_is_refused() -> None:

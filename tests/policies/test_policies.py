@@ -14,7 +14,7 @@ from amusd.policies.lockstep import AutoregressivePolicy, SynchronousPolicy
 from amusd.types import Mode
 
 VIEW = TargetView(
-    num_candidates=0, max_candidates=7, may_get_more=True, chain_broken=False, waited_seconds=0.0, pass_seconds=0.02
+    num_candidates=0, max_candidates=7, may_get_more=True, draft_restarting=False, waited_seconds=0.0, pass_seconds=0.02
 )
 CHAIN = ChainPolicy(max_lookahead=16, tokens_per_message=1, min_candidates=3, max_wait_passes=1.0)
 SYNCHRONOUS = SynchronousPolicy(4, timeout_seconds=2.0)
@@ -25,25 +25,25 @@ def test_the_chain_verifies_what_has_arrived() -> None:
         assert CHAIN.decide(replace(VIEW, num_candidates=num_candidates)) == Verify(num_candidates)
 
 
-def test_the_chain_waits_after_a_rejection_until_enough_has_arrived() -> None:
-    broken = replace(VIEW, chain_broken=True)
-    assert CHAIN.decide(broken) == Wait(0.02)
-    assert CHAIN.decide(replace(broken, num_candidates=2)) == Wait(0.02)
-    assert CHAIN.decide(replace(broken, num_candidates=3)) == Verify(3)
+def test_the_chain_waits_for_a_draft_that_starts_anew_until_enough_has_arrived() -> None:
+    restarting = replace(VIEW, draft_restarting=True)
+    assert CHAIN.decide(restarting) == Wait(0.02)
+    assert CHAIN.decide(replace(restarting, num_candidates=2)) == Wait(0.02)
+    assert CHAIN.decide(replace(restarting, num_candidates=3)) == Verify(3)
 
 
 def test_the_chain_waits_no_longer_than_a_pass_takes() -> None:
-    broken = replace(VIEW, chain_broken=True, num_candidates=1)
-    assert CHAIN.decide(replace(broken, waited_seconds=0.015)) == Wait(pytest.approx(0.005))  # type: ignore[arg-type]
-    assert CHAIN.decide(replace(broken, waited_seconds=0.02)) == Verify(1)
-    assert CHAIN.decide(replace(broken, pass_seconds=0.0)) == Verify(1)
+    restarting = replace(VIEW, draft_restarting=True, num_candidates=1)
+    assert CHAIN.decide(replace(restarting, waited_seconds=0.015)) == Wait(pytest.approx(0.005))  # type: ignore[arg-type]
+    assert CHAIN.decide(replace(restarting, waited_seconds=0.02)) == Verify(1)
+    assert CHAIN.decide(replace(restarting, pass_seconds=0.0)) == Verify(1)
 
 
 def test_the_chain_does_not_wait_for_what_cannot_come() -> None:
-    broken = replace(VIEW, chain_broken=True)
-    assert CHAIN.decide(replace(broken, may_get_more=False)) == Verify(0)
-    assert CHAIN.decide(replace(broken, max_candidates=1, num_candidates=1)) == Verify(1)
-    assert replace(CHAIN, min_candidates=0).decide(broken) == Verify(0)
+    restarting = replace(VIEW, draft_restarting=True)
+    assert CHAIN.decide(replace(restarting, may_get_more=False)) == Verify(0)
+    assert CHAIN.decide(replace(restarting, max_candidates=1, num_candidates=1)) == Verify(1)
+    assert replace(CHAIN, min_candidates=0).decide(restarting) == Verify(0)
 
 
 def test_the_synchronous_target_waits_for_the_whole_block_or_the_drafts_word() -> None:
@@ -58,7 +58,7 @@ def test_the_synchronous_target_goes_on_alone_after_its_deadline() -> None:
 
 
 def test_the_plain_target_never_waits() -> None:
-    assert AutoregressivePolicy().decide(replace(VIEW, chain_broken=True, num_candidates=5)) == Verify(0)
+    assert AutoregressivePolicy().decide(replace(VIEW, draft_restarting=True, num_candidates=5)) == Verify(0)
 
 
 def test_each_mode_has_its_policy() -> None:

@@ -73,7 +73,7 @@ def test_all_accepted_and_the_next_token_differs() -> None:
     assert session.epoch_floor == 0
     assert session.receive(candidate(6, 7, behind=(*PROMPT, 4, 5))) is Reception.CONTRADICTED
     assert session.epoch_floor == 1
-    assert session.chain_broken
+    assert session.draft_restarting
     transition = other.preview(session.verdict())
     assert transition is not None
     other.apply(transition)
@@ -191,6 +191,10 @@ def test_a_drafter_without_a_proposal_says_so() -> None:
     assert session.may_get_more
     session.receive(message)
     assert not session.may_get_more
+    # Behind the next verdict it starts anew: worth waiting for, as after a rejection.
+    judge(session, 9, accepted=0)
+    assert session.may_get_more
+    assert session.draft_restarting
 
 
 # Illegal input

@@ -91,7 +91,7 @@ def pair(
     eos_token_id: int | None = None,
     seed: int = 0,
     max_delay_seconds: float = 0.0,
-    pass_seconds: float = 0.001,
+    pass_seconds: float = 0.002,
     wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
 ) -> Iterator[tuple[Engine, DraftThread]]:
     """An engine whose draft offers `factories`. The draft's thread has ended when this returns."""
