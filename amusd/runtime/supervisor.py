@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -74,6 +75,7 @@ def draft_cores(hardware: HardwareConfig) -> set[int]:
 
 def main() -> None:
     """The child's whole life."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
     orders = json.loads(sys.stdin.readline())
     config = from_mapping(EngineConfig, orders["config"])
     threading.Thread(target=_end_with, args=(sys.stdin,), daemon=True).start()
