@@ -85,12 +85,17 @@ def _summary(generation: Generation) -> str:
     ]
     if generation.drafter is not None:
         parts += [
-            f"drafter {generation.drafter}: {_percent(figures['acceptance_rate'])} of candidates accepted",
+            f"drafter {generation.drafter}: {_accepted(figures)}",
             f"{figures['mean_acceptance_length']:.2f} tokens a pass",
             f"target idle {_percent(figures['target_idle_fraction'])}",
             f"draft idle {_percent(figures['draft_idle_fraction'])}",
         ]
     return "; ".join(parts)
+
+
+def _accepted(figures: dict[str, Any]) -> str:
+    verified = figures["num_draft_tokens"]
+    return f"{figures['num_accepted_draft_tokens']} of {verified} candidates accepted" if verified else "no candidates"
 
 
 def _compare(
