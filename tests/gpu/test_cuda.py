@@ -1,4 +1,4 @@
-"""The embedded target on a CUDA device (`make test-gpu`). Bit-equality there is measured by `amusd doctor`, not assumed."""
+"""The embedded target on a CUDA device (`make test-gpu`). Bit-equality there is for `amusd doctor` to measure."""
 
 from __future__ import annotations
 
