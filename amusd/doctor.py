@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from amusd.models.loading import load_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.protocol.messages import Shutdown
+from amusd.runtime.cores import allowed_cores
 from amusd.runtime.startup import device_of
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect, listen
@@ -68,7 +68,7 @@ def _version(package: str) -> str:
 
 def _devices(config: EngineConfig) -> list[Finding]:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(allowed_cores())
     findings = [Finding("devices", None, f"{num_gpus} GPUs, {allowed} CPU cores for this process")]
     places = {role: device_of(config.hardware, role) for role in Role}
     text = ", ".join(f"{role.value} on {place}" for role, place in places.items())

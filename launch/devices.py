@@ -8,10 +8,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from amusd.config import HardwareConfig, RunConfig
+from amusd.config import RunConfig
+from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.types import Role
-
-from .environment import allowed_cores
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -21,9 +20,7 @@ def claim_hardware(config: RunConfig, role: Role, *, local_world_size: int) -> R
     devices = config.hardware.devices or default_devices(count_gpus(), local_world_size)
     hardware = dataclasses.replace(config.hardware, devices=devices)
     if set(devices) == {"cpu"}:
-        cores = cores_for(role, allowed_cores(), hardware)
-        if cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, cores)
+        pin_to(cores_for(role, allowed_cores(), hardware))
     set_threads(hardware.num_threads)
     return dataclasses.replace(config, hardware=hardware)
 
@@ -33,13 +30,6 @@ def default_devices(num_gpus: int, local_world_size: int) -> tuple[str, str]:
     if num_gpus < local_world_size:
         return ("cpu", "cpu")
     return ("cuda:0", f"cuda:{local_world_size - 1}")
-
-
-def cores_for(role: Role, allowed: list[int], hardware: HardwareConfig) -> set[int]:
-    """The first cores for the target, the last for the draft; none where the two would have to share."""
-    if not hardware.pin_cores or len(allowed) < 2 * hardware.num_threads:
-        return set()
-    return set(allowed[: hardware.num_threads] if role is Role.TARGET else allowed[-hardware.num_threads :])
 
 
 def set_threads(num_threads: int) -> None:

@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from amusd.errors import ConfigError, PeerLostError
+from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
@@ -81,9 +81,6 @@ def _draft_until_finished(options: Options, job: Job, store: Store) -> int:
         with store.watching("finished", end_soon):
             return draft_role(options.roles)(job.config, directory, await_rendezvous, options.incarnation or 1)
     except Exception as error:
-        if isinstance(error, PeerLostError) and options.incarnation != 1:
-            tell("the target goes on alone: it takes no new draft in this run")
-            return 0
         users_mistake = isinstance(error, ConfigError)
         if users_mistake or not met.is_set():  # once they have met, the link itself tells the target
             store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})

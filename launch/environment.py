@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import amusd
+from amusd.runtime.cores import allowed_cores
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
 _PROBE_SECONDS = 5.0
@@ -27,13 +28,6 @@ def describe_environment() -> dict[str, Any]:
         "gpus": _gpus(),
         "commit": _commit(),
     }
-
-
-def allowed_cores() -> list[int]:
-    """The cores this process may run on, in order."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _version(package: str) -> str | None:

@@ -14,8 +14,11 @@ import threading
 from dataclasses import asdict
 from typing import IO
 
-from amusd.config import EngineConfig, HardwareConfig, from_mapping, to_mapping
-from amusd.runtime.startup import make_recorder, serve_draft
+import torch
+
+from amusd.config import EngineConfig, from_mapping, to_mapping
+from amusd.runtime.cores import allowed_cores, cores_for, pin_to
+from amusd.runtime.startup import device_of, make_recorder, serve_draft
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
@@ -63,26 +66,14 @@ class DraftProcess:
             process.stdin.close()
 
 
-def draft_cores(hardware: HardwareConfig) -> set[int]:
-    """The last of the allowed cores, where the draft computes on the CPU and there is more than its share."""
-    if not hasattr(os, "sched_getaffinity"):
-        return set()
-    allowed = sorted(os.sched_getaffinity(0))
-    if not hardware.pin_cores or len(allowed) < 2 * hardware.num_threads:
-        return set()
-    return set(allowed[-hardware.num_threads :])
-
-
 def main() -> None:
     """The child's whole life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
     orders = json.loads(sys.stdin.readline())
     config = from_mapping(EngineConfig, orders["config"])
     threading.Thread(target=_end_with, args=(sys.stdin,), daemon=True).start()
-    if all(device == "cpu" for device in config.hardware.devices) and (cores := draft_cores(config.hardware)):
-        os.sched_setaffinity(0, cores)
-    import torch
-
+    if device_of(config.hardware, Role.DRAFT) == "cpu":
+        pin_to(cores_for(Role.DRAFT, allowed_cores(), config.hardware))
     torch.set_num_threads(config.hardware.num_threads)
     serve_draft(config, Rendezvous(**orders["rendezvous"]), make_recorder(Role.DRAFT, None), incarnation=1)
 

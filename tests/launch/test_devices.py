@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from amusd.config import HardwareConfig
+from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.types import Role
-from launch.devices import cores_for, default_devices
-from launch.environment import allowed_cores
+from launch.devices import default_devices
 from tests.launch.processes import environment
 
 
