@@ -104,6 +104,8 @@ class TargetConfig:
     model: str | None = None
     """`hf`: a folder or hub name of a transformers checkpoint."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    model_impl: Literal["auto", "amusd", "transformers"] = "auto"
+    """Whose forward pass: our lean decoder, transformers' own, or (`auto`) ours where it covers the model."""
 
     def __post_init__(self) -> None:
         _check_model("target", self.kind, self.model)
@@ -117,6 +119,8 @@ class DrafterConfig:
     model: str | None = None
     """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    model_impl: Literal["auto", "amusd", "transformers"] = "auto"
+    """As of the target."""
     num_layers: int = 1
     """`embedded`: how many of the target's layers, the first ones."""
     vocab_size: int = 8192

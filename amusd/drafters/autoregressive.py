@@ -19,7 +19,6 @@ class AutoregressiveDrafter:
         self._model = model
         self._context = Context()
         self._cache: KVCache | None = None
-        self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
 
     @property
     def length(self) -> int:
@@ -75,8 +74,6 @@ class AutoregressiveDrafter:
         while True:
             start = cache.length
             pending = self._context.token_ids[start : start + self._model.max_rows(start)]
-            logits = self._model.forward(pending, cache).logits  # [rows, vocab]
+            chosen = self._model.choose(pending, cache)
             if cache.length == self._context.length:
-                break
-        column = int(logits[-1].argmax())
-        return column if self._output_ids is None else int(self._output_ids[column])
+                return chosen[-1]

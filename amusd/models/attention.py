@@ -24,6 +24,26 @@ def register_attention() -> str:
     return ATTENTION_NAME
 
 
+def attend_grouped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None, dtype: torch.dtype
+) -> Tensor:
+    """Attention of [rows, heads, dim] over [1, key_heads, keys, dim]; returns [rows, heads * value_dim] in `dtype`.
+
+    Computed in the dtype of `keys`. The query heads that share a key head stand among the rows of one product, so keys
+    and values are read once and never expanded. `mask` is additive, [1, heads / key_heads, rows, keys].
+    """
+    rows, heads, dim = query.shape
+    key_heads = keys.shape[1]
+    groups = heads // key_heads
+    folded = query.to(keys.dtype).view(rows, key_heads, groups, dim).permute(1, 2, 0, 3)
+    folded = folded.reshape(1, key_heads, groups * rows, dim)
+    output = F.scaled_dot_product_attention(
+        folded, keys, values, mask.view(1, 1, groups * rows, -1), scale=scaling
+    )  # [1, key_heads, groups * rows, value_dim]
+    rows_first = output.view(key_heads, groups, rows, -1).permute(2, 0, 1, 3)
+    return rows_first.to(dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
+
+
 class CausalMask:
     """Additive causal masks of every position as slices of one buffer.
 

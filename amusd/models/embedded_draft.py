@@ -19,8 +19,9 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import register_attention
+from amusd.models.cached_model import CachedModel
 from amusd.models.compatibility import check_supported
-from amusd.models.huggingface import HuggingFaceModel, causal_class, load_config, quiet_transformers, wrap_model
+from amusd.models.huggingface import causal_class, load_config, quiet_transformers, wrap_model
 from amusd.models.numerics import Numerics
 
 _LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)$")
@@ -35,7 +36,8 @@ def load_embedded_draft(
     max_model_len: int,
     dtype: str = "bfloat16",
     device: str = "cpu",
-) -> HuggingFaceModel:
+    model_impl: str = "auto",
+) -> CachedModel:
     """Load `num_layers` layers of the checkpoint in folder `path`, with a head of at most `vocab_size` tokens.
 
     The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` if the checkpoint
@@ -64,7 +66,12 @@ def load_embedded_draft(
     output_ids = torch.tensor(frequent_ids(vocab_size, config.get_text_config().vocab_size, _special_ids(folder)))
     _reduce_head(model, output_ids)
     return wrap_model(
-        model, numerics=numerics, max_model_len=max_model_len, device=device, output_ids=output_ids.to(device)
+        model,
+        numerics=numerics,
+        max_model_len=max_model_len,
+        device=device,
+        output_ids=output_ids.to(device),
+        model_impl=model_impl,
     )
 
 

@@ -1,4 +1,4 @@
-"""A cache addressed by position, for transformers models: written in place, read as a view, cut back in O(1).
+"""A cache addressed by position: written in place, read as a view, cut back in O(1).
 
 Who owns what, per layer, in a tensor [1, heads, allocated, head_dim]:
 
@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache
 
 
 class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
-    """Keys and values of one sequence, for `model(..., past_key_values=cache)`. Satisfies `KVCache`.
+    """Keys and values of one sequence. Satisfies `KVCache`, and transformers as `past_key_values`.
 
     Layers are allocated once, at their first write, because only the model knows their shapes.
     """
@@ -36,8 +36,11 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self._capacity = capacity
         self._length = 0
         self._num_keys = 0
+        self._slots: Tensor | None = None
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
+        self._joint: dict[int, Tensor] = {}
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # what attention reads of `_joint`, for `_num_keys`
 
     @property
     def length(self) -> int:
@@ -55,11 +58,17 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
             raise ValueError(f"cannot truncate a cache of length {self._length} to {length}")
         self._length = length
 
-    def begin(self, rows: int, num_keys: int) -> None:
-        """Announce a pass that computes `rows` rows and attends to `[0, num_keys)`."""
+    def begin(self, rows: int, num_keys: int, slots: Tensor | None = None) -> None:
+        """Announce a pass that computes `rows` rows and attends to `[0, num_keys)`.
+
+        `slots` [rows] int64, on the cache's device: where the rows are written, instead of from `length` on.
+        """
         if max(self._length + rows, num_keys) > self.allocated:
             raise ValueError(f"{rows} rows at {self._length} and {num_keys} keys exceed {self.allocated} positions")
+        if num_keys != self._num_keys:
+            self._views.clear()
         self._num_keys = num_keys
+        self._slots = slots
 
     def advance(self, rows: int) -> None:
         """The pass is done; its first `rows` rows are real."""
@@ -81,10 +90,31 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
             keys = self._keys[layer_idx] = self._allocate(key_states)
             self._values[layer_idx] = self._allocate(value_states)
         values = self._values[layer_idx]
-        rows = key_states.shape[2]
-        keys.narrow(2, self._length, rows).copy_(key_states)
-        values.narrow(2, self._length, rows).copy_(value_states)
+        if self._slots is None:
+            rows = key_states.shape[2]
+            keys.narrow(2, self._length, rows).copy_(key_states)
+            values.narrow(2, self._length, rows).copy_(value_states)
+        else:
+            keys.index_copy_(2, self._slots, key_states.to(self.dtype))
+            values.index_copy_(2, self._slots, value_states.to(self.dtype))
         return keys.narrow(2, 0, self._num_keys), values.narrow(2, 0, self._num_keys)
+
+    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """As `update`, for keys and values that come in one tensor [rows, 2 * heads, dim], the keys' heads first."""
+        storage = self._joint.get(layer_idx)
+        rows, num_heads, head_dim = key_values.shape
+        if storage is None:
+            storage = torch.zeros((num_heads, self.allocated, head_dim), dtype=self.dtype, device=key_values.device)
+            self._joint[layer_idx] = storage
+        if self._slots is None:
+            storage.narrow(1, self._length, rows).copy_(key_values.transpose(0, 1))
+        else:
+            storage.index_copy_(1, self._slots, key_values.transpose(0, 1).to(self.dtype))
+        views = self._views.get(layer_idx)
+        if views is None:
+            keys, values = storage[:, : self._num_keys].unsqueeze(0).chunk(2, dim=1)
+            views = self._views[layer_idx] = (keys, values)
+        return views
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
         """Positions held, by transformers' name."""

@@ -80,3 +80,10 @@ class LanguageModel(Protocol):
         id out of range, or a full cache; the cache is then unchanged.
         """
         ...
+
+    def choose(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
+        """`forward`, and for each of its rows the token with the highest logit; of equal ones that of the first column.
+
+        Token ids leave the device, logits do not.
+        """
+        ...

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
-from amusd.models.huggingface import HuggingFaceModel, load_model
+from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
 from amusd.models.zoo import Report, embedded_target_path
@@ -25,7 +26,7 @@ def target_numerics(config: EngineConfig) -> Numerics:
 
 def load_target(
     config: EngineConfig, device: str, report: Report | None = None
-) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
+) -> tuple[CachedModel, HuggingFaceTokenizer]:
     """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device."""
     path = target_path(config.target, report)
     model = load_model(
@@ -34,13 +35,14 @@ def load_target(
         max_model_len=config.max_model_len,
         dtype=config.target.dtype,
         device=device,
+        model_impl=config.target.model_impl,
     )
     return model, load_tokenizer(path)
 
 
 def load_draft_model(
     config: DrafterConfig, device: str, max_model_len: int, report: Report | None = None
-) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
+) -> tuple[CachedModel, HuggingFaceTokenizer]:
     """The model of a drafter of kind `embedded` or `hf`, and its tokenizer. Raises `ConfigError` as `load_target`."""
     numerics = Numerics(width=DRAFT_ROWS, fixed=False)
     if config.kind == "embedded":
@@ -53,8 +55,16 @@ def load_draft_model(
             max_model_len=max_model_len,
             dtype=config.dtype,
             device=device,
+            model_impl=config.model_impl,
         )
     else:
         path = str(config.model)
-        model = load_model(path, numerics=numerics, max_model_len=max_model_len, dtype=config.dtype, device=device)
+        model = load_model(
+            path,
+            numerics=numerics,
+            max_model_len=max_model_len,
+            dtype=config.dtype,
+            device=device,
+            model_impl=config.model_impl,
+        )
     return model, load_tokenizer(path)

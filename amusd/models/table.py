@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from amusd.models.argmax import argmax_rows
 from amusd.models.language_model import KVCache, ModelOutput
 from amusd.models.numerics import Numerics
 
@@ -103,6 +104,10 @@ class TableModel:
         if not 1 <= len(token_ids) <= self.max_rows(cache.length):
             raise ValueError(f"{len(token_ids)} tokens at {cache.length}: at most {self.max_rows(cache.length)}")
         return ModelOutput(logits=self._scores([table.append(token_id) for token_id in token_ids]))
+
+    def choose(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
+        """The token with the highest score after each of `token_ids`."""
+        return argmax_rows(self.forward(token_ids, cache).logits)
 
     def _scores(self, hashes: list[int]) -> Tensor:
         """[rows, vocab] float64 in [0, 8): 32 hashed bits, then the column itself, so that no two are equal."""

@@ -166,8 +166,7 @@ class TargetWorker:
     def _verify(self, session: TargetSession, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
         start_ns = time.monotonic_ns()
-        logits = self.model.forward(block.token_ids, cache).logits  # [1 + candidates, vocab]
-        choices = logits.argmax(dim=-1).tolist()
+        choices = self.model.choose(block.token_ids, cache)  # [1 + candidates]
         end_ns = time.monotonic_ns()
         self._drain(session)
         judged = session.candidates_to_judge()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from amusd.models.huggingface import HuggingFaceModel, load_model
+from amusd.models.cached_model import CachedModel
+from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
 
 pytestmark = [
@@ -19,7 +20,7 @@ pytestmark = [
 TOKENS = [1, 4093, 198, 28120, 314, 260, 6376, 4461, 47, 2, 198, 1, 520, 9531, 198]
 
 
-def load(folder: Path, device: str, *, fixed: bool) -> HuggingFaceModel:
+def load(folder: Path, device: str, *, fixed: bool) -> CachedModel:
     numerics = Numerics(width=8, fixed=fixed)
     return load_model(folder, numerics=numerics, max_model_len=256, dtype="float32", device=device)
 

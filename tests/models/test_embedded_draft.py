@@ -8,8 +8,8 @@ import torch
 from models import tiny
 
 from amusd.errors import ConfigError
+from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import frequent_ids, kept_layers, load_embedded_draft
-from amusd.models.huggingface import HuggingFaceModel
 from amusd.models.numerics import Numerics
 
 TEMPLATE = "{% for message in messages %}<turn>{{ message.content }}{% endfor %}<answer>"
@@ -21,7 +21,7 @@ def save_target(folder: Path, name: str = "LlamaConfig", **changes: Any) -> Any:
     return tiny.save_checkpoint(folder, tiny.tiny_config(name, num_hidden_layers=5, **ids, **changes), tokenizer)
 
 
-def load(folder: Path, num_layers: int = 3, vocab_size: int = 50) -> HuggingFaceModel:
+def load(folder: Path, num_layers: int = 3, vocab_size: int = 50) -> CachedModel:
     return load_embedded_draft(
         folder,
         num_layers=num_layers,

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from amusd.models.huggingface import HuggingFaceModel, load_model
+from amusd.models.cached_model import CachedModel
+from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer, user_turn
 
@@ -25,11 +26,11 @@ def prompt(embedded_folder: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def fixed_model(embedded_folder: Path) -> HuggingFaceModel:
+def fixed_model(embedded_folder: Path) -> CachedModel:
     return load_model(embedded_folder, numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512)
 
 
-def decode_plainly(model: HuggingFaceModel, prompt: list[int], num_tokens: int) -> tuple[list[int], Tensor]:
+def decode_plainly(model: CachedModel, prompt: list[int], num_tokens: int) -> tuple[list[int], Tensor]:
     """Greedy decoding, one token a pass: the tokens, and the logits [num_tokens, vocab] that chose them."""
     cache = model.new_cache(len(prompt) + num_tokens)
     model.prefill(prompt[:-1], cache)
@@ -40,7 +41,7 @@ def decode_plainly(model: HuggingFaceModel, prompt: list[int], num_tokens: int) 
     return tokens[1:], torch.cat(rows)
 
 
-def decode_in_blocks(model: HuggingFaceModel, prompt: list[int], tokens: list[int], seed: int) -> Tensor:
+def decode_in_blocks(model: CachedModel, prompt: list[int], tokens: list[int], seed: int) -> Tensor:
     """The same positions from ragged blocks; wrong candidates fill most of them up and are rolled back."""
     rng = random.Random(seed)
     inputs = [prompt[-1], *tokens[:-1]]
@@ -62,13 +63,13 @@ def decode_in_blocks(model: HuggingFaceModel, prompt: list[int], tokens: list[in
 
 
 @pytest.fixture(scope="module")
-def plain(fixed_model: HuggingFaceModel, prompt: list[int]) -> tuple[list[int], Tensor]:
+def plain(fixed_model: CachedModel, prompt: list[int]) -> tuple[list[int], Tensor]:
     return decode_plainly(fixed_model, prompt, NUM_TOKENS)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_at_a_fixed_width_ragged_blocks_give_the_bits_of_plain_decoding(
-    fixed_model: HuggingFaceModel, prompt: list[int], plain: tuple[list[int], Tensor], seed: int
+    fixed_model: CachedModel, prompt: list[int], plain: tuple[list[int], Tensor], seed: int
 ) -> None:
     tokens, expected = plain
     border = Numerics(width=WIDTH, fixed=True).border
@@ -88,7 +89,7 @@ def test_without_the_fixed_width_the_bits_do_differ(embedded_folder: Path, promp
         pytest.skip("on this machine every width gives the same bits: the fixed width has nothing to repair")
 
 
-def test_a_used_cache_gives_the_bits_of_a_fresh_one(fixed_model: HuggingFaceModel, prompt: list[int]) -> None:
+def test_a_used_cache_gives_the_bits_of_a_fresh_one(fixed_model: CachedModel, prompt: list[int]) -> None:
     fresh, used = fixed_model.new_cache(200), fixed_model.new_cache(200)
     fixed_model.prefill(list(range(100, 290)), used)
     used.truncate(0)

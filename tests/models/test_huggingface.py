@@ -8,7 +8,7 @@ import torch
 from models import tiny
 from torch import Tensor
 
-from amusd.models.huggingface import HuggingFaceModel
+from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache, LanguageModel
 from amusd.models.numerics import Numerics
 
@@ -28,7 +28,7 @@ def stock_logits(model: Any, token_ids: list[int]) -> Tensor:
         return model(torch.tensor([token_ids])).logits[0]
 
 
-def decode_in_blocks(model: HuggingFaceModel, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:
+def decode_in_blocks(model: CachedModel, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:
     """Logits of the rest of `token_ids` from ragged blocks, each with wrong candidates that are rolled back."""
     rng = random.Random(seed)
     rows = []

@@ -12,14 +12,15 @@ import transformers
 from models import tiny
 
 from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.models.cached_model import CachedModel
 from amusd.models.compatibility import position_limit
-from amusd.models.huggingface import HuggingFaceModel, load_model
+from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
 
 RULE = Numerics(width=8, fixed=True)
 
 
-def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> HuggingFaceModel:
+def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> CachedModel:
     return load_model(path, numerics=RULE, max_model_len=max_model_len, dtype=dtype)
 
 

@@ -11,7 +11,8 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from amusd.models.attention import register_attention
-from amusd.models.huggingface import HuggingFaceModel, wrap_model
+from amusd.models.cached_model import CachedModel
+from amusd.models.huggingface import wrap_model
 from amusd.models.numerics import Numerics
 
 VOCAB = 97
@@ -93,7 +94,7 @@ def tiny_causal_lm(config: Any, attention: str = "eager", seed: int = 0) -> Any:
     return model
 
 
-def wrapped_pair(name: str, numerics: Numerics | None = None) -> tuple[Any, HuggingFaceModel]:
+def wrapped_pair(name: str, numerics: Numerics | None = None) -> tuple[Any, CachedModel]:
     """A stock model with eager attention, and ours with the same weights."""
     config = tiny_config(name)
     stock, ours = tiny_causal_lm(config), tiny_causal_lm(config, register_attention())

@@ -1,0 +1,194 @@
+"""A lean forward pass for the Llama and Qwen families: few operators, packed weights, nothing computed twice.
+
+Against the same model in transformers: query, key and value weights in one product, gate and up in another; residual
+sums inside the products that make them; the rotation of queries and keys as one complex product (their weights' rows
+are reordered once so that the two numbers of a pair are neighbours: dot products do not depend on the order); keys and
+values written where they stay. Rotation, attention and norms compute in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from amusd.models.attention import attend_grouped
+from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.linear import Linear, make_linear
+
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""transformers' names of the architectures that `Decoder` computes."""
+_ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
+
+
+def why_not_covered(config: Any) -> str | None:
+    """Why `Decoder` does not compute the model of a transformers configuration; None if it does."""
+    if config.model_type not in MODEL_TYPES:
+        return f"only the model types {', '.join(sorted(MODEL_TYPES))} have a lean decoder"
+    if getattr(config, "quantization_config", None):
+        return "its checkpoint is quantized"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}, not silu"
+    if getattr(config, "pretraining_tp", 1) not in (None, 1):
+        return f"its weights are sliced (pretraining_tp={config.pretraining_tp})"
+    rope = getattr(config, "rope_parameters", None) or {}
+    rope_type = rope.get("rope_type", "default")
+    if rope_type not in _ROPE_TYPES:
+        return f"its rotary embedding is of type {rope_type}"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "it rotates a part of each head only"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Shape of the attention."""
+
+    num_queries: int
+    num_keys: int
+    dim: int
+    epsilon: float
+    """Of every norm."""
+    scaling: float
+    """Scores are multiplied by this."""
+
+
+class _Layer:
+    """One transformer block."""
+
+    def __init__(self, block: Any, heads: _Heads, device: torch.device) -> None:
+        attention, mlp = block.self_attn, block.mlp
+        self._heads = heads
+        self._attention_norm = block.input_layernorm.weight.detach().to(device)
+        self._mlp_norm = block.post_attention_layernorm.weight.detach().to(device)
+        pairs = _pairs_side_by_side(heads.dim)
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        counts = [heads.num_queries, heads.num_keys, 0]  # heads to reorder
+        self.query_key_value = _fuse(projections, device, [_reorder(pairs, count) for count in counts])
+        self.output = _fuse([attention.o_proj], device)
+        self.gate_up = _fuse([mlp.gate_proj, mlp.up_proj], device)
+        self.down = _fuse([mlp.down_proj], device)
+        self._head_norm = _head_norm_weights(attention, heads, pairs, device)
+
+    def __call__(self, hidden: Tensor, rotation: Tensor, mask: Tensor, cache: PreallocatedCache, index: int) -> Tensor:
+        """[rows, width] -> [rows, width]; `rotation` is [rows, 1, dim / 2] complex."""
+        heads, rows = self._heads, hidden.shape[0]
+        width = hidden.shape[1:]
+        joint = self.query_key_value(F.rms_norm(hidden, width, self._attention_norm, heads.epsilon)).float()
+        joint = joint.view(rows, -1, heads.dim)  # [rows, query heads + key heads + value heads, dim]
+        rotated = joint[:, : heads.num_queries + heads.num_keys]
+        if self._head_norm is not None:
+            rotated.copy_(F.rms_norm(rotated, (heads.dim,), None, heads.epsilon) * self._head_norm)
+        torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation)
+        keys, values = cache.update_joint(joint[:, heads.num_queries :], index)
+        attended = attend_grouped(joint[:, : heads.num_queries], keys, values, mask, heads.scaling, hidden.dtype)
+        hidden = self.output.add_to(hidden, attended)
+        gate, up = self.gate_up(F.rms_norm(hidden, width, self._mlp_norm, heads.epsilon)).chunk(2, dim=-1)
+        return self.down.add_to(hidden, F.silu(gate).mul_(up))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass reads."""
+        linears = (self.query_key_value, self.output, self.gate_up, self.down)
+        norms = self._attention_norm.nbytes + self._mlp_norm.nbytes
+        return int(norms + sum(linear.nbytes for linear in linears))
+
+
+class Decoder:
+    """A `Network` made of a loaded transformers model, which is taken apart: it cannot be used afterwards."""
+
+    implementation = "amusd"
+
+    def __init__(self, model: Any, *, device: torch.device, max_positions: int) -> None:
+        """`model`: a causal model for which `why_not_covered` says None; `max_positions`: rows of the rotary table."""
+        config = model.config
+        blocks = model.base_model.layers
+        attention = blocks[0].self_attn
+        heads = _Heads(
+            num_queries=config.num_attention_heads,
+            num_keys=config.num_key_value_heads,
+            dim=attention.head_dim,
+            epsilon=config.rms_norm_eps,
+            scaling=attention.scaling,
+        )
+        self.device = device
+        self.num_query_groups = heads.num_queries // heads.num_keys
+        self._epsilon = heads.epsilon
+        self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
+        self._layers: list[_Layer] = []
+        for index, block in enumerate(blocks):
+            self._layers.append(_Layer(block, heads, device))
+            blocks[index] = torch.nn.Identity()  # frees what has just been copied
+        self._norm = model.base_model.norm.weight.detach().to(device)
+        head = model.get_output_embeddings()
+        embedding = model.get_input_embeddings().weight
+        self._embedding = embedding.detach().to(device)
+        head_weight = self._embedding if head.weight is embedding else head.weight.detach().to(device)
+        self._head = make_linear(head_weight, None if head.bias is None else head.bias.detach().to(device))
+        self.num_ids = int(self._embedding.shape[0])
+        self.vocab_size = int(head_weight.shape[0])
+        self.cache_dtype = torch.float32 if device.type == "cpu" else self._embedding.dtype
+        self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PreallocatedCache, *, with_logits: bool
+    ) -> Tensor | None:
+        """See `Network`."""
+        hidden = F.embedding(token_ids, self._embedding)  # [rows, width]
+        rotation = self._rotation[positions].unsqueeze(1)  # [rows, 1, dim / 2]
+        for index, layer in enumerate(self._layers):
+            hidden = layer(hidden, rotation, mask, cache, index)
+        if not with_logits:
+            return None
+        return self._head(F.rms_norm(hidden, hidden.shape[1:], self._norm, self._epsilon))
+
+
+def _rotary_table(rotary: Any, num_positions: int) -> Tensor:
+    """[positions, dim / 2] complex64: `scaling * exp(i * position * frequency)`."""
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    angles = torch.outer(positions, rotary.original_inv_freq.detach().float().cpu())
+    scaling = torch.tensor(float(rotary.attention_scaling))
+    return torch.polar(scaling.expand_as(angles).contiguous(), angles)
+
+
+def _pairs_side_by_side(dim: int) -> Tensor:
+    """[dim]: the order that puts the rotated pairs `(i, i + dim / 2)` of transformers next to each other."""
+    return torch.arange(dim).view(2, dim // 2).t().reshape(dim)
+
+
+def _reorder(pairs: Tensor, num_heads: int) -> Tensor | None:
+    """The row order of a projection onto `num_heads` heads; None for a projection that is not rotated."""
+    if num_heads == 0:
+        return None
+    dim = len(pairs)
+    return (torch.arange(num_heads).unsqueeze(1) * dim + pairs).flatten()
+
+
+def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor | None] | None = None) -> Linear:
+    """One linear layer whose outputs are those of `projections` side by side, each in its order."""
+    orders = orders or [None] * len(projections)
+
+    def join(tensors: list[Tensor]) -> Tensor:
+        ordered = [tensor if order is None else tensor[order] for tensor, order in zip(tensors, orders, strict=True)]
+        return (ordered[0] if len(ordered) == 1 else torch.cat(ordered)).to(device)
+
+    weight = join([projection.weight.detach() for projection in projections])
+    has_bias = [projection.bias is not None for projection in projections]
+    if not any(has_bias):
+        return make_linear(weight, None)
+    biases = [
+        projection.bias.detach() if projection.bias is not None else projection.weight.new_zeros(len(projection.weight))
+        for projection in projections
+    ]
+    return make_linear(weight, join(biases))
+
+
+def _head_norm_weights(attention: Any, heads: _Heads, pairs: Tensor, device: torch.device) -> Tensor | None:
+    """[query heads + key heads, dim] float32: weights of the norms of each head, where a model has them."""
+    if getattr(attention, "q_norm", None) is None:
+        return None
+    query, key = (norm.weight.detach().float()[pairs] for norm in (attention.q_norm, attention.k_norm))
+    return torch.cat((query.expand(heads.num_queries, -1), key.expand(heads.num_keys, -1))).to(device)

@@ -1,0 +1,97 @@
+"""Matrix products of few rows: weights packed once for the CPU's kernels where that helps, plain ones elsewhere.
+
+oneDNN multiplies from a blocked layout. `torch.nn.functional.linear` converts the weights to it at every call; packed
+beforehand, the linear layers of the embedded target take 16 instead of 25 ms for one row, and 16 instead of 31 for
+eight (one core of an AVX-512 BF16 machine; docs/log.md). The operators are those that torch's own compiler emits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+_PACKED_FOR_ROWS = 8
+"""Rows that the packed layout is laid out for; any number may be multiplied."""
+
+
+class Linear(Protocol):
+    """`x @ weight.T + bias`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias."""
+        ...
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        ...
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor."""
+        ...
+
+
+def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The fastest linear layer for where `weight` [out, in] is. The tensor itself may be dropped afterwards."""
+    if can_pack(weight):
+        return PackedLinear(weight, bias)
+    return PlainLinear(weight, bias)
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether this build of torch has packed products for this weight's device and dtype."""
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
+        return False
+    has_kernels = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    if weight.dtype is torch.bfloat16:
+        return has_kernels and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - no public name
+    return has_kernels and weight.dtype is torch.float32
+
+
+class PlainLinear:
+    """A `Linear` over the weight as it is."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        return F.linear(rows, self._weight, self._bias)
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor."""
+        if self._bias is None:
+            return torch.addmm(residual, rows, self._weight.t())
+        return residual + F.linear(rows, self._weight, self._bias)
+
+
+class PackedLinear:
+    """A `Linear` over a copy of the weight in oneDNN's blocked layout, of the same size."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        # The same operators without Python's look-ups per call.
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - no public name
+        self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001 - no public name
+        pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001 - no public name
+        self._weight = pack(weight.contiguous(), _PACKED_FOR_ROWS)
+        self._bias = bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        result: Tensor = self._multiply(rows, self._weight, self._bias, "none", [], "")
+        return result
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor; summed before rounding."""
+        result: Tensor = self._multiply_add(rows, residual, self._weight, self._bias, "add")
+        return result
