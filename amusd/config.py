@@ -121,6 +121,8 @@ class DrafterConfig:
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
+    tokens_per_replay: int = 4
+    """On GPUs with graphs: draft steps in one replay."""
     num_layers: int = 1
     """`embedded`: how many of the target's layers, the first ones."""
     vocab_size: int = 8192
@@ -132,6 +134,9 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         _check_model("drafter", self.kind, self.model)
+        _require(
+            self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1"
+        )
         _require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, "must be at least 1")
         _require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
         _require(
@@ -164,6 +169,8 @@ class HardwareConfig:
     """On CPUs: give each worker its own core, where there are at least two."""
     num_threads: int = 1
     """On CPUs: threads of each worker."""
+    cuda_graphs: bool = True
+    """On GPUs: replay captured passes instead of launching each operator anew."""
 
     def __post_init__(self) -> None:
         _require(self.num_threads >= 1, "hardware.num_threads", self.num_threads, "must be at least 1")

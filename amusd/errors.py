@@ -9,6 +9,7 @@
     |   |   +-- WireError      the bytes are not a frame of this version
     |   +-- PeerLostError      it is gone, or silent beyond the deadline
     |   +-- PeerFailedError    it reported its own failure (carries its traceback)
+    +-- DeviceError            the device's: it is there but does not answer
     +-- RollbackError          ours: stream, cache and drafter disagree after a rollback
     +-- InvariantError         ours: an invariant of docs/protocol.md does not hold
 
@@ -52,6 +53,10 @@ class PeerLostError(PeerError):
 
 class PeerFailedError(PeerError):
     """The peer reported that it cannot go on; the message carries its error and traceback."""
+
+
+class DeviceError(AmusdError):
+    """A device did not finish its work within the deadline."""
 
 
 class RollbackError(AmusdError):

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amusd.drafters.context import Context
-from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.language_model import LanguageModel
 
 
 class AutoregressiveDrafter:
-    """Drafts with `model`. The cache is kept between sequences and grows when a longer one is opened."""
+    """Drafts with `model`. Its cache holds the longest sequence the model supports, and is kept between sequences."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._context = Context()
-        self._cache: KVCache | None = None
+        self._cache = model.new_cache(model.max_length)
+        model.prepare(self._cache)
 
     @property
     def length(self) -> int:
@@ -27,29 +28,29 @@ class AutoregressiveDrafter:
 
     @property
     def tokens_per_step(self) -> int:
-        """One: each token costs a forward pass."""
-        return 1
+        """One, where each token costs a call of the model."""
+        return self._model.tokens_per_step
 
     @property
     def cache_length(self) -> int:
         """Positions whose keys and values are held."""
-        return 0 if self._cache is None else self._cache.length
+        return self._cache.length
 
     def open(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids`; all but the last go through the model at once."""
+        if capacity > self._cache.capacity:
+            raise ValueError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
         self._context.open(token_ids, capacity)
-        if self._cache is None or self._cache.capacity < capacity:
-            self._cache = self._model.new_cache(capacity)
         self._cache.truncate(0)
         self._model.prefill(token_ids[:-1], self._cache)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """`max_tokens` greedy tokens, fewer at the end of the capacity."""
-        proposed: list[int] = []
-        for _ in range(min(max_tokens, self._context.capacity - self._context.length)):
-            token_id = self._next_token()
-            self._context.append((token_id,))
-            proposed.append(token_id)
+        num_tokens = min(max_tokens, self._context.capacity - self._context.length)
+        if num_tokens < 1:
+            return ()
+        proposed = self._model.extend(self._catch_up(), self._cache, num_tokens)
+        self._context.append(proposed)
         return tuple(proposed)
 
     def commit(self, token_ids: Sequence[int]) -> None:
@@ -59,21 +60,18 @@ class AutoregressiveDrafter:
     def truncate(self, length: int) -> None:
         """Keep `length` tokens. The last of them stays outside the cache: the next step needs it as its input."""
         self._context.truncate(length)
-        if self._cache is not None:
-            self._cache.truncate(min(self._cache.length, length - 1))
+        self._cache.truncate(min(self._cache.length, length - 1))
 
     def close(self) -> None:
         """Keep the cache's memory for the next sequence."""
-        if self._cache is not None:
-            self._cache.truncate(0)
+        self._cache.truncate(0)
         self._context = Context()
 
-    def _next_token(self) -> int:
-        cache = self._cache
-        assert cache is not None, "propose before open"
+    def _catch_up(self) -> list[int]:
+        """The tokens that the next pass takes in; those that do not fit into one pass go through the model here."""
         while True:
-            start = cache.length
+            start = self._cache.length
             pending = self._context.token_ids[start : start + self._model.max_rows(start)]
-            chosen = self._model.choose(pending, cache)
-            if cache.length == self._context.length:
-                return chosen[-1]
+            if start + len(pending) == self._context.length:
+                return pending
+            self._model.prefill(pending, self._cache)

@@ -26,7 +26,9 @@ class LoadedDrafters:
     """Of the models' tokenizer; empty without a model."""
 
 
-def load_drafters(configs: Sequence[DrafterConfig], *, device: str, max_model_len: int) -> LoadedDrafters:
+def load_drafters(
+    configs: Sequence[DrafterConfig], *, device: str, max_model_len: int, cuda_graphs: bool = True
+) -> LoadedDrafters:
     """Load what the drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ."""
     factories: dict[str, Callable[[], Drafter]] = {}
     vocab_size, tokenizer_hash = 0, ""
@@ -34,7 +36,7 @@ def load_drafters(configs: Sequence[DrafterConfig], *, device: str, max_model_le
         if config.kind == "ngram":
             factories[config.kind] = _ngram_factory(config)
             continue
-        model, tokenizer = load_draft_model(config, device, max_model_len)
+        model, tokenizer = load_draft_model(config, device, max_model_len, cuda_graphs=cuda_graphs)
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint

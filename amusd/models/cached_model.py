@@ -12,6 +12,7 @@ from torch import Tensor
 
 from amusd.models.argmax import argmax_rows
 from amusd.models.attention import CausalMask
+from amusd.models.captured import Capture, CapturedPasses
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import KVCache, ModelOutput
 from amusd.models.network import Network
@@ -20,20 +21,40 @@ from amusd.models.numerics import Numerics
 _PADDING_ID = 0  # any id will do: rows of padding are never read
 
 
+class _CapturedCache(PreallocatedCache):
+    """A cache together with the passes that were captured over its memory."""
+
+    passes: CapturedPasses
+
+
 class CachedModel:
     """A network with everything that a pass needs laid out beforehand. `load_model` makes one."""
 
     def __init__(
-        self, network: Network, numerics: Numerics, *, max_length: int, output_ids: Tensor | None = None
+        self,
+        network: Network,
+        numerics: Numerics,
+        *,
+        max_length: int,
+        output_ids: Tensor | None = None,
+        capture: Capture | None = None,
+        tokens_per_step: int = 1,
     ) -> None:
-        """`max_length`: longest sequence in tokens; `output_ids`: see `LanguageModel.output_ids`."""
+        """`max_length`: longest sequence in tokens; `output_ids`, `tokens_per_step`: see `LanguageModel`.
+
+        `capture`: replay passes of the few shapes that `numerics` leaves; None: compute each anew.
+        """
+        if tokens_per_step < 1:
+            raise ValueError(f"tokens_per_step={tokens_per_step} must be at least 1")
         self._network = network
-        self._numerics = numerics
+        self._numerics = numerics = numerics.within(max_length)
         self._max_length = max_length
+        self._capture = capture
+        self._tokens_per_step = tokens_per_step
         self._output_ids = output_ids
         self._output_id_list = None if output_ids is None else output_ids.tolist()
         # On a CPU padding a bucketed pass buys nothing: no kernel is chosen or captured per shape.
-        self._pads = numerics.fixed or network.device.type != "cpu"
+        self._pads = numerics.fixed or capture is not None or network.device.type != "cpu"
         num_positions = numerics.allocation(max_length)
         self._mask = CausalMask(
             max_rows=max(numerics.width, numerics.prefill_chunk),
@@ -70,12 +91,42 @@ class CachedModel:
         """Bytes of weights that one pass reads."""
         return self._network.weight_bytes
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that `extend` makes in one replay."""
+        return self._tokens_per_step
+
     def new_cache(self, capacity: int) -> PreallocatedCache:
         """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`."""
         if not 1 <= capacity <= self._max_length:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self._max_length}")
-        allocated = self._numerics.allocation(capacity)
-        return PreallocatedCache(capacity=capacity, allocated=allocated, dtype=self._network.cache_dtype)
+        dtype = self._network.cache_dtype
+        if self._capture is None:
+            allocated = self._numerics.allocation(capacity)
+            return PreallocatedCache(capacity=capacity, allocated=allocated, dtype=dtype)
+        # The borders of captured passes do not depend on the cache, so its memory must reach the last one.
+        allocated = self._numerics.allocation(self._max_length)
+        cache = _CapturedCache(capacity=capacity, allocated=allocated, dtype=dtype)
+        cache.passes = CapturedPasses(
+            self._network,
+            cache,
+            max_length=self._max_length,
+            max_rows=self._numerics.width,
+            max_steps=self._tokens_per_step,
+            output_ids=self._output_ids,
+            capture=self._capture,
+        )
+        return cache
+
+    def prepare(self, cache: KVCache) -> None:
+        """Capture every shape of pass that `choose` and `extend` need in an empty cache. Raises `ValueError` else."""
+        cache = self._checked((), cache)
+        if cache.length:
+            raise ValueError(f"a cache of length {cache.length} cannot be prepared: it must be empty")
+        if isinstance(cache, _CapturedCache):
+            for num_keys in self._numerics.borders(cache.capacity):
+                for rows in {self._numerics.padded_rows(rows) for rows in range(1, self._numerics.width + 1)}:
+                    cache.passes.prepare(rows, num_keys, self._tokens_per_step)
 
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
@@ -95,20 +146,53 @@ class CachedModel:
 
     def forward(self, token_ids: Sequence[int], cache: KVCache) -> ModelOutput:
         """One pass over 1 to `max_rows(cache.length)` tokens; see `LanguageModel.forward`."""
+        cache, computed, num_keys = self._plan(token_ids, cache)
+        if isinstance(cache, _CapturedCache):
+            return ModelOutput(logits=cache.passes.forward(token_ids, computed, num_keys))
+        logits = self._run(token_ids, computed, num_keys, cache, with_logits=True)
+        assert logits is not None
+        return ModelOutput(logits=logits[: len(token_ids)])
+
+    def choose(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
+        """`forward`, and the most likely token after each of its tokens."""
+        if isinstance(cache, _CapturedCache):
+            _, computed, num_keys = self._plan(token_ids, cache)
+            return cache.passes.choose(token_ids, computed, num_keys)
+        columns = argmax_rows(self.forward(token_ids, cache).logits)
+        return columns if self._output_id_list is None else [self._output_id_list[column] for column in columns]
+
+    def extend(self, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
+        """The `num_tokens` most likely tokens after `token_ids`, one following the other; see `LanguageModel`."""
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens={num_tokens} must be at least 1")
+        end = cache.length + len(token_ids) + num_tokens - 1
+        if end > cache.capacity:
+            raise ValueError(f"{num_tokens} tokens do not fit: {end} of {cache.capacity} would be used")
+        chosen: list[int] = []
+        pending = token_ids
+        while len(chosen) < num_tokens:
+            chosen += self._step(pending, cache)
+            pending = chosen[-1:]
+        cache.truncate(end)
+        return chosen[:num_tokens]
+
+    def _step(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
+        """One or, where they come in one replay and fit, `tokens_per_step` tokens after `token_ids`."""
+        steps = self._tokens_per_step
+        if isinstance(cache, _CapturedCache) and cache.length + len(token_ids) + steps - 1 <= cache.capacity:
+            _, computed, _ = self._plan(token_ids, cache)
+            num_keys = self._numerics.num_keys(cache.length, max(computed, len(token_ids) + steps - 1))
+            return cache.passes.extend(token_ids, computed, num_keys, steps)
+        return self.choose(token_ids, cache)[-1:]
+
+    def _plan(self, token_ids: Sequence[int], cache: KVCache) -> tuple[PreallocatedCache, int, int]:
+        """Check a pass; returns the cache, the rows to compute and the keys to read."""
         cache = self._checked(token_ids, cache)
         rows, start = len(token_ids), cache.length
         if not 1 <= rows <= self._numerics.max_rows(start):
             raise ValueError(f"{rows} tokens at {start}: allowed are 1 to {self._numerics.max_rows(start)}")
         computed = self._numerics.padded_rows(rows) if self._pads else rows
-        num_keys = self._numerics.num_keys(start, computed)
-        logits = self._run(token_ids, computed, num_keys, cache, with_logits=True)
-        assert logits is not None
-        return ModelOutput(logits=logits[:rows])
-
-    def choose(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
-        """`forward`, and the most likely token after each of its tokens."""
-        columns = argmax_rows(self.forward(token_ids, cache).logits)
-        return columns if self._output_id_list is None else [self._output_id_list[column] for column in columns]
+        return cache, computed, self._numerics.num_keys(start, computed)
 
     def _run(
         self, token_ids: Sequence[int], computed: int, num_keys: int, cache: PreallocatedCache, *, with_logits: bool

@@ -20,6 +20,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
+from amusd.models.captured import Capture
 from amusd.models.compatibility import check_supported
 from amusd.models.huggingface import causal_class, load_config, quiet_transformers, wrap_model
 from amusd.models.numerics import Numerics
@@ -37,6 +38,8 @@ def load_embedded_draft(
     dtype: str = "bfloat16",
     device: str = "cpu",
     model_impl: str = "auto",
+    capture: Capture | None = None,
+    tokens_per_step: int = 1,
 ) -> CachedModel:
     """Load `num_layers` layers of the checkpoint in folder `path`, with a head of at most `vocab_size` tokens.
 
@@ -72,6 +75,8 @@ def load_embedded_draft(
         device=device,
         output_ids=output_ids.to(device),
         model_impl=model_impl,
+        capture=capture,
+        tokens_per_step=tokens_per_step,
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
+from amusd.models.captured import Capture
 from amusd.models.compatibility import check_supported, position_limit
 from amusd.models.decoder import Decoder, why_not_covered
 from amusd.models.kv_cache import PreallocatedCache
@@ -68,15 +69,18 @@ def load_model(
     dtype: str = "bfloat16",
     device: str = "cpu",
     model_impl: str = "auto",
+    capture: Capture | None = None,
+    tokens_per_step: int = 1,
 ) -> CachedModel:
-    """Load a checkpoint: a folder, or a hub name if no such folder exists. `model_impl`: see `wrap_model`.
+    """Load a checkpoint: a folder, or a hub name if no such folder exists. The rest: see `wrap_model`.
 
-    Raises `UnsupportedModelError` for a model that cannot be rolled back (no weight has been read then), and
-    `ConfigError` for one that is missing, incomplete or not in the safetensors format.
+    Raises `UnsupportedModelError` for a model that cannot be rolled back, or that `model_impl=amusd` does not cover (no
+    weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
     config = load_config(path)
     model_class = causal_class(config)
     check_supported(config, model_class, max_model_len)
+    uses_decoder(config, model_impl)  # refuses before any weight is read
     assert model_class is not None  # refused above
     with quiet_transformers(), _one_line_errors(path):
         model, info = model_class.from_pretrained(
@@ -91,7 +95,15 @@ def load_model(
         )
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
-    return wrap_model(model, numerics=numerics, max_model_len=max_model_len, device=device, model_impl=model_impl)
+    return wrap_model(
+        model,
+        numerics=numerics,
+        max_model_len=max_model_len,
+        device=device,
+        model_impl=model_impl,
+        capture=capture,
+        tokens_per_step=tokens_per_step,
+    )
 
 
 def wrap_model(
@@ -102,25 +114,43 @@ def wrap_model(
     device: str = "cpu",
     output_ids: Tensor | None = None,
     model_impl: str = "auto",
+    capture: Capture | None = None,
+    tokens_per_step: int = 1,
 ) -> CachedModel:
     """Put a loaded transformers model on `device`, ready for inference; the caller must not use it any more.
 
     `model_impl`: `amusd` for the lean decoder, `transformers` for its own code, `auto` for the first that covers the
-    model. Raises `ConfigError` without that device, `UnsupportedModelError` if `amusd` is asked for and does not cover
-    the model.
+    model. `capture`, `tokens_per_step`: see `CachedModel`. Raises `ConfigError` without that device,
+    `UnsupportedModelError` if `amusd` is asked for and does not cover the model.
     """
-    reason = why_not_covered(model.config)
-    if model_impl == "amusd" and reason is not None:
-        raise UnsupportedModelError(f"model_impl=amusd: model type '{model.config.model_type}': {reason}")
+    lean = uses_decoder(model.config, model_impl)
     max_length = min(max_model_len, position_limit(model.config) or max_model_len)
     model = model.eval().requires_grad_(requires_grad=False)
     network: Network
     with _device_errors(device):
-        if reason is None and model_impl != "transformers":
+        if lean:
             network = Decoder(model, device=torch.device(device), max_positions=max_length)
         else:
             network = HuggingFaceNetwork(model.to(device))
-        return CachedModel(network, numerics, max_length=max_length, output_ids=output_ids)
+        return CachedModel(
+            network,
+            numerics,
+            max_length=max_length,
+            output_ids=output_ids,
+            capture=capture,
+            tokens_per_step=tokens_per_step,
+        )
+
+
+def uses_decoder(config: Any, model_impl: str) -> bool:
+    """Whether `Decoder` computes the model of a configuration; if not, `HuggingFaceNetwork` does.
+
+    Raises `UnsupportedModelError` if `model_impl` is `amusd` and the decoder does not cover the model.
+    """
+    reason = why_not_covered(config)
+    if model_impl == "amusd" and reason is not None:
+        raise UnsupportedModelError(f"model_impl=amusd: model type '{config.model_type}': {reason}")
+    return reason is None and model_impl != "transformers"
 
 
 def load_config(path: str | Path) -> Any:

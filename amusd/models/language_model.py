@@ -61,8 +61,17 @@ class LanguageModel(Protocol):
         """Longest sequence the model supports, in tokens."""
         ...
 
+    @property
+    def tokens_per_step(self) -> int:
+        """How many tokens `extend` makes at once: 1, or as many as a device makes without the host."""
+        ...
+
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for sequences of at most `capacity` tokens."""
+        ...
+
+    def prepare(self, cache: KVCache) -> None:
+        """Do now, with an empty cache, what would make its first passes slow."""
         ...
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
@@ -85,5 +94,13 @@ class LanguageModel(Protocol):
         """`forward`, and for each of its rows the token with the highest logit; of equal ones that of the first column.
 
         Token ids leave the device, logits do not.
+        """
+        ...
+
+    def extend(self, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
+        """Take in `token_ids`, then `num_tokens` times the most likely token after what is there; returns those.
+
+        The last one stays outside the cache, whose length grows by `len(token_ids) + num_tokens - 1`. Raises
+        `ValueError` as `forward` does.
         """
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.models.cached_model import CachedModel
+from amusd.models.captured import Capture, capture_cuda_graph
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
@@ -19,9 +20,14 @@ def target_path(config: TargetConfig, report: Report | None = None) -> str:
     return str(embedded_target_path(report=report)) if config.kind == "embedded" else str(config.model)
 
 
-def target_numerics(config: EngineConfig) -> Numerics:
+def target_numerics(config: EngineConfig, device: str) -> Numerics:
     """How target passes are cut and padded."""
-    return Numerics(width=config.max_verify_width, fixed=config.verify_width == "fixed")
+    return Numerics.for_device(device, width=config.max_verify_width, fixed=config.verify_width == "fixed")
+
+
+def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
+    """How passes on `device` are captured; None: not at all."""
+    return capture_cuda_graph if cuda_graphs and device.startswith("cuda") else None
 
 
 def load_target(
@@ -31,20 +37,23 @@ def load_target(
     path = target_path(config.target, report)
     model = load_model(
         path,
-        numerics=target_numerics(config),
+        numerics=target_numerics(config, device),
         max_model_len=config.max_model_len,
         dtype=config.target.dtype,
         device=device,
         model_impl=config.target.model_impl,
+        capture=capture_for(device, cuda_graphs=config.hardware.cuda_graphs),
     )
     return model, load_tokenizer(path)
 
 
 def load_draft_model(
-    config: DrafterConfig, device: str, max_model_len: int, report: Report | None = None
+    config: DrafterConfig, device: str, max_model_len: int, *, cuda_graphs: bool = True, report: Report | None = None
 ) -> tuple[CachedModel, HuggingFaceTokenizer]:
     """The model of a drafter of kind `embedded` or `hf`, and its tokenizer. Raises `ConfigError` as `load_target`."""
-    numerics = Numerics(width=DRAFT_ROWS, fixed=False)
+    numerics = Numerics.for_device(device, width=DRAFT_ROWS, fixed=False)
+    capture = capture_for(device, cuda_graphs=cuda_graphs)
+    tokens_per_step = 1 if capture is None else config.tokens_per_replay
     if config.kind == "embedded":
         path = str(embedded_target_path(report=report))
         model = load_embedded_draft(
@@ -56,6 +65,8 @@ def load_draft_model(
             dtype=config.dtype,
             device=device,
             model_impl=config.model_impl,
+            capture=capture,
+            tokens_per_step=tokens_per_step,
         )
     else:
         path = str(config.model)
@@ -66,5 +77,7 @@ def load_draft_model(
             dtype=config.dtype,
             device=device,
             model_impl=config.model_impl,
+            capture=capture,
+            tokens_per_step=tokens_per_step,
         )
     return model, load_tokenizer(path)

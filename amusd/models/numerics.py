@@ -9,6 +9,7 @@ Mixtures of experts stay outside this promise: how many rows share an expert's p
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -21,9 +22,21 @@ class Numerics:
     fixed: bool
     """True: bit-exact whatever the blocks. False: as little padding as the device likes."""
     border: int = 64
-    """With `fixed`: attention reads keys up to the next multiple of this, and no block crosses one."""
+    """With `fixed`: attention reads keys up to the next border, and no block crosses one. A border is a multiple of
+    this; with `doubling`, this times a power of two."""
     prefill_chunk: int = 256
     """Prompt tokens per pass; chunks end at its multiples. A multiple of `border`."""
+    doubling: bool = False
+    """For devices that replay captured passes: few different numbers of keys, with and without `fixed`."""
+    max_keys: int | None = None
+    """With `doubling`: the last border, where memory ends."""
+
+    @classmethod
+    def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
+        """The rule for a kind of device (`cpu`, `cuda:0` ...)."""
+        if device == "cpu":
+            return cls(width=width, fixed=fixed)
+        return cls(width=width, fixed=fixed, border=256, prefill_chunk=1024, doubling=True)
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.border < 1 or self.prefill_chunk < 1:
@@ -33,7 +46,7 @@ class Numerics:
 
     def max_rows(self, start: int) -> int:
         """How many tokens one pass may carry when the first stands at position `start`."""
-        return min(self.width, self.border - start % self.border) if self.fixed else self.width
+        return min(self.width, self.border_after(start) - start) if self.fixed else self.width
 
     def padded_rows(self, rows: int) -> int:
         """Rows to compute for `rows` tokens: `width`, or the next power of two (at most `width`)."""
@@ -41,7 +54,23 @@ class Numerics:
 
     def num_keys(self, start: int, rows: int) -> int:
         """Keys that attention reads in a pass over the computed rows `[start, start + rows)` of a block."""
-        return (start // self.border + 1) * self.border if self.fixed else start + rows
+        if self.fixed:
+            return self.border_after(start)
+        return self.border_after(start + rows - 1) if self.doubling else start + rows
+
+    def border_after(self, position: int) -> int:
+        """The first border beyond `position`."""
+        if not self.doubling:
+            return (position // self.border + 1) * self.border
+        border = self.border << (position // self.border).bit_length()
+        return border if self.max_keys is None else min(border, self.max_keys)
+
+    def borders(self, capacity: int) -> list[int]:
+        """Every number of keys that a pass in a cache of `capacity` tokens may read, with `fixed` or `doubling`."""
+        borders = [self.border_after(0)]
+        while borders[-1] < capacity:
+            borders.append(self.border_after(borders[-1]))
+        return borders
 
     def prefill_end(self, start: int, length: int) -> int:
         """Where the prompt chunk that begins at `start` ends, in a prompt that ends at `length`."""
@@ -54,6 +83,10 @@ class Numerics:
     def allocation(self, capacity: int) -> int:
         """Positions to allocate so that padding beyond a full cache of `capacity` tokens still fits."""
         return self._round_up(capacity + self.width, self.prefill_chunk)
+
+    def within(self, max_length: int) -> Numerics:
+        """This rule for sequences of at most `max_length` tokens."""
+        return dataclasses.replace(self, max_keys=self.allocation(max_length)) if self.doubling else self
 
     @staticmethod
     def _round_up(value: int, multiple: int) -> int:

@@ -82,6 +82,14 @@ class TableModel:
         """Longest sequence, in tokens."""
         return self._max_length
 
+    @property
+    def tokens_per_step(self) -> int:
+        """One."""
+        return 1
+
+    def prepare(self, cache: KVCache) -> None:
+        """Nothing makes its first passes slow."""
+
     def new_cache(self, capacity: int) -> TableCache:
         """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`."""
         if not 1 <= capacity <= self._max_length:
@@ -108,6 +116,13 @@ class TableModel:
     def choose(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
         """The token with the highest score after each of `token_ids`."""
         return argmax_rows(self.forward(token_ids, cache).logits)
+
+    def extend(self, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
+        """The `num_tokens` tokens with the highest scores, one following the other."""
+        chosen = self.choose(token_ids, cache)[-1:]
+        while len(chosen) < num_tokens:
+            chosen += self.choose(chosen[-1:], cache)
+        return chosen
 
     def _scores(self, hashes: list[int]) -> Tensor:
         """[rows, vocab] float64 in [0, 8): 32 hashed bits, then the column itself, so that no two are equal."""

@@ -56,6 +56,8 @@ class DraftWorker:
 
     def run(self) -> None:
         """Receive, roll back, propose, send; until `Shutdown` or the end of the link."""
+        # Made before the first sequence needs them: a drafter may have to prepare its device.
+        self._idle_drafters = {name: [make()] for name, make in self.drafters.items()}
         try:
             while self._running:
                 self._receive()
@@ -104,7 +106,7 @@ class DraftWorker:
         if opening.drafter not in self.drafters:
             raise PeerProtocolError(f"the target asks for drafter {opening.drafter!r}, which this draft does not have")
         start_ns = time.monotonic_ns()
-        idle = self._idle_drafters.setdefault(opening.drafter, [])
+        idle = self._idle_drafters[opening.drafter]
         drafter = idle.pop() if idle else self.drafters[opening.drafter]()
         sequence = _Sequence(RollbackManager(opening, drafter), opening.drafter, start_ns)
         self._sequences[opening.sequence_id] = sequence
@@ -177,7 +179,7 @@ class DraftWorker:
     def _forget(self, sequence_id: int) -> None:
         sequence = self._sequences.pop(sequence_id)
         sequence.manager.close()
-        self._idle_drafters.setdefault(sequence.drafter_name, []).append(sequence.manager.drafter)
+        self._idle_drafters[sequence.drafter_name].append(sequence.manager.drafter)
 
     def _account(self, sequence: _Sequence, name: str, start_ns: int, **fields: int) -> None:
         end_ns = time.monotonic_ns()

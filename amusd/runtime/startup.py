@@ -96,7 +96,10 @@ def serve_draft(config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder
     link = connect(config.transport, rendezvous)
     try:
         drafters = load_drafters(
-            config.drafters, device=device_of(config.hardware, Role.DRAFT), max_model_len=config.max_model_len
+            config.drafters,
+            device=device_of(config.hardware, Role.DRAFT),
+            max_model_len=config.max_model_len,
+            cuda_graphs=config.hardware.cuda_graphs,
         )
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)
     except Exception as error:

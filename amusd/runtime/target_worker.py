@@ -68,9 +68,13 @@ class TargetWorker:
     draft_failure: str | None = None
     """Why the draft is no longer used, once that has happened."""
     _next_sequence_id: int = 1
-    _cache: KVCache | None = None
+    _cache: KVCache = field(init=False)
     _pass_seconds: float = 0.0
     _tally: Tally = field(default_factory=Tally)
+
+    def __post_init__(self) -> None:
+        self._cache = self.model.new_cache(self.model.max_length)
+        self.model.prepare(self._cache)
 
     @property
     def has_draft(self) -> bool:
@@ -134,8 +138,6 @@ class TargetWorker:
                     tokens_per_message=request.policy.tokens_per_message,
                 )
             )
-        if self._cache is None or self._cache.capacity < request.max_length:
-            self._cache = self.model.new_cache(request.max_length)
         self._cache.truncate(0)
         start_ns = time.monotonic_ns()
         self.model.prefill(request.prompt[:-1], self._cache)

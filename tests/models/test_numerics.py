@@ -7,23 +7,48 @@ from hypothesis import strategies as st
 from amusd.models.numerics import Numerics
 
 widths = st.integers(1, 20)
+
+
+def rules(fixed: bool | None = None) -> st.SearchStrategy[Numerics]:
+    """Rules for both kinds of device."""
+    return st.builds(
+        Numerics.for_device,
+        st.sampled_from(["cpu", "cuda:0"]),
+        width=widths,
+        fixed=st.booleans() if fixed is None else st.just(fixed),
+    ).map(lambda rule: rule.within(6000))
+
+
 starts = st.integers(0, 5000)
 
 
-@given(width=widths, start=starts, rows=st.integers(1, 20))
-def test_fixed_keys_depend_on_the_position_of_each_row_alone(width: int, start: int, rows: int) -> None:
-    rule = Numerics(width=width, fixed=True)
+@given(rule=rules(fixed=True), start=starts, rows=st.integers(1, 20))
+def test_fixed_keys_depend_on_the_position_of_each_row_alone(rule: Numerics, start: int, rows: int) -> None:
     rows = min(rows, rule.max_rows(start))
     alone = {rule.num_keys(position, 1) for position in range(start, start + rows)}
     assert alone == {rule.num_keys(start, rows)}
 
 
-@given(width=widths, start=starts)
-def test_a_fixed_block_never_crosses_a_border_and_is_never_empty(width: int, start: int) -> None:
-    rule = Numerics(width=width, fixed=True)
+@given(rule=rules(fixed=True), start=starts)
+def test_a_fixed_block_never_crosses_a_border_and_is_never_empty(rule: Numerics, start: int) -> None:
     rows = rule.max_rows(start)
-    assert 1 <= rows <= width
-    assert start // rule.border == (start + rows - 1) // rule.border
+    assert 1 <= rows <= rule.width
+    assert rule.border_after(start) == rule.border_after(start + rows - 1)
+
+
+@given(rule=rules(), start=starts, rows=st.integers(1, 20))
+def test_every_row_of_a_block_sees_its_own_key(rule: Numerics, start: int, rows: int) -> None:
+    rows = min(rows, rule.max_rows(start))
+    assert rule.num_keys(start, rows) >= start + rows
+
+
+@given(start=starts, rows=st.integers(1, 20), fixed=st.booleans())
+def test_a_gpu_meets_only_the_numbers_of_keys_that_are_listed(start: int, rows: int, fixed: bool) -> None:
+    rule = Numerics.for_device("cuda:0", width=20, fixed=fixed).within(6000)
+    borders = rule.borders(6000)
+    assert rule.num_keys(start, rule.padded_rows(min(rows, rule.max_rows(start)))) in borders
+    assert len(borders) <= 6
+    assert borders[-1] <= rule.allocation(6000)
 
 
 @given(width=widths, rows=st.integers(1, 20))
@@ -36,18 +61,17 @@ def test_a_bucketed_pass_is_padded_to_a_power_of_two_within_the_width(rows: int,
     assert Numerics(width=12, fixed=False).padded_rows(rows) == padded
 
 
-@given(start=starts, length=st.integers(1, 6000), fixed=st.booleans())
-def test_prompt_chunks_end_at_multiples_of_the_chunk_or_at_the_end(start: int, length: int, fixed: bool) -> None:
-    rule = Numerics(width=8, fixed=fixed)
+@given(rule=rules(), start=starts, length=st.integers(1, 900))
+def test_prompt_chunks_end_at_multiples_of_the_chunk_or_at_the_end(rule: Numerics, start: int, length: int) -> None:
     end = rule.prefill_end(start, start + length)
     assert start < end <= start + length
     assert end == start + length or end % rule.prefill_chunk == 0
     assert rule.prefill_keys(end) >= end
 
 
-@given(width=widths, capacity=st.integers(1, 5000), fixed=st.booleans())
-def test_padding_beyond_a_full_cache_fits_the_allocation(width: int, capacity: int, fixed: bool) -> None:
-    rule = Numerics(width=width, fixed=fixed)
+@given(rule=rules(), capacity=st.integers(1, 6000))
+def test_padding_beyond_a_full_cache_fits_the_allocation(rule: Numerics, capacity: int) -> None:
+    rule = rule.within(capacity)
     start = capacity - 1
     allocated = rule.allocation(capacity)
     assert start + rule.padded_rows(1) <= allocated
