@@ -151,12 +151,20 @@ class DrafterConfig:
 class TransportConfig:
     """The link between the workers."""
 
-    kind: Literal["auto", "zeromq"] = "auto"
-    """`auto` is `zeromq` over a private socket file; links inside one process are made in Python only."""
+    kind: Literal["auto", "shared_memory", "zeromq"] = "auto"
+    """`auto`: `zeromq` where an address is given, else `shared_memory` where it works, else `zeromq` locally."""
     address: str | None = None
     """`ipc://PATH` or `tcp://HOST:PORT`; None picks a private one. The target binds it, the draft connects."""
     insecure: bool = False
     """Allow an address that is not on this machine, unencrypted and unauthenticated."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.kind != "shared_memory" or self.address is None,
+            "transport.address",
+            self.address,
+            "not with transport=shared_memory, which picks its own; leave it out, or use transport=zeromq",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,9 @@ from amusd.errors import ConfigError
 LOOPBACK = "tcp://127.0.0.1:*"
 """Loopback TCP on a port that is free."""
 
+SHARED_MEMORY = "shm://"
+"""How the address of a shared-memory link begins; it is picked, never configured."""
+
 
 @dataclass(frozen=True)
 class Endpoint:

@@ -64,7 +64,7 @@ class Rendezvous:
     """What the draft has to be told to find its target."""
 
     address: str
-    """`ipc://PATH` or `tcp://HOST:PORT`."""
+    """`shm://PATH`, `ipc://PATH` or `tcp://HOST:PORT`."""
     nonce: int
     """64-bit number of the session; frames that carry another one are dropped."""
 
@@ -81,14 +81,15 @@ class FrameFilter:
         try:
             nonce, message = decode(frame)
         except WireError as error:
-            self._reject(str(error))
+            self.reject(str(error))
             return None
         if nonce != self._nonce:
-            self._reject("it belongs to another session")
+            self.reject("it belongs to another session")
             return None
         return message
 
-    def _reject(self, reason: str) -> None:
+    def reject(self, reason: str) -> None:
+        """Count something that was dropped."""
         # the first one is news; a flood of them must not fill the log
         level = logging.DEBUG if self.num_rejected else logging.WARNING
         self.num_rejected += 1

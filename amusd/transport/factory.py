@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import zmq
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
-from amusd.transport.addresses import LOOPBACK
+from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY
 from amusd.transport.base import Listener, Rendezvous, Transport
 from amusd.transport.zeromq import ZeroMQTransport
 
@@ -14,19 +16,37 @@ from amusd.transport.zeromq import ZeroMQTransport
 def listen(config: TransportConfig, nonce: int) -> Listener:
     """The target's end; does not wait for the draft. Raises ConfigError.
 
-    Without an address: a private socket file, and under `auto` loopback TCP where socket files do not work.
+    Without an address both workers are on this machine. `auto` then takes the first of these that works here: shared
+    memory, ZeroMQ over a private socket file, ZeroMQ over loopback TCP.
     """
     if config.address is not None:
         return ZeroMQTransport.bind(config.address, nonce, insecure=config.insecure)
-    try:
-        if zmq.has("ipc") or config.kind == "zeromq":
+    if config.kind == "shared_memory":
+        return _bind_shared_memory(nonce)
+    if config.kind == "auto":
+        with suppress(ConfigError):
+            return _bind_shared_memory(nonce)
+    if config.kind == "zeromq" or zmq.has("ipc"):
+        try:
             return ZeroMQTransport.bind(None, nonce)
-    except ConfigError:
-        if config.kind == "zeromq":
-            raise
+        except ConfigError:
+            if config.kind == "zeromq":
+                raise
     return ZeroMQTransport.bind(LOOPBACK, nonce)
 
 
 def connect(config: TransportConfig, rendezvous: Rendezvous) -> Transport:
     """The draft's end, to where `listen` said it listens; does not wait for the target. Raises ConfigError."""
+    if rendezvous.address.startswith(SHARED_MEMORY):
+        from amusd.transport.shared_memory import SharedMemoryTransport
+
+        return SharedMemoryTransport.connect(rendezvous.address, rendezvous.nonce)
     return ZeroMQTransport.connect(rendezvous.address, rendezvous.nonce, insecure=config.insecure)
+
+
+def _bind_shared_memory(nonce: int) -> Listener:
+    try:
+        from amusd.transport.shared_memory import SharedMemoryTransport
+    except ImportError as error:  # not a Unix system
+        raise ConfigError(f"transport=shared_memory: not on this system, use transport=zeromq: {error}") from None
+    return SharedMemoryTransport.bind(nonce)

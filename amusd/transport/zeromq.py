@@ -8,6 +8,8 @@ What libzmq leaves open and this module decides:
   needs no heartbeats and takes a stopped process for a slow one; a link between machines has them, and gives up in 5 s.
 * A stranger that connects beside the peer gets no pipe and is not read; when it leaves, the link does not end. One that
   connects before the peer takes the peer's place: keep socket files in a private folder.
+* A waiting receiver looks again and again for a while before it sleeps (`spinning.py`). Polls and sends look whether
+  the peer is there every `LOOK_SECONDS`; a receive that waits knows at once.
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
 """
 
@@ -28,9 +30,15 @@ from amusd.protocol.messages import Message
 from amusd.protocol.wire import MAX_FRAME_BYTES, encode
 from amusd.transport.addresses import Endpoint, parse_endpoint
 from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameFilter
+from amusd.transport.spinning import give_way, spin
 
 CLOSE_SECONDS = 1.0
 """How long `close` may wait for the last messages to leave."""
+
+LOOK_SECONDS = 0.001
+"""How often polls and sends look whether the peer is there."""
+GIVE_WAY_SECONDS = 0.001
+"""A sender gives its core away after a message, but not again for so long."""
 
 _HANDSHAKE_MS = 5_000
 _HEARTBEAT_INTERVAL_MS = 1_000
@@ -53,11 +61,14 @@ class ZeroMQTransport:
         self._is_attached = False
         self._is_lost = False
         self._is_closed = False
+        self._next_look = 0.0  # monotonic second
+        self._next_give_way = 0.0
         self._socket = socket
         self._monitor = socket.get_monitor_socket(_WATCHED_EVENTS)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
+        self._input = [(socket, int(zmq.POLLIN))]
 
     @classmethod
     def bind(cls, address: str | None, nonce: int, *, insecure: bool = False) -> ZeroMQTransport:
@@ -98,12 +109,14 @@ class ZeroMQTransport:
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""
         frame = encode(message, self._nonce)
-        self._watch_peer()
+        if time.monotonic() >= self._next_look:
+            self._watch_peer()
+        if not self._is_lost and not self._pending and self._try_send(frame):
+            self._let_it_go()
+            return
+        self._watch_peer()  # it may have come, or gone, since
         if self._is_lost:
             raise PeerLostError("the peer closed the link")
-        if not self._pending and self._try_send(frame):
-            return
-        self._watch_peer()  # it may have come while the first attempt failed
         if self._is_attached and not (self._flush() and self._try_send(frame)):
             raise PeerLostError("the peer stopped reading")
         if not self._is_attached:
@@ -116,19 +129,21 @@ class ZeroMQTransport:
         if self._is_closed:
             raise PeerLostError("this end of the link is closed")
         deadline = time.monotonic() + timeout
-        remaining = timeout
-        while True:
-            wait_seconds = 0.0 if self._is_lost else min(max(remaining, 0.0), _LONGEST_POLL_SECONDS)
-            if self._poller.poll(math.ceil(wait_seconds * 1000)):
-                self._watch_peer()  # before reading: everything that came before its loss can then be read
-                message = self._next_message()
-                if message is not None:
-                    return message
-            if self._is_lost:
-                raise PeerLostError("the peer closed the link")
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
+        while (message := self._next_message()) is None:
+            now = time.monotonic()
+            if now >= self._next_look:
+                self._watch_peer()
+                if self._is_lost and not self._has_input():  # everything that came before its loss has been read
+                    raise PeerLostError("the peer closed the link")
+            if now >= deadline:
                 return None
+            if not self._is_lost and not spin(self._has_input, deadline):
+                remaining = min(max(deadline - time.monotonic(), 0.0), _LONGEST_POLL_SECONDS)
+                self._poller.poll(math.ceil(remaining * 1000))
+                self._next_look = 0.0
+        if self._pending:
+            self._watch_peer()  # the peer has come: what waits for it goes out now
+        return message
 
     def close(self) -> None:
         """Release everything, at most `CLOSE_SECONDS` later. Idempotent; never raises."""
@@ -139,12 +154,22 @@ class ZeroMQTransport:
             self._monitor.poll(math.ceil(remaining * 1000))
             self._watch_peer()
         self._is_closed = True
+        self._next_look = 0.0
         remaining = 0.0 if self._is_lost else max(deadline - time.monotonic(), 0.0)
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=math.ceil(remaining * 1000))
         self._socket.context.term()  # returns when the last message has left or lingered long enough
         _remove(self._private_folder)
+
+    def _let_it_go(self) -> None:
+        """Let libzmq's own thread take the message: on the core that they share it may wait while this one computes.
+
+        Once a millisecond at most: where others compute there too, giving way costs their time slices.
+        """
+        if time.monotonic() >= self._next_give_way:
+            give_way()
+            self._next_give_way = time.monotonic() + GIVE_WAY_SECONDS
 
     def _try_send(self, frame: bytes) -> bool:
         if self._send_now(frame):
@@ -162,19 +187,15 @@ class ZeroMQTransport:
     def _next_message(self) -> Message | None:
         """The next good message that is here; bounded, so that a flood of bad frames cannot hold the worker."""
         for _ in range(MAX_QUEUED_MESSAGES):
-            frame = self._try_receive()
-            if frame is None:
+            if not self._has_input():  # a third of the cost of a `recv` that finds nothing
                 return None
-            message = self._filter.accept(frame)
+            message = self._filter.accept(self._socket.recv(zmq.NOBLOCK))
             if message is not None:
                 return message
         return None
 
-    def _try_receive(self) -> bytes | None:
-        try:
-            return self._socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
+    def _has_input(self) -> bool:
+        return bool(zmq.zmq_poll(self._input, 0))
 
     def _flush(self) -> bool:
         """Hand over what waited for the peer; False when it does not take all of it."""
@@ -185,7 +206,7 @@ class ZeroMQTransport:
         return True
 
     def _watch_peer(self) -> None:
-        """Take note of connections that came and went."""
+        """Take note of connections that came and went; there is no need to do so again for `LOOK_SECONDS`."""
         if self._is_closed:
             raise PeerLostError("this end of the link is closed")
         while _is_ready(self._monitor, zmq.POLLIN):
@@ -201,6 +222,8 @@ class ZeroMQTransport:
                 self._peer_fds.add(value)
         if self._is_attached and self._pending and not self._is_lost:
             self._flush()
+        if self._is_attached and not self._pending and not self._is_lost:
+            self._next_look = time.monotonic() + LOOK_SECONDS
 
 
 def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:

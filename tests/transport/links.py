@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Protocol
 
 from amusd.protocol.messages import Message
 from amusd.transport.base import Transport
 from amusd.transport.memory import MemoryTransport, memory_pair
+from amusd.transport.shared_memory import SharedMemoryTransport
 from amusd.transport.zeromq import ZeroMQTransport
 
 NONCE = 0xFEEDFACE12345678
@@ -71,12 +73,35 @@ class ZeroMQLink:
             end.close()
 
 
+class SharedMemoryLink:
+    def __init__(self) -> None:
+        self._ends: list[SharedMemoryTransport] = []
+
+    def listen(self) -> Transport:
+        self._ends.append(SharedMemoryTransport.bind(NONCE))
+        return self._ends[-1]
+
+    def connect(self) -> Transport:
+        self._ends.append(SharedMemoryTransport.connect(self._ends[0].address, NONCE))
+        return self._ends[-1]
+
+    def inject(self, end: Transport, frame: bytes) -> None:
+        assert isinstance(end, SharedMemoryTransport)
+        end._put(frame)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+
 LINKS: dict[str, Callable[[], Link]] = {
     "memory": MemoryLink,
     "memory, delayed": lambda: MemoryLink(max_delay_seconds=0.002),
     "zeromq over a socket file": lambda: ZeroMQLink(None),
     "zeromq over tcp": lambda: ZeroMQLink("tcp://127.0.0.1:*"),
 }
+if hasattr(os, "memfd_create"):
+    LINKS["shared memory"] = SharedMemoryLink
 
 
 def fill(end: Transport, message: Message) -> None:

@@ -1,0 +1,494 @@
+"""What only a shared-memory link can suffer: death in mid-write, strangers at the door, sleep, one core for both."""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from transport.links import DEADLINE, NONCE, expect, fill
+
+from amusd.config import TransportConfig
+from amusd.errors import ConfigError, PeerLostError
+from amusd.protocol.messages import Failed, Verdict
+from amusd.protocol.wire import encode
+from amusd.transport import meeting
+from amusd.transport.base import MAX_QUEUED_MESSAGES, Rendezvous
+from amusd.transport.factory import connect, listen
+from amusd.transport.latency import measure_one_way
+from amusd.transport.shared_memory import SharedMemoryTransport
+from amusd.transport.spinning import spin
+from amusd.types import Role
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
+
+ROOT = Path(__file__).parents[2]
+VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
+ECHO = "while (message := link.receive(60.0)) is not None and message != Shutdown(): link.send(message)"
+FLOOD = "number = 0\nwhile True: link.send(Verdict(number, 1, 0, 0, (5,) * (number % 50), 0)); number += 1"
+DIE = "[link.send(Verdict(n, 1, 0, 0, (5,), 0)) for n in range(1000)]; os.kill(os.getpid(), signal.SIGKILL)"
+
+Peer = Callable[[str], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def listener(folder: Path) -> Iterator[SharedMemoryTransport]:
+    listener = SharedMemoryTransport.bind(NONCE)
+    yield listener
+    listener.close()
+
+
+@pytest.fixture
+def peer(listener: SharedMemoryTransport) -> Iterator[Peer]:
+    """Starts the other end in a process of its own, which connects and then does what it is told."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(what: str) -> subprocess.Popen[bytes]:
+        code = (
+            "import os, signal, sys\n"
+            "from amusd.protocol.messages import Shutdown, Verdict\n"
+            "from amusd.transport.shared_memory import SharedMemoryTransport\n"
+            f"link = SharedMemoryTransport.connect({listener.address!r}, {NONCE})\n{what}"
+        )
+        started.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(DEADLINE)
+
+
+@pytest.fixture
+def other(listener: SharedMemoryTransport) -> Iterator[SharedMemoryTransport]:
+    """The other end in this process; both have heard each other."""
+    other = SharedMemoryTransport.connect(listener.address, NONCE)
+    for sender, receiver in ((other, listener), (listener, other)):
+        sender.send(VERDICT)
+        assert expect(receiver) == VERDICT
+    yield other
+    other.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+class WatchedPoller:
+    """In the place of an end's own: tells for how long it sleeps."""
+
+    def __init__(self, end: SharedMemoryTransport) -> None:
+        self.poller = end._poller
+        self.milliseconds = 0
+        end._poller = self  # type: ignore[assignment]  # has what is used of it
+
+    def register(self, connection: socket.socket, events: int) -> None:
+        self.poller.register(connection, events)
+
+    def poll(self, milliseconds: int) -> list[tuple[int, int]]:
+        self.milliseconds = milliseconds
+        return self.poller.poll(milliseconds)
+
+    def sleeps_long(self) -> bool:
+        """Whether it is in the sleep that has no bound of its own."""
+        return self.milliseconds > 1000
+
+
+def stranger_at(listener: SharedMemoryTransport) -> socket.socket:
+    return meeting.knock(listener.address)
+
+
+@pytest.mark.parametrize("num_before", [1, 37, 1000, 5000])
+def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(
+    listener: SharedMemoryTransport, peer: Peer, num_before: int
+) -> None:
+    process = peer(FLOOD)
+    received = [listener.receive(60.0) for _ in range(num_before)]
+    process.kill()
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        received.extend(iter(lambda: expect(listener), None))
+    assert received == [Verdict(number, 1, 0, 0, (5,) * (number % 50), 0) for number in range(len(received))]
+    assert listener.num_rejected == 0
+    with pytest.raises(PeerLostError):
+        listener.send(VERDICT)
+
+
+def test_nothing_that_was_sent_is_lost_with_the_process_that_sent_it(
+    listener: SharedMemoryTransport, peer: Peer
+) -> None:
+    assert peer(DIE).wait(60.0) == -signal.SIGKILL
+    assert [expect(listener) for _ in range(1000)] == [Verdict(number, 1, 0, 0, (5,), 0) for number in range(1000)]
+    with pytest.raises(PeerLostError):
+        listener.receive(DEADLINE)
+
+
+def test_a_receiver_that_waits_knows_at_once_that_the_peer_was_killed(
+    listener: SharedMemoryTransport, peer: Peer
+) -> None:
+    process = peer(ECHO)
+    listener.send(VERDICT)
+    assert listener.receive(60.0) == VERDICT
+    with ThreadPoolExecutor(1) as threads:
+        receiving = threads.submit(listener.receive, 60.0)
+        wait_until(lambda: listener._own.num_sleeps % 2 == 1)
+        process.kill()
+        with pytest.raises(PeerLostError):
+            receiving.result(DEADLINE)
+
+
+def test_polls_and_sends_notice_a_killed_peer_too(listener: SharedMemoryTransport, peer: Peer) -> None:
+    process = peer(ECHO)
+    listener.send(VERDICT)
+    assert listener.receive(60.0) == VERDICT
+    assert listener.receive(0.0) is None  # it has looked, and has to look again
+    process.kill()
+    process.wait(DEADLINE)
+
+    def polls_for_ever() -> None:
+        deadline = time.monotonic() + DEADLINE
+        while time.monotonic() < deadline:
+            listener.receive(0.0)
+
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        polls_for_ever()
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        fill(listener, VERDICT)
+
+
+def test_the_death_of_the_listening_process_is_noticed_too(folder: Path) -> None:
+    child = (
+        "import sys\n"
+        "from amusd.transport.shared_memory import SharedMemoryTransport\n"
+        f"link = SharedMemoryTransport.bind({NONCE})\n"
+        "sys.stdout.write(link.address + '\\n'); sys.stdout.flush()\n"
+        "link.send(link.receive(60.0)); link.receive(60.0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", child], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        link = SharedMemoryTransport.connect(address, NONCE)
+        try:
+            link.send(VERDICT)
+            assert link.receive(60.0) == VERDICT
+            process.kill()
+            with pytest.raises(PeerLostError):
+                link.receive(DEADLINE)
+            assert not Path(address.removeprefix("shm://")).parent.exists()
+        finally:
+            process.kill()
+            link.close()
+
+
+def test_a_stopped_process_is_slow_not_lost(listener: SharedMemoryTransport, peer: Peer) -> None:
+    process = peer(ECHO)
+    listener.send(VERDICT)
+    assert listener.receive(60.0) == VERDICT
+    os.kill(process.pid, signal.SIGSTOP)
+    for _ in range(100):
+        listener.send(VERDICT)
+    assert listener.receive(0.3) is None
+    os.kill(process.pid, signal.SIGCONT)
+    assert [expect(listener) for _ in range(100)] == [VERDICT] * 100
+
+
+def test_a_message_wakes_a_receiver_that_sleeps(listener: SharedMemoryTransport, other: SharedMemoryTransport) -> None:
+    watched = WatchedPoller(other)
+    for _ in range(3):
+        watched.milliseconds = 0
+        with ThreadPoolExecutor(1) as threads:
+            receiving = threads.submit(other.receive, DEADLINE)
+            wait_until(watched.sleeps_long)
+            assert not receiving.done()
+            started = time.monotonic()
+            listener.send(VERDICT)
+            assert receiving.result(DEADLINE) == VERDICT
+            assert time.monotonic() - started < DEADLINE / 2
+
+
+def test_a_message_wakes_a_receiver_that_met_its_peer_just_before(
+    listener: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = SharedMemoryTransport.connect(listener.address, NONCE)
+    watched, put = WatchedPoller(listener), other._writer.put
+    with ThreadPoolExecutor(1) as threads:
+
+        def put_late(frame: bytes) -> bool:
+            receiving.append(threads.submit(listener.receive, DEADLINE))
+            wait_until(watched.sleeps_long)  # it came, found nothing and sleeps, after this end looked for it in vain
+            return put(frame)
+
+        receiving: list[Future[object]] = []
+        monkeypatch.setattr(other._writer, "put", put_late)
+        started = time.monotonic()
+        other.send(VERDICT)
+        assert receiving[0].result(DEADLINE) == VERDICT
+        assert time.monotonic() - started < DEADLINE / 2
+    other.close()
+
+
+def test_a_sleeper_is_woken_once_and_not_once_a_message(
+    listener: SharedMemoryTransport, other: SharedMemoryTransport
+) -> None:
+    for _ in range(2):
+        other._own.note_sleep()
+        for _ in range(100):
+            listener.send(VERDICT)
+        assert other._connection is not None
+        assert other._connection.recv(4096) == b"\0"
+        other._own.note_sleep()
+    assert [expect(other) for _ in range(200)] == [VERDICT] * 200
+
+
+def test_what_comes_between_the_last_look_and_the_end_is_handed_over(
+    listener: SharedMemoryTransport, other: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = listener._look
+
+    def look_late() -> None:
+        other.send(VERDICT)
+        other.close()
+        monkeypatch.undo()
+        look()
+
+    listener._next_look = 0.0
+    monkeypatch.setattr(listener, "_look", look_late)
+    assert listener.receive(DEADLINE) == VERDICT
+    with pytest.raises(PeerLostError):
+        listener.receive(DEADLINE)
+
+
+def test_a_message_that_crosses_the_announcement_of_a_sleep_is_found_soon(
+    listener: SharedMemoryTransport, other: SharedMemoryTransport
+) -> None:
+    class Crossing:
+        """Sleeps for as long as it is told, while a message comes whose sender did not see that anybody sleeps."""
+
+        def __init__(self) -> None:
+            self.sleeps: list[int] = []
+
+        def poll(self, milliseconds: int) -> list[object]:
+            self.sleeps.append(milliseconds)
+            assert listener._writer.put(encode(VERDICT, NONCE))
+            return []
+
+    crossing = Crossing()
+    other._poller = crossing  # type: ignore[assignment]  # the one method that is used
+    assert other.receive(DEADLINE) == VERDICT
+    assert crossing.sleeps == [1]
+
+
+def test_both_ends_may_share_one_core() -> None:
+    core = {min(os.sched_getaffinity(0))}
+    taken = measure_one_way(TransportConfig(kind="shared_memory"), num_messages=400, cores=(core, core))
+    assert taken.p50_us < 100_000  # room for whoever else wants that core
+
+
+def test_every_look_for_a_message_gives_the_core_away_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_away: list[float] = []
+    monkeypatch.setattr("os.sched_yield", lambda: given_away.append(time.monotonic()))
+    assert spin(lambda: len(given_away) == 3, time.monotonic() + DEADLINE)
+    assert not spin(lambda: False, time.monotonic() + DEADLINE)
+    assert not spin(lambda: True, 0.0)  # there is no time to look
+
+
+def test_a_burst_of_small_messages_and_several_prompts_wait_for_a_reader(
+    listener: SharedMemoryTransport, other: SharedMemoryTransport
+) -> None:
+    prompt = Failed(Role.DRAFT, "E", "x" * 60_000)
+    for message in [prompt] * 50 + [VERDICT] * MAX_QUEUED_MESSAGES:
+        listener.send(message)
+    assert [expect(other) for _ in range(50)] == [prompt] * 50
+    assert [expect(other) for _ in range(MAX_QUEUED_MESSAGES)] == [VERDICT] * MAX_QUEUED_MESSAGES
+
+
+def test_a_reader_that_goes_on_ends_the_sender_s_trouble(
+    listener: SharedMemoryTransport, other: SharedMemoryTransport
+) -> None:
+    message = Failed(Role.DRAFT, "E", "x" * 60_000)
+    with pytest.raises(PeerLostError, match="the peer stopped reading: 16 MiB"):
+        fill(listener, message)
+    assert expect(other) == message
+    listener.send(message)
+
+
+def test_a_link_to_nobody_fills_up_too(listener: SharedMemoryTransport) -> None:
+    with pytest.raises(PeerLostError, match="no peer has come"):
+        fill(listener, Failed(Role.DRAFT, "E", "x" * 60_000))
+
+
+def test_a_peer_whose_memory_makes_no_sense_is_counted_and_lost(
+    listener: SharedMemoryTransport, other: SharedMemoryTransport
+) -> None:
+    other.send(VERDICT)
+    assert expect(listener) == VERDICT
+    other._own.words[0] = 2**63
+    for timeout in (0.0, DEADLINE):
+        with pytest.raises(PeerLostError, match="claims"):
+            listener.receive(timeout)
+    with pytest.raises(PeerLostError, match="claims"):
+        listener.send(VERDICT)
+    assert listener.num_rejected == 1
+
+
+def test_a_peer_cannot_write_or_shrink_what_this_end_sends(
+    listener: SharedMemoryTransport, other: SharedMemoryTransport
+) -> None:
+    assert listener._theirs is not None
+    with pytest.raises(TypeError):
+        listener._theirs.mapping[0] = 1
+    with pytest.raises(PermissionError):
+        os.ftruncate(other._descriptor, 0)
+
+
+def test_an_end_of_another_session_is_turned_away_and_counted(listener: SharedMemoryTransport) -> None:
+    foreigner = SharedMemoryTransport.connect(listener.address, NONCE ^ 1)
+    assert listener.receive(0.0) is None
+    assert listener.num_rejected == 1
+    with pytest.raises(PeerLostError):
+        foreigner.receive(DEADLINE)
+    foreigner.close()
+
+
+def test_strangers_are_turned_away_and_do_not_take_the_peer_s_place(
+    listener: SharedMemoryTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    introduction = meeting._INTRODUCTION.pack(meeting._MAGIC, NONCE)
+    strangers = [stranger_at(listener) for _ in range(6)]
+    strangers[0].send(b"garbage")
+    strangers[1].send(introduction)  # without memory
+    with tempfile.TemporaryFile() as file, os.fdopen(os.memfd_create("x", os.MFD_ALLOW_SEALING), "wb") as unsealed:
+        for stranger, memory in zip(strangers[2:4], (file, unsealed), strict=True):  # could shrink under a reader
+            memory.truncate(meeting.AREA_BYTES)
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory.fileno()]))]
+            stranger.sendmsg([introduction], rights)
+    strangers[4].close()
+    silent = strangers[5]
+    assert listener.receive(0.05) is None
+    assert listener.num_rejected == 5
+    other = SharedMemoryTransport.connect(listener.address, NONCE)
+    other.send(VERDICT)
+    assert expect(listener) == VERDICT
+    listener.send(VERDICT)
+    assert expect(other) == VERDICT
+    assert silent.recv(1) == b""
+    assert len(caplog.records) == 1
+    for end in (*strangers, other):
+        end.close()
+
+
+def test_silent_strangers_do_not_pile_up(listener: SharedMemoryTransport) -> None:
+    strangers = []
+    for _ in range(50):
+        strangers.append(stranger_at(listener))
+        assert listener.receive(0.0) is None
+    assert listener._door is not None
+    assert len(listener._door._guests) < 10
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_the_door_is_private_and_gone_once_the_peer_has_come(folder: Path, listener: SharedMemoryTransport) -> None:
+    path = Path(listener.address.removeprefix("shm://"))
+    assert path.is_socket()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    other = SharedMemoryTransport.connect(listener.address, NONCE)
+    assert listener.receive(0.0) is None
+    assert list(folder.iterdir()) == []
+    other.close()
+
+
+def test_links_leave_no_files_and_no_descriptors(folder: Path) -> None:
+    def in_use() -> tuple[int, list[Path]]:
+        return len(list(Path("/proc/self/fd").iterdir())), sorted([*folder.iterdir(), *Path("/dev/shm").glob("amusd*")])
+
+    before = in_use()
+    for has_peer in (True, False) * 5:
+        listener = SharedMemoryTransport.bind(NONCE)
+        if has_peer:
+            other = SharedMemoryTransport.connect(listener.address, NONCE)
+            other.send(VERDICT)
+            assert expect(listener) == VERDICT
+            other.close()
+        listener.close()
+    assert in_use() == before
+
+
+def test_connecting_where_nobody_listens_is_one_line_that_names_the_way_out(folder: Path) -> None:
+    for address in (f"shm://{folder}/nothing", "shm://" + "long" * 50):
+        with pytest.raises(ConfigError, match=r"transport\.address=tcp://HOST:PORT") as caught:
+            connect(TransportConfig(), Rendezvous(address, NONCE))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["auto", "shared_memory"])
+def test_the_factory_takes_shared_memory_on_one_machine(kind: str) -> None:
+    config = TransportConfig(kind=kind)  # type: ignore[arg-type]  # parametrised text
+    listener = listen(config, NONCE)
+    draft = connect(TransportConfig(), Rendezvous(listener.address, NONCE))
+    try:
+        assert listener.address.startswith("shm://")
+        draft.send(VERDICT)
+        assert expect(listener) == VERDICT
+    finally:
+        draft.close()
+        listener.close()
+
+
+def test_an_address_still_means_zeromq() -> None:
+    listener = listen(TransportConfig(address="tcp://127.0.0.1:*"), NONCE)
+    assert listener.address.startswith("tcp://")
+    listener.close()
+
+
+@pytest.mark.parametrize("missing", ["os.memfd_create", "socket.AF_UNIX"])
+def test_where_it_cannot_work_auto_goes_on_and_the_explicit_choice_is_one_line(
+    missing: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(missing)
+    listener = listen(TransportConfig(), NONCE)
+    assert listener.address.startswith("ipc://")
+    listener.close()
+    with pytest.raises(ConfigError, match=r"^transport=shared_memory: .*use transport=zeromq") as caught:
+        listen(TransportConfig(kind="shared_memory"), NONCE)
+    assert "\n" not in str(caught.value)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_too_long_for_a_socket_file_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    listener = listen(TransportConfig(), NONCE)
+    assert listener.address.startswith("tcp://127.0.0.1:")
+    listener.close()
+    with pytest.raises(ConfigError, match="transport=shared_memory"):
+        listen(TransportConfig(kind="shared_memory"), NONCE)
+    assert list(deep.iterdir()) == []
+
+
+def test_its_own_kind_of_address_cannot_be_configured() -> None:
+    with pytest.raises(ConfigError, match="expected ipc://PATH or tcp://HOST:PORT"):
+        listen(TransportConfig(address="shm:///tmp/link"), NONCE)
