@@ -12,12 +12,26 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from amusd.errors import ConfigError
 from amusd.types import Mode
 
 T = TypeVar("T")
+
+DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
+ModelShape: TypeAlias = Literal[
+    "smollm2-135m",
+    "smollm2-135m-slice",
+    "llama-1b",
+    "llama-3b",
+    "llama-8b",
+    "llama-70b",
+    "llama-70b-slice",
+    "qwen3-0.6b",
+    "qwen3-8b",
+]
+"""Shapes of public models that can be had with random weights; `models/synthetic.py` knows their sizes."""
 
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
@@ -115,7 +129,7 @@ class TargetConfig:
 class DrafterConfig:
     """What proposes candidates."""
 
-    kind: Literal["embedded", "hf", "ngram"] = "embedded"
+    kind: DrafterKind = "embedded"
     model: str | None = None
     """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -127,6 +141,10 @@ class DrafterConfig:
     """`embedded`: how many of the target's layers, the first ones."""
     vocab_size: int = 8192
     """`embedded`: how many token ids it can propose (the most frequent ones)."""
+    shape: ModelShape | None = None
+    """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
+    accept: float = 0.8
+    """`synthetic`: probability of each candidate to be the target's own token; exact with `verify_width=fixed`."""
     max_ngram: int = 4
     """`ngram`: longest suffix that is looked up."""
     min_ngram: int = 2
@@ -134,11 +152,16 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         _check_model("drafter", self.kind, self.model)
-        _require(
-            self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1"
-        )
+        _require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
         _require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, "must be at least 1")
         _require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
+        _require(
+            self.kind == "synthetic" or self.shape is None,
+            "drafter.shape",
+            self.shape,
+            f"only allowed with drafter=synthetic, not with drafter={self.kind}",
+        )
+        _require(0 <= self.accept <= 1, "drafter.accept", self.accept, "must be between 0 and 1")
         _require(
             1 <= self.min_ngram <= self.max_ngram,
             "drafter.min_ngram",
@@ -179,6 +202,8 @@ class HardwareConfig:
     """On CPUs: threads of each worker."""
     cuda_graphs: bool = True
     """On GPUs: replay captured passes instead of launching each operator anew."""
+    synthetic: ModelShape | None = None
+    """Measure without a checkpoint: the target is a model of this size with random weights."""
 
     def __post_init__(self) -> None:
         _require(self.num_threads >= 1, "hardware.num_threads", self.num_threads, "must be at least 1")
@@ -206,7 +231,7 @@ class WorkloadConfig:
 class CompareConfig:
     """What `amusd compare` runs beside plain decoding."""
 
-    drafters: tuple[Literal["embedded", "hf", "ngram"], ...] = ()
+    drafters: tuple[DrafterKind, ...] = ()
     """Drafters to compare, by kind; empty: the configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
@@ -218,6 +243,50 @@ class CompareConfig:
             list(self.synchronous_lengths),
             "name at least one length, each at least 1",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What `amusd bench` measures, and how often."""
+
+    widths: tuple[int, ...] = (1, 4, 8, 16)
+    """Rows of the target passes that are timed."""
+    context_length: int = 200
+    """Tokens in the cache before each pass."""
+    num_rounds: int = 15
+    """How often each pass and each chain of draft steps is timed, in turns."""
+    num_decoding_rounds: int = 5
+    """How often plain decoding and its peer are timed, in turns."""
+    num_tokens: int = 24
+    """Tokens of each of these decodings."""
+    num_messages: int = 2000
+    """Messages over each link."""
+    num_pair_prompts: int = 4
+    """Prompts that the pair answers in each mode."""
+    num_pair_tokens: int = 48
+    """Tokens of each of these answers."""
+    peer: bool = True
+    """Time `transformers.generate` on the same weights beside plain decoding."""
+
+    def __post_init__(self) -> None:
+        _require(
+            bool(self.widths) and min(self.widths) >= 1, "bench.widths", list(self.widths), "name at least one, from 1"
+        )
+        _require(
+            self.context_length >= max(self.widths),
+            "bench.context_length",
+            self.context_length,
+            "at least the widest pass",
+        )
+        for name in (
+            "num_rounds",
+            "num_decoding_rounds",
+            "num_tokens",
+            "num_messages",
+            "num_pair_prompts",
+            "num_pair_tokens",
+        ):
+            _require(getattr(self, name) >= 1, f"bench.{name}", getattr(self, name), "must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +316,29 @@ class EngineConfig:
             self.startup_timeout_seconds,
             "must be above 0",
         )
+        _require(
+            self.hardware.synthetic is None or self.target.kind != "hf",
+            "hardware.synthetic",
+            self.hardware.synthetic,
+            "not with target=hf, which has weights of its own",
+        )
+        for drafter in self.drafters:
+            self._check_fits_target(drafter)
+
+    def _check_fits_target(self, drafter: DrafterConfig) -> None:
+        shape = self.hardware.synthetic
+        _require(
+            shape is None or drafter.kind in ("ngram", "synthetic"),
+            "drafter",
+            drafter.kind,
+            f"does not fit hardware.synthetic={shape}; allowed: ngram, synthetic",
+        )
+        _require(
+            drafter.kind != "synthetic" or self.target.kind != "hf" or drafter.shape is not None,
+            "drafter.shape",
+            "null",
+            f"required with target=hf; allowed: {', '.join(typing.get_args(ModelShape))}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +350,8 @@ class RunConfig:
     output: Literal["text", "json"] = "text"
     run_dir: str | None = None
     """Where the run keeps its files; None: `runs/<date>-<short hash>`."""
+    accept: float | None = None
+    """`drafter=synthetic`: short for drafter.accept."""
     mode: Mode = DecodingConfig.mode
     policy: Literal["auto", "chain"] = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
@@ -278,6 +372,7 @@ class RunConfig:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
 
     def __post_init__(self) -> None:
         self.decoding()
@@ -301,9 +396,12 @@ class RunConfig:
             f"must be at least {longest_block + 1}: {longest_block} candidates and the token before them",
         )
         kinds = self.compare.drafters or (self.drafter.kind,)
+        if self.accept is not None:
+            _require("synthetic" in kinds, "accept", self.accept, "only allowed with drafter=synthetic")
+            _require(0 <= self.accept <= 1, "accept", self.accept, "must be between 0 and 1")
         return EngineConfig(
             target=self.target,
-            drafters=tuple(self.drafter if kind == self.drafter.kind else DrafterConfig(kind=kind) for kind in kinds),
+            drafters=tuple(self._drafter(kind) for kind in kinds),
             transport=self.transport,
             hardware=self.hardware,
             verify_width=self.verify_width,
@@ -311,6 +409,12 @@ class RunConfig:
             max_model_len=self.max_model_len,
             startup_timeout_seconds=self.startup_timeout_seconds,
         )
+
+    def _drafter(self, kind: DrafterKind) -> DrafterConfig:
+        drafter = self.drafter if kind == self.drafter.kind else DrafterConfig(kind=kind)
+        if kind == "synthetic" and self.accept is not None:
+            return dataclasses.replace(drafter, accept=self.accept)
+        return drafter
 
 
 def nearest(name: str, names: typing.Iterable[str]) -> str:

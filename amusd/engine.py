@@ -9,7 +9,7 @@ An engine serves one request at a time; each request may choose its own mode and
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeAlias, cast, get_args, get_type_hints
 
@@ -34,6 +34,9 @@ from amusd.types import FinishReason, Mode, Role
 
 Prompt: TypeAlias = str | Sequence[int] | Conversation
 """The user's message, a conversation (turns with `role` and `content`), or token ids taken as they are."""
+
+SYNTHETIC = "synthetic"
+"""The drafter that has to be told the answer in advance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,15 @@ class Answer:
                 yield Token(token_id, text)
 
 
+@dataclass(frozen=True, slots=True)
+class _PlainAnswer:
+    """The last answer of plain decoding, and what it answers."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    token_ids: tuple[int, ...]
+
+
 class Engine:
     """A target and its draft, ready to answer. Make one with `launch` or `connect`; close it, or use `with`."""
 
@@ -149,6 +161,7 @@ class Engine:
         self._drafters = tuple(drafters)
         self._process = process
         self._answer: Answer | None = None
+        self._plain: _PlainAnswer | None = None
 
     @classmethod
     def launch(cls, *, target: str = "embedded", drafter: str | None = "embedded", **settings: Any) -> Engine:
@@ -163,6 +176,11 @@ class Engine:
             drafters=() if drafter is None else (DrafterConfig(**_kind_or_model(DrafterConfig, drafter)),),
             **settings,
         )
+        return cls.start(config)
+
+    @classmethod
+    def start(cls, config: EngineConfig) -> Engine:
+        """As `launch`, from a whole configuration."""
         torch.set_num_threads(config.hardware.num_threads)
         recorder = make_recorder(Role.TARGET, None)
         if not config.drafters:
@@ -243,7 +261,8 @@ class Engine:
         `prompt` is the user's message or a conversation, put through the chat template unless `raw`, or token ids taken
         as they are.
         `drafter` is one of those the engine was made with, the first by default. Raises `ConfigError` when the prompt
-        leaves no room for an answer, or the engine has no such drafter. A new request ends the one before.
+        leaves no room for an answer, or the engine has no such drafter. A new request ends the one before. A request to
+        the synthetic drafter is first answered by plain decoding, outside all figures.
         """
         params = params or SamplingParams()
         decoding = decoding or DecodingConfig()
@@ -252,7 +271,13 @@ class Engine:
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
-        request = Request(prompt=prompt_ids, max_length=max_length, policy=make_policy(decoding), drafter=name)
+        request = Request(
+            prompt=prompt_ids,
+            max_length=max_length,
+            policy=make_policy(decoding),
+            drafter=name,
+            reference=self._plain_answer(prompt_ids, params, decoding) if self._tells_answer(name) else (),
+        )
         stop = StopChecker(
             eos_token_ids=() if params.ignore_eos else self._tokenizer.eos_token_ids,
             stop=params.stop,
@@ -261,6 +286,8 @@ class Engine:
         )
 
         def make(text: str, token_ids: tuple[int, ...], outcome: Outcome) -> Generation:
+            if decoding.mode is Mode.AUTOREGRESSIVE:
+                self._plain = _PlainAnswer(prompt_ids, params, token_ids)
             return Generation(
                 text=text,
                 token_ids=token_ids,
@@ -314,6 +341,18 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _tells_answer(self, drafter: str | None) -> bool:
+        return drafter == SYNTHETIC and self._worker.has_draft
+
+    def _plain_answer(
+        self, prompt_ids: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig
+    ) -> tuple[int, ...]:
+        """What plain decoding answers: the last such answer if it was to this request, else a new one."""
+        plain = self._plain
+        if plain is not None and (plain.prompt_ids, plain.params) == (prompt_ids, params):
+            return plain.token_ids
+        return self.generate(prompt_ids, params, decoding=replace(decoding, mode=Mode.AUTOREGRESSIVE)).token_ids
 
     def _token_ids(self, prompt: Prompt, *, raw: bool) -> tuple[int, ...]:
         if isinstance(prompt, str):

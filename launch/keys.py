@@ -38,8 +38,9 @@ class Key:
     @property
     def allowed(self) -> str:
         """The values of a closed choice, or nothing."""
-        if typing.get_origin(self.hint) is typing.Literal:
-            return " | ".join(typing.get_args(self.hint))
+        for hint in (self.hint, *typing.get_args(self.hint)):  # a choice, or a choice or nothing
+            if typing.get_origin(hint) is typing.Literal:
+                return " | ".join(typing.get_args(hint))
         if isinstance(self.hint, type) and hasattr(self.hint, "__members__"):
             return " | ".join(member.value for member in self.hint.__members__.values())
         return ""

@@ -16,13 +16,13 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 roles = st.sampled_from(Role)
 
 hellos = st.builds(m.Hello, counts, roles, counts, counts, texts, st.lists(texts, max_size=5).map(tuple))
-opens = st.builds(m.Open, counts, counts, token_ids, counts, texts, counts, counts)
+opens = st.builds(m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids)
 candidates = st.builds(
     m.Candidate, counts, counts, counts, counts, counts, token_ids, st.integers(0, 2**64 - 1), st.booleans()
 )
 verdicts = st.builds(m.Verdict, counts, counts, counts, counts, token_ids, counts)
 closes = st.builds(m.Close, counts, st.sampled_from(FinishReason))
-progresses = st.builds(m.Progress, roles, counts, counts, counts, counts, counts, counts, counts)
+progresses = st.builds(m.Progress, roles, counts, counts, counts, counts, counts, counts, counts, counts)
 failures = st.builds(m.Failed, roles, texts, texts)
 shutdowns = st.builds(m.Shutdown)
 
@@ -33,11 +33,11 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
 
 EXAMPLES: tuple[m.Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, Role.DRAFT, 1, 49152, "0f" * 32, ("embedded", "ngram", "ü")),
-    m.Open(7, 1, (1, 2, 2**31 - 1), 2048, "embedded", 16, 1),
+    m.Open(7, 1, (1, 2, 2**31 - 1), 2048, "synthetic", 16, 1, (3, 4)),
     m.Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True),
     m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
     m.Close(7, FinishReason.EOS),
-    m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 2 * 10**9),
+    m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 10**8, 2 * 10**9),
     m.Failed(Role.TARGET, "ValueError", "Traceback ...\nValueError: no"),
     m.Shutdown(),
 )

@@ -17,7 +17,25 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"zzz": 1}, "zzz: no such key"),
     ({"mode": "sync"}, "mode=sync: allowed: autoregressive, synchronous, asynchronous; did you mean 'synchronous'?"),
     ({"output": "xml"}, "output=xml: allowed: text, json"),
-    ({"drafter": {"kind": "ngrams"}}, "drafter.kind=ngrams: allowed: embedded, hf, ngram; did you mean 'ngram'?"),
+    (
+        {"drafter": {"kind": "ngrams"}},
+        "drafter.kind=ngrams: allowed: embedded, hf, ngram, synthetic; did you mean 'ngram'?",
+    ),
+    ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
+    ({"hardware": {"synthetic": "llama-8b"}}, "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: "),
+    (
+        {"hardware": {"synthetic": "llama-8b"}, "target": {"kind": "hf", "model": "/m"}},
+        "hardware.synthetic=llama-8b: not with target=hf",
+    ),
+    ({"drafter": {"kind": "synthetic", "accept": 1.01}}, "drafter.accept=1.01: must be between 0 and 1"),
+    ({"drafter": {"kind": "synthetic"}, "accept": -0.1}, "accept=-0.1: must be between 0 and 1"),
+    ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
+    ({"drafter": {"shape": "llama-1b"}}, "drafter.shape=llama-1b: only allowed with drafter=synthetic"),
+    ({"drafter": {"kind": "synthetic", "shape": "llama-2b"}}, "drafter.shape=llama-2b: allowed: smollm2-135m, "),
+    (
+        {"drafter": {"kind": "synthetic"}, "target": {"kind": "hf", "model": "/m"}},
+        "drafter.shape=null: required with target=hf; allowed: smollm2-135m, ",
+    ),
     ({"max_lookahead": "many"}, "max_lookahead=many: expected a whole number"),
     ({"max_lookahead": 1.5}, "max_lookahead=1.5: expected a whole number"),
     ({"max_lookahead": True}, "max_lookahead=True: expected a whole number"),
@@ -51,7 +69,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_verify_width": 4, "mode": "synchronous"}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"max_model_len": 1}, "max_model_len=1: must be at least 2"),
     ({"startup_timeout_seconds": 0}, "startup_timeout_seconds=0.0: must be above 0"),
-    ({"transport": {"kind": "nccl"}}, "transport.kind=nccl: allowed: auto, zeromq"),
+    ({"transport": {"kind": "nccl"}}, "transport.kind=nccl: allowed: auto, shared_memory, zeromq"),
+    ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
 ]
 
 
@@ -99,6 +118,22 @@ def test_numbers_become_what_the_key_holds() -> None:
     config = from_mapping(RunConfig, {"max_wait_passes": 2, "prompt": 7, "sampling": {"stop": "one"}})
     assert (config.max_wait_passes, config.prompt, config.sampling.stop) == (2.0, "7", ("one",))
     assert isinstance(config.max_wait_passes, float)
+
+
+def test_a_misspelt_shape_is_told_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'llama-8b'\?$"):
+        from_mapping(RunConfig, {"hardware": {"synthetic": "llama8b"}})
+
+
+def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> None:
+    def accepted(**values: Any) -> list[float]:
+        return [drafter.accept for drafter in from_mapping(RunConfig, values).engine().drafters]
+
+    synthetic = {"kind": "synthetic", "accept": 0.6}
+    assert accepted(drafter=synthetic) == [0.6]
+    assert accepted(drafter=synthetic, accept=0.7) == [0.7]
+    assert accepted(drafter=synthetic, accept=0) == [0]
+    assert accepted(compare={"drafters": ["ngram", "synthetic"]}, accept=0.7) == [0.8, 0.7]
 
 
 def test_a_configuration_cannot_be_changed() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Drafter(Protocol):
@@ -45,4 +45,13 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Release the sequence's memory or keep it for the next `open`. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ReferenceDrafter(Protocol):
+    """A `Drafter` that has to know the target's answer in advance."""
+
+    def set_reference(self, token_ids: Sequence[int]) -> None:
+        """The target's whole text of the sequence that is opened next, prompt included."""
         ...

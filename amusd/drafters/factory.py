@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from amusd.config import DrafterConfig
+from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.errors import ConfigError
 from amusd.models.language_model import LanguageModel
 from amusd.models.loading import load_draft_model
@@ -23,24 +24,24 @@ class LoadedDrafters:
     vocab_size: int
     """Of the models; 0 without one."""
     tokenizer_hash: str
-    """Of the models' tokenizer; empty without a model."""
+    """Of the models' tokenizer; empty where every drafter works with any."""
 
 
-def load_drafters(
-    configs: Sequence[DrafterConfig], *, device: str, max_model_len: int, cuda_graphs: bool = True
-) -> LoadedDrafters:
-    """Load what the drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ."""
+def load_drafters(engine: EngineConfig, device: str) -> LoadedDrafters:
+    """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ."""
     factories: dict[str, Callable[[], Drafter]] = {}
     vocab_size, tokenizer_hash = 0, ""
-    for config in configs:
+    for config in engine.drafters:
         if config.kind == "ngram":
             factories[config.kind] = _ngram_factory(config)
             continue
-        model, tokenizer = load_draft_model(config, device, max_model_len, cuda_graphs=cuda_graphs)
+        model, tokenizer = load_draft_model(config, engine, device)
+        factories[config.kind] = _model_factory(config, model)
+        if tokenizer is None:
+            continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
-        factories[config.kind] = _model_factory(model)
     return LoadedDrafters(factories, vocab_size, tokenizer_hash)
 
 
@@ -48,5 +49,7 @@ def _ngram_factory(config: DrafterConfig) -> Callable[[], Drafter]:
     return lambda: NgramDrafter(config.min_ngram, config.max_ngram)
 
 
-def _model_factory(model: LanguageModel) -> Callable[[], Drafter]:
+def _model_factory(config: DrafterConfig, model: LanguageModel) -> Callable[[], Drafter]:
+    if config.kind == "synthetic":
+        return lambda: SyntheticDrafter(AutoregressiveDrafter(model), config.accept, model.vocab_size)
     return lambda: AutoregressiveDrafter(model)

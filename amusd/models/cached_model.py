@@ -92,6 +92,27 @@ class CachedModel:
         return self._network.weight_bytes
 
     @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+        return self._network.parameter_bytes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._network.device
+
+    def under(self, numerics: Numerics) -> CachedModel:
+        """The same weights under another rule."""
+        return CachedModel(
+            self._network,
+            numerics,
+            max_length=self._max_length,
+            output_ids=self._output_ids,
+            capture=self._capture,
+            tokens_per_step=self._tokens_per_step,
+        )
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens that `extend` makes in one replay."""
         return self._tokens_per_step

@@ -62,8 +62,8 @@ class _Layer:
     def __init__(self, block: Any, heads: _Heads, device: torch.device) -> None:
         attention, mlp = block.self_attn, block.mlp
         self._heads = heads
-        self._attention_norm = block.input_layernorm.weight.detach().to(device)
-        self._mlp_norm = block.post_attention_layernorm.weight.detach().to(device)
+        self._attention_norm = _own(block.input_layernorm.weight, device)
+        self._mlp_norm = _own(block.post_attention_layernorm.weight, device)
         pairs = _pairs_side_by_side(heads.dim)
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         counts = [heads.num_queries, heads.num_keys, 0]  # heads to reorder
@@ -122,16 +122,18 @@ class Decoder:
         for index, block in enumerate(blocks):
             self._layers.append(_Layer(block, heads, device))
             blocks[index] = torch.nn.Identity()  # frees what has just been copied
-        self._norm = model.base_model.norm.weight.detach().to(device)
+        self._norm = _own(model.base_model.norm.weight, device)
         head = model.get_output_embeddings()
         embedding = model.get_input_embeddings().weight
-        self._embedding = embedding.detach().to(device)
-        head_weight = self._embedding if head.weight is embedding else head.weight.detach().to(device)
-        self._head = make_linear(head_weight, None if head.bias is None else head.bias.detach().to(device))
+        self._embedding = _own(embedding, device)
+        head_weight = self._embedding if head.weight is embedding else _own(head.weight, device)
+        self._head = make_linear(head_weight, None if head.bias is None else _own(head.bias, device))
         self.num_ids = int(self._embedding.shape[0])
         self.vocab_size = int(head_weight.shape[0])
         self.cache_dtype = torch.float32 if device.type == "cpu" else self._embedding.dtype
         self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
+        is_tied = head.weight is embedding
+        self.parameter_bytes = self.weight_bytes + (0 if is_tied else self._embedding.nbytes)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PreallocatedCache, *, with_logits: bool
@@ -144,6 +146,11 @@ class Decoder:
         if not with_logits:
             return None
         return self._head(F.rms_norm(hidden, hidden.shape[1:], self._norm, self._epsilon))
+
+
+def _own(parameter: Tensor, device: torch.device) -> Tensor:
+    """A copy: a view would keep the whole checkpoint file mapped."""
+    return parameter.detach().to(device, copy=True)
 
 
 def _rotary_table(rotary: Any, num_positions: int) -> Tensor:
@@ -173,7 +180,7 @@ def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor | No
 
     def join(tensors: list[Tensor]) -> Tensor:
         ordered = [tensor if order is None else tensor[order] for tensor, order in zip(tensors, orders, strict=True)]
-        return (ordered[0] if len(ordered) == 1 else torch.cat(ordered)).to(device)
+        return _own(ordered[0], device) if len(ordered) == 1 else torch.cat(ordered).to(device)
 
     weight = join([projection.weight.detach() for projection in projections])
     has_bias = [projection.bias is not None for projection in projections]

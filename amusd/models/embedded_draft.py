@@ -22,7 +22,7 @@ from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
 from amusd.models.compatibility import check_supported
-from amusd.models.huggingface import causal_class, load_config, quiet_transformers, wrap_model
+from amusd.models.huggingface import causal_class, load_config, quiet_transformers, uses_decoder, wrap_model
 from amusd.models.numerics import Numerics
 
 _LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)$")
@@ -44,12 +44,13 @@ def load_embedded_draft(
     """Load `num_layers` layers of the checkpoint in folder `path`, with a head of at most `vocab_size` tokens.
 
     The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` if the checkpoint
-    has fewer layers, `UnsupportedModelError` if its layers cannot be told apart by name.
+    has fewer layers, `UnsupportedModelError` as `load_model`, and if its layers cannot be told apart by name.
     """
     folder = Path(path)
     config = load_config(folder)
     model_class = causal_class(config)
     check_supported(config, model_class, max_model_len)
+    uses_decoder(config, model_impl)  # refuses before any weight is read
     assert model_class is not None  # refused above
     kept = kept_layers(num_layers, config.num_hidden_layers)
     weights = dict(_read_weights(folder, kept))

@@ -42,9 +42,13 @@ class HuggingFaceNetwork:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that a pass reads: all but an embedding that is not the output head as well."""
-        total = sum(parameter.nbytes for parameter in self._model.parameters())  # tied ones count once
         embedding, head = self._model.get_input_embeddings().weight, self._model.get_output_embeddings().weight
-        return int(total if head is embedding else total - embedding.nbytes)
+        return self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+        return sum(int(parameter.nbytes) for parameter in self._model.parameters())
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PreallocatedCache, *, with_logits: bool
@@ -127,7 +131,7 @@ def wrap_model(
     max_length = min(max_model_len, position_limit(model.config) or max_model_len)
     model = model.eval().requires_grad_(requires_grad=False)
     network: Network
-    with _device_errors(device):
+    with device_errors(device):
         if lean:
             network = Decoder(model, device=torch.device(device), max_positions=max_length)
         else:
@@ -187,7 +191,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _device_errors(device: str) -> Iterator[None]:
+def device_errors(device: str) -> Iterator[None]:
     """Turn what torch raises for a device that is not there, or is full, into a `ConfigError` of one line."""
     try:
         yield

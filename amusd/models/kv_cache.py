@@ -52,6 +52,12 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Positions that fit."""
         return self._capacity
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated so far: nothing before the first pass."""
+        storages = (*self._keys.values(), *self._values.values(), *self._joint.values())
+        return sum(int(storage.nbytes) for storage in storages)
+
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
         if not 0 <= length <= self._length:

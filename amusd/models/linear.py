@@ -15,6 +15,8 @@ from torch import Tensor
 
 _PACKED_FOR_ROWS = 8
 """Rows that the packed layout is laid out for; any number may be multiplied."""
+_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
+"""What packing needs of `torch.ops.mkldnn`."""
 
 
 class Linear(Protocol):
@@ -43,12 +45,22 @@ def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
 
 def can_pack(weight: Tensor) -> bool:
     """Whether this build of torch has packed products for this weight's device and dtype."""
-    if weight.device.type != "cpu" or not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
-        return False
-    has_kernels = hasattr(torch.ops.mkldnn, "_linear_pointwise") and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    if weight.dtype is torch.bfloat16:
-        return has_kernels and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - no public name
-    return has_kernels and weight.dtype is torch.float32
+    return why_not_packed(weight.device, weight.dtype) is None
+
+
+def why_not_packed(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why `make_linear` leaves weights of `dtype` on `device` as they are; None if it packs them."""
+    if device.type != "cpu":
+        return f"they are on {device}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"there are no packed products in {str(dtype).removeprefix('torch.')}"
+    if not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
+        return "this build of torch has no oneDNN"
+    if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS):
+        return "this build of torch lacks oneDNN's packed products"
+    if dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 - no public name
+        return "oneDNN does not compute bfloat16 on this CPU"
+    return None
 
 
 class PlainLinear:

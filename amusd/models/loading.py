@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from typing import TypedDict
+
+from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture, capture_cuda_graph
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
-from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
+from amusd.models.synthetic import SMALLER, load_synthetic
+from amusd.models.synthetic_tokenizer import SyntheticTokenizer
+from amusd.models.tokenizer import Tokenizer, load_tokenizer
 from amusd.models.zoo import Report, embedded_target_path
 
 DRAFT_ROWS = 16
 """Most tokens that a drafter's model takes in at once after a rollback."""
+
+
+class _Options(TypedDict):
+    """What every way of loading a model wants to know."""
+
+    numerics: Numerics
+    max_model_len: int
+    dtype: str
+    device: str
+    model_impl: str
+    capture: Capture | None
+    tokens_per_step: int
 
 
 def target_path(config: TargetConfig, report: Report | None = None) -> str:
@@ -30,54 +46,54 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
     return capture_cuda_graph if cuda_graphs and device.startswith("cuda") else None
 
 
-def load_target(
-    config: EngineConfig, device: str, report: Report | None = None
-) -> tuple[CachedModel, HuggingFaceTokenizer]:
+def load_target(config: EngineConfig, device: str, report: Report | None = None) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device."""
+    options: _Options = {
+        "numerics": target_numerics(config, device),
+        "max_model_len": config.max_model_len,
+        "dtype": config.target.dtype,
+        "device": device,
+        "model_impl": config.target.model_impl,
+        "capture": capture_for(device, cuda_graphs=config.hardware.cuda_graphs),
+        "tokens_per_step": 1,
+    }
+    if config.hardware.synthetic is not None:
+        model = load_synthetic(config.hardware.synthetic, **options)
+        return model, SyntheticTokenizer(model.vocab_size)
     path = target_path(config.target, report)
-    model = load_model(
-        path,
-        numerics=target_numerics(config, device),
-        max_model_len=config.max_model_len,
-        dtype=config.target.dtype,
-        device=device,
-        model_impl=config.target.model_impl,
-        capture=capture_for(device, cuda_graphs=config.hardware.cuda_graphs),
-    )
-    return model, load_tokenizer(path)
+    return load_model(path, **options), load_tokenizer(path)
+
+
+def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> ModelShape | None:
+    """Of which shape a drafter's random weights are; None for a drafter that has a checkpoint or no model."""
+    if config.kind != "synthetic" or config.shape is not None:
+        return config.shape
+    return None if target_shape is None else SMALLER[target_shape]
 
 
 def load_draft_model(
-    config: DrafterConfig, device: str, max_model_len: int, *, cuda_graphs: bool = True, report: Report | None = None
-) -> tuple[CachedModel, HuggingFaceTokenizer]:
-    """The model of a drafter of kind `embedded` or `hf`, and its tokenizer. Raises `ConfigError` as `load_target`."""
-    numerics = Numerics.for_device(device, width=DRAFT_ROWS, fixed=False)
-    capture = capture_for(device, cuda_graphs=cuda_graphs)
-    tokens_per_step = 1 if capture is None else config.tokens_per_replay
-    if config.kind == "embedded":
-        path = str(embedded_target_path(report=report))
-        model = load_embedded_draft(
-            path,
-            num_layers=config.num_layers,
-            vocab_size=config.vocab_size,
-            numerics=numerics,
-            max_model_len=max_model_len,
-            dtype=config.dtype,
-            device=device,
-            model_impl=config.model_impl,
-            capture=capture,
-            tokens_per_step=tokens_per_step,
-        )
-    else:
+    config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None
+) -> tuple[CachedModel, Tokenizer | None]:
+    """The model of a drafter that has one, and its tokenizer; a synthetic one works with any.
+
+    Raises `ConfigError` as `load_target`.
+    """
+    capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs)
+    options: _Options = {
+        "numerics": Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
+        "max_model_len": engine.max_model_len,
+        "dtype": config.dtype,
+        "device": device,
+        "model_impl": config.model_impl,
+        "capture": capture,
+        "tokens_per_step": 1 if capture is None else config.tokens_per_replay,
+    }
+    shape = draft_shape(config, engine.hardware.synthetic)
+    if shape is not None:
+        return load_synthetic(shape, **options), None
+    if config.kind == "hf":
         path = str(config.model)
-        model = load_model(
-            path,
-            numerics=numerics,
-            max_model_len=max_model_len,
-            dtype=config.dtype,
-            device=device,
-            model_impl=config.model_impl,
-            capture=capture,
-            tokens_per_step=tokens_per_step,
-        )
-    return model, load_tokenizer(path)
+        return load_model(path, **options), load_tokenizer(path)
+    path = str(embedded_target_path(report=report))
+    model = load_embedded_draft(path, num_layers=config.num_layers, vocab_size=config.vocab_size, **options)
+    return model, None if config.kind == "synthetic" else load_tokenizer(path)

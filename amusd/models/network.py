@@ -52,6 +52,11 @@ class Network(Protocol):
         """Bytes of the weights that one pass reads, the output head included; a row of the embedding is not counted."""
         ...
 
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+        ...
+
     def __call__(
         self, token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PreallocatedCache, *, with_logits: bool
     ) -> Tensor | None:

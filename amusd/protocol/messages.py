@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from amusd.types import FinishReason, Role
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Open:
     """How many tokens the draft may be ahead of the committed prefix it knows."""
     tokens_per_message: int
     """Candidates are sent once this many are ready, or when nothing more can follow."""
+    reference: tuple[int, ...] = ()
+    """What the target is going to commit behind `token_ids`; only a synthetic drafter is told, for all others empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Progress:
     """Verdicts ignored as stale."""
     busy_ns: int
     """Nanoseconds in prefill, proposing and rolling back."""
+    wait_ns: int
+    """Nanoseconds of waiting for a message because nothing could be drafted."""
     open_ns: int
     """Nanoseconds from `Open` to this message."""
 

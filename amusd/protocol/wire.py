@@ -231,6 +231,7 @@ _LAYOUTS = (
         drafter=TEXT,
         max_lookahead=COUNT,
         tokens_per_message=COUNT,
+        reference=IDS,
     ),
     _Layout(
         3,
@@ -265,6 +266,7 @@ _LAYOUTS = (
         num_rollbacks=COUNT,
         num_stale=COUNT,
         busy_ns=COUNT,
+        wait_ns=COUNT,
         open_ns=COUNT,
     ),
     _Layout(7, Failed, role=ROLE, kind=TEXT, text=TEXT),

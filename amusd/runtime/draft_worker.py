@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, ReferenceDrafter
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.rollback import RollbackManager
@@ -31,6 +31,7 @@ class _Sequence:
     drafter_name: str
     opened_ns: int
     busy_ns: int = 0
+    wait_ns: int = 0
     num_steps: int = 0
     num_drafted: int = 0
     num_rollbacks: int = 0
@@ -76,9 +77,9 @@ class DraftWorker:
     def _receive(self) -> None:
         """Take in everything that has arrived; wait for something when there is nothing to draft."""
         verdicts: dict[int, Verdict] = {}
-        timeout = 0.0 if any(_has_room(sequence) for sequence in self._sequences.values()) else IDLE_SECONDS
-        while self._running and (message := self.link.receive(timeout)) is not None:
-            timeout = 0.0
+        may_draft = any(_has_room(sequence) for sequence in self._sequences.values())
+        message = self.link.receive(0.0) if may_draft else self._wait()
+        while message is not None:
             if isinstance(message, Verdict):
                 # Cumulative: only the newest one of a sequence needs to be applied.
                 verdicts[message.sequence_id] = message
@@ -86,8 +87,18 @@ class DraftWorker:
                 if isinstance(message, Close):
                     verdicts.pop(message.sequence_id, None)
                 self._handle(message)
+            message = self.link.receive(0.0) if self._running else None
         for verdict in verdicts.values():
             self._roll_back(verdict)
+
+    def _wait(self) -> Message | None:
+        """For a message, because nothing can be drafted before one comes."""
+        start_ns = time.monotonic_ns()
+        message = self.link.receive(IDLE_SECONDS)
+        waited_ns = time.monotonic_ns() - start_ns
+        for sequence in self._sequences.values():
+            sequence.wait_ns += waited_ns
+        return message
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Open):
@@ -108,6 +119,8 @@ class DraftWorker:
         start_ns = time.monotonic_ns()
         idle = self._idle_drafters[opening.drafter]
         drafter = idle.pop() if idle else self.drafters[opening.drafter]()
+        if isinstance(drafter, ReferenceDrafter):
+            drafter.set_reference((*opening.token_ids, *opening.reference))
         sequence = _Sequence(RollbackManager(opening, drafter), opening.drafter, start_ns)
         self._sequences[opening.sequence_id] = sequence
         self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids))
@@ -170,6 +183,7 @@ class DraftWorker:
                 num_rollbacks=sequence.num_rollbacks,
                 num_stale=sequence.manager.session.num_stale,
                 busy_ns=sequence.busy_ns,
+                wait_ns=sequence.wait_ns,
                 open_ns=time.monotonic_ns() - sequence.opened_ns,
             )
         )

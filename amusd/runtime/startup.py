@@ -95,12 +95,7 @@ def serve_draft(config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder
     """Connect to the target at `rendezvous` and draft for it until it is done."""
     link = connect(config.transport, rendezvous)
     try:
-        drafters = load_drafters(
-            config.drafters,
-            device=device_of(config.hardware, Role.DRAFT),
-            max_model_len=config.max_model_len,
-            cuda_graphs=config.hardware.cuda_graphs,
-        )
+        drafters = load_drafters(config, device_of(config.hardware, Role.DRAFT))
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)
     except Exception as error:
         # The target must hear the reason, not only that the link went dead; then the process fails as it should.

@@ -42,6 +42,8 @@ class Request:
     policy: Policy
     drafter: str | None
     """None: decode without a draft."""
+    reference: tuple[int, ...] = ()
+    """The answer, where it is known in advance and the drafter is to be told (a synthetic one)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class TargetWorker:
                     drafter=request.drafter,
                     max_lookahead=request.policy.max_lookahead,
                     tokens_per_message=request.policy.tokens_per_message,
+                    # a draft that joins late is told the rest
+                    reference=request.reference[session.committed_length - len(request.prompt) :],
                 )
             )
         self._cache.truncate(0)
@@ -262,6 +266,7 @@ class TargetWorker:
                 num_rollbacks=message.num_rollbacks,
                 num_stale=message.num_stale,
                 busy_ns=message.busy_ns,
+                wait_ns=message.wait_ns,
                 open_ns=message.open_ns,
             )
 

@@ -21,6 +21,8 @@ class DraftCounts:
     num_rollbacks: int = 0
     num_stale: int = 0
     busy_ns: int = 0
+    wait_ns: int = 0
+    """Waiting because there was nothing to draft: the run-ahead cap was reached."""
     open_ns: int = 0
 
 

@@ -12,17 +12,28 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
+from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.table import TableModel
 
 VOCAB_SIZE = 6
 CAPACITY = 60
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
+MODEL_OF_FEWER_IDS = TableModel(VOCAB_SIZE - 2, seed=3, max_length=CAPACITY)
 REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
+
+
+def synthetic() -> SyntheticDrafter:
+    """Over a model of fewer ids than the target's, and with a reference that ends before the capacity."""
+    drafter = SyntheticDrafter(AutoregressiveDrafter(MODEL_OF_FEWER_IDS), 0.6, VOCAB_SIZE - 2)
+    drafter.set_reference(REFERENCE[:40])
+    return drafter
+
 
 FACTORIES: dict[str, Callable[[], Drafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
     "ngram": lambda: NgramDrafter(1, 3),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),
+    "synthetic": synthetic,
 }
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12)
 

@@ -33,8 +33,8 @@ MISTAKES = [
     ("~mode=synchronous", "~mode=synchronous: keys are neither added nor deleted here"),
     ("~mode", "~mode: expected key=value"),
     ("sky", "sky: expected key=value; a value with spaces needs quotes"),
-    ("drafter=nope", "drafter=nope: allowed: embedded, hf, ngram"),
-    ("drafter=ngrams", "drafter=ngrams: allowed: embedded, hf, ngram; did you mean 'ngram'?"),
+    ("drafter=nope", "drafter=nope: allowed: embedded, hf, ngram, synthetic"),
+    ("drafter=ngrams", "drafter=ngrams: allowed: embedded, hf, ngram, synthetic; did you mean 'ngram'?"),
     ("target=null", "target=null: allowed: embedded, hf"),
     ("target={a:b}", "target={a:b}: allowed: embedded, hf"),
     ("experiment=demos", "experiment=demos: allowed: "),
@@ -94,6 +94,15 @@ def test_a_file_changes_what_it_names_and_an_override_wins_over_it() -> None:
     assert compose_config(["experiment=demo", "experiment=null"]).prompt is None
 
 
+def test_a_pair_without_checkpoints_is_three_words() -> None:
+    config = compose_config(["hardware.synthetic=llama-8b", "drafter=synthetic", "accept=0.8", "hardware=one_gpu"])
+    assert config.hardware.synthetic == "llama-8b"
+    assert config.hardware.devices == ("cuda:0", "cuda:0")
+    assert config.engine().drafters == (DrafterConfig(kind="synthetic", accept=0.8),)
+    assert expand_sweep(["accept=0.5,0.9", "drafter.shape=llama-1b"])[1] == ("accept=0.9", "drafter.shape=llama-1b")
+    assert "qwen3-8b" in keys()["drafter.shape"].allowed
+
+
 @given(text=st.text(st.characters(exclude_characters="\0", codec="utf-8")))
 @example("Hello, world: what's 1+1=?")
 @example("'one' and 'two'")
@@ -140,7 +149,9 @@ def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
     jobs = expand_sweep(["prompt=one, two", "transport=glob(*)", "drafter.model=choice(/a,'/b c')"])
     assert {job[0] for job in jobs} == {"prompt=one, two"}
     assert [job[1:] for job in jobs] == [
-        (f"transport={kind}", f"drafter.model={model}") for kind in ("auto", "zeromq") for model in ("/a", "/b c")
+        (f"transport={kind}", f"drafter.model={model}")
+        for kind in ("auto", "shared_memory", "zeromq")
+        for model in ("/a", "/b c")
     ]
 
 
@@ -149,7 +160,7 @@ def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
     [
         ("max_lookahead=interval(1,2)", "max_lookahead=interval(1,2): an interval"),
         ("max_lookahead=glob(*)", "max_lookahead=glob(*): glob() chooses from a group"),
-        ("drafter=glob(x*)", "drafter=glob(x*): matches none of embedded, hf, ngram"),
+        ("drafter=glob(x*)", "drafter=glob(x*): matches none of embedded, hf, ngram, synthetic"),
         ("max_lookahead=range(4,4)", "max_lookahead=range(4,4): a sweep over nothing"),
         ("max_lookahed=1,2", "max_lookahed=1,2: no such key; did you mean 'max_lookahead'?"),
     ],

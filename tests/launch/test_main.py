@@ -14,8 +14,8 @@ from launch.main import main
 from tests.launch.processes import amusd_command, environment, run
 
 MISTAKES = [
-    ([], "name a command: generate, compare, doctor"),
-    (["generat"], "generat: no such command; allowed: generate, compare, doctor; did you mean 'generate'?"),
+    ([], "name a command: generate, compare, bench, doctor"),
+    (["generat"], "generat: no such command; allowed: generate, compare, bench, doctor; did you mean 'generate'?"),
     (["prompt=x"], "prompt=x: name a command first"),
     (["generate", "--multirn"], "--multirn: no such option; allowed: --help, --multirun, -h, -m, --version; did you"),
     (["generate", "promt=x"], "promt=x: no such key; did you mean 'prompt'?"),
@@ -43,7 +43,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
 def test_a_mistake_is_answered_by_the_real_command_without_a_traceback(tmp_path: Path) -> None:
     done = run(amusd_command("generate", "drafter=nope"), tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "amusd: drafter=nope: allowed: embedded, hf, ngram\n"
+    assert done.stderr == "amusd: drafter=nope: allowed: embedded, hf, ngram, synthetic\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from models.blocks import decode_in_blocks
 from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
@@ -17,7 +18,19 @@ from amusd.models.tokenizer import load_tokenizer, user_turn
 pytestmark = pytest.mark.embedded
 
 WIDTH = 8
-NUM_TOKENS = 150
+NUM_TOKENS = 100
+FORWARD_PASSES = [("amusd", "bfloat16"), ("transformers", "bfloat16"), ("amusd", "float32")]
+"""`model_impl` and dtype."""
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Greedy decoding, one token a pass, at a fixed width."""
+
+    model: CachedModel
+    tokens: list[int]
+    logits: Tensor
+    """[NUM_TOKENS, vocab]: those that chose the tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +38,13 @@ def prompt(embedded_folder: Path) -> list[int]:
     return load_tokenizer(embedded_folder).encode_chat(user_turn("Why is the sky blue?"))
 
 
-@pytest.fixture(scope="module")
-def fixed_model(embedded_folder: Path) -> CachedModel:
-    return load_model(embedded_folder, numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512)
+@pytest.fixture(scope="module", params=FORWARD_PASSES, ids=["-".join(names) for names in FORWARD_PASSES])
+def plain(request: pytest.FixtureRequest, embedded_folder: Path, prompt: list[int]) -> Plain:
+    model_impl, dtype = request.param
+    numerics = Numerics(width=WIDTH, fixed=True)
+    model = load_model(embedded_folder, numerics=numerics, max_model_len=512, dtype=dtype, model_impl=model_impl)
+    assert model.implementation == model_impl
+    return Plain(model, *decode_plainly(model, prompt, NUM_TOKENS))
 
 
 def decode_plainly(model: CachedModel, prompt: list[int], num_tokens: int) -> tuple[list[int], Tensor]:
@@ -41,64 +58,47 @@ def decode_plainly(model: CachedModel, prompt: list[int], num_tokens: int) -> tu
     return tokens[1:], torch.cat(rows)
 
 
-def decode_in_blocks(model: CachedModel, prompt: list[int], tokens: list[int], seed: int) -> Tensor:
+def decode_again(model: CachedModel, prompt: list[int], tokens: list[int], seed: int) -> Tensor:
     """The same positions from ragged blocks; wrong candidates fill most of them up and are rolled back."""
-    rng = random.Random(seed)
-    inputs = [prompt[-1], *tokens[:-1]]
     cache = model.new_cache(len(prompt) + len(tokens) + WIDTH)
     model.prefill(prompt[:-1], cache)
-    rows: list[Tensor] = []
-    done = num_rolled_back = 0
-    while done < len(inputs):
-        limit = model.max_rows(cache.length)
-        num_right = rng.randint(1, min(limit, len(inputs) - done))
-        num_wrong = rng.randint(0, limit - num_right)
-        block = inputs[done : done + num_right] + [rng.randrange(model.vocab_size) for _ in range(num_wrong)]
-        rows.append(model.forward(block, cache).logits[:num_right])
-        done += num_right
-        cache.truncate(len(prompt) - 1 + done)
-        num_rolled_back += num_wrong
-    assert num_rolled_back > 0
-    return torch.cat(rows)
-
-
-@pytest.fixture(scope="module")
-def plain(fixed_model: CachedModel, prompt: list[int]) -> tuple[list[int], Tensor]:
-    return decode_plainly(fixed_model, prompt, NUM_TOKENS)
+    return decode_in_blocks(model, [*prompt, *tokens[:-1]], cache, seed)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_at_a_fixed_width_ragged_blocks_give_the_bits_of_plain_decoding(
-    fixed_model: CachedModel, prompt: list[int], plain: tuple[list[int], Tensor], seed: int
+    plain: Plain, prompt: list[int], seed: int
 ) -> None:
-    tokens, expected = plain
     border = Numerics(width=WIDTH, fixed=True).border
-    assert (len(prompt) + len(tokens)) // border > len(prompt) // border, "no border was crossed"
-    rows = decode_in_blocks(fixed_model, prompt, tokens, seed)
-    differing = [row for row in range(len(tokens)) if not torch.equal(rows[row], expected[row])]
+    assert (len(prompt) + NUM_TOKENS) // border > len(prompt) // border, "no border was crossed"
+    rows = decode_again(plain.model, prompt, plain.tokens, seed)
+    differing = [row for row in range(NUM_TOKENS) if not torch.equal(rows[row], plain.logits[row])]
     assert differing == []
 
 
-def test_without_the_fixed_width_the_bits_do_differ(embedded_folder: Path, prompt: list[int]) -> None:
-    model = load_model(embedded_folder, numerics=Numerics(width=WIDTH, fixed=False), max_model_len=512)
+def test_a_used_cache_gives_the_bits_of_a_fresh_one(plain: Plain, prompt: list[int]) -> None:
+    model = plain.model
+    fresh, used = model.new_cache(200), model.new_cache(200)
+    model.prefill(list(range(100, 290)), used)
+    used.truncate(0)
+    for cache in (fresh, used):
+        model.prefill(prompt, cache)
+    assert torch.equal(model.forward([5, 6], used).logits, model.forward([5, 6], fresh).logits)
+
+
+def test_the_embedded_target_answers_sensibly(plain: Plain, embedded_folder: Path) -> None:
+    text = load_tokenizer(embedded_folder).decode(plain.tokens)
+    assert "light" in text
+    assert "\ufffd" not in text
+
+
+@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
+def test_without_the_fixed_width_the_bits_do_differ(embedded_folder: Path, prompt: list[int], model_impl: str) -> None:
+    numerics = Numerics(width=WIDTH, fixed=False)
+    model = load_model(embedded_folder, numerics=numerics, max_model_len=512, model_impl=model_impl)
     tokens, expected = decode_plainly(model, prompt, 40)
-    rows = decode_in_blocks(model, prompt, tokens, seed=0)
+    rows = decode_again(model, prompt, tokens, seed=0)
     largest = (rows.float() - expected.float()).abs().max().item()
     assert largest < 3, "more than rounding"
     if largest == 0:
         pytest.skip("on this machine every width gives the same bits: the fixed width has nothing to repair")
-
-
-def test_a_used_cache_gives_the_bits_of_a_fresh_one(fixed_model: CachedModel, prompt: list[int]) -> None:
-    fresh, used = fixed_model.new_cache(200), fixed_model.new_cache(200)
-    fixed_model.prefill(list(range(100, 290)), used)
-    used.truncate(0)
-    for cache in (fresh, used):
-        fixed_model.prefill(prompt, cache)
-    assert torch.equal(fixed_model.forward([5, 6], used).logits, fixed_model.forward([5, 6], fresh).logits)
-
-
-def test_the_embedded_target_answers_sensibly(plain: tuple[list[int], Tensor], embedded_folder: Path) -> None:
-    text = load_tokenizer(embedded_folder).decode(plain[0])
-    assert "light" in text
-    assert "\ufffd" not in text

@@ -1,51 +1,21 @@
-from __future__ import annotations
+"""The bookkeeping of passes over any causal language model, and those that transformers computes."""
 
-import random
-from typing import Any
+from __future__ import annotations
 
 import pytest
 import torch
 from models import tiny
-from torch import Tensor
+from models.blocks import NUMERICS, decode_in_blocks, random_ids, stock_logits
 
-from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.language_model import LanguageModel
 from amusd.models.numerics import Numerics
-
-NUMERICS = [
-    pytest.param(Numerics(width=8, fixed=True, border=32, prefill_chunk=32), id="fixed"),
-    pytest.param(Numerics(width=8, fixed=False, border=32, prefill_chunk=32), id="bucketed"),
-]
-
-
-def random_ids(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, tiny.VOCAB) for _ in range(length)]
-
-
-def stock_logits(model: Any, token_ids: list[int]) -> Tensor:
-    with torch.inference_mode():
-        return model(torch.tensor([token_ids])).logits[0]
-
-
-def decode_in_blocks(model: CachedModel, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:
-    """Logits of the rest of `token_ids` from ragged blocks, each with wrong candidates that are rolled back."""
-    rng = random.Random(seed)
-    rows = []
-    while cache.length < len(token_ids):
-        start = cache.length
-        num_right = rng.randint(1, min(model.max_rows(start), len(token_ids) - start))
-        num_wrong = rng.randint(0, min(model.max_rows(start) - num_right, cache.capacity - start - num_right))
-        block = token_ids[start : start + num_right] + [rng.randrange(tiny.VOCAB) for _ in range(num_wrong)]
-        rows.append(model.forward(block, cache).logits[:num_right])
-        cache.truncate(start + num_right)
-    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("numerics", NUMERICS)
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str, numerics: Numerics) -> None:
-    stock, model = tiny.wrapped_pair(name, numerics)
+    stock, model = tiny.wrapped_pair(name, numerics, model_impl="transformers")
+    assert model.implementation == "transformers"
     token_ids = random_ids(110)
     cache = model.new_cache(110)
     model.prefill(token_ids[:41], cache)
@@ -56,7 +26,7 @@ def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str, nu
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_a_truncated_cache_continues_as_a_fresh_one(name: str) -> None:
-    _, model = tiny.wrapped_pair(name)
+    _, model = tiny.wrapped_pair(name, model_impl="transformers")
     token_ids, other = random_ids(60), random_ids(60, seed=5)
     fresh = model.new_cache(100)
     model.prefill(token_ids[:40], fresh)

@@ -94,13 +94,13 @@ def tiny_causal_lm(config: Any, attention: str = "eager", seed: int = 0) -> Any:
     return model
 
 
-def wrapped_pair(name: str, numerics: Numerics | None = None) -> tuple[Any, CachedModel]:
+def wrapped_pair(name: str, numerics: Numerics | None = None, model_impl: str = "auto") -> tuple[Any, CachedModel]:
     """A stock model with eager attention, and ours with the same weights."""
     config = tiny_config(name)
     stock, ours = tiny_causal_lm(config), tiny_causal_lm(config, register_attention())
     ours.load_state_dict(stock.state_dict())
     numerics = numerics or Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
-    return stock, wrap_model(ours, numerics=numerics, max_model_len=MAX_LENGTH)
+    return stock, wrap_model(ours, numerics=numerics, max_model_len=MAX_LENGTH, model_impl=model_impl)
 
 
 def byte_tokenizer(added: tuple[str, ...] = ("<eos>",), chat_template: str | None = None) -> Any:

@@ -14,7 +14,17 @@ from strategies import EXAMPLES, messages, nonces
 
 from amusd.errors import WireError
 from amusd.protocol import wire
-from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Shutdown, Verdict
+from amusd.protocol.messages import (
+    PROTOCOL_VERSION,
+    Candidate,
+    Close,
+    Failed,
+    Hello,
+    Message,
+    Open,
+    Shutdown,
+    Verdict,
+)
 from amusd.protocol.wire import MAX_FRAME_BYTES, MAX_NAMES, MAX_TEXT_BYTES, MAX_TOKENS, decode, encode
 from amusd.types import FinishReason, Role
 
@@ -22,14 +32,17 @@ NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
 CANDIDATE = Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True)
 GOLDEN = {
-    CANDIDATE: "414d5344 0100 0300 efcdab8967452301"
+    CANDIDATE: "414d5344 0200 0300 efcdab8967452301"
     "0700000000000000 0100000000000000 0300000000000000 0a00000000000000 0c00000000000000"
     "02000000 ffffffffffffffff 01 05000000 06000000",
-    Close(7, FinishReason.LENGTH): "414d5344 0100 0500 efcdab8967452301 0700000000000000 02",
-    Failed(Role.DRAFT, "E", "ü"): "414d5344 0100 0700 efcdab8967452301 01 01000000 02000000 45 c3bc",
-    Shutdown(): "414d5344 0100 0800 efcdab8967452301",
+    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8)): "414d5344 0200 0200 efcdab8967452301"
+    "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
+    "05000000 61 06000000 08000000",
+    Close(7, FinishReason.LENGTH): "414d5344 0200 0500 efcdab8967452301 0700000000000000 02",
+    Failed(Role.DRAFT, "E", "ü"): "414d5344 0200 0700 efcdab8967452301 01 01000000 02000000 45 c3bc",
+    Shutdown(): "414d5344 0200 0800 efcdab8967452301",
 }
-"""Frames of version 1. A change here is a change of PROTOCOL_VERSION."""
+"""Frames of version 2. A change here is a change of PROTOCOL_VERSION."""
 
 
 def decodes_or_refuses(frame: bytes) -> None:
@@ -72,7 +85,7 @@ def test_random_bytes_raise_only_wire_errors(frame: bytes) -> None:
 @settings(max_examples=500, deadline=None)
 @given(kind=st.integers(0, 10), body=st.binary(max_size=120))
 def test_random_bodies_behind_a_sound_header_raise_only_wire_errors(kind: int, body: bytes) -> None:
-    decodes_or_refuses(struct.pack("<4sHHQ", b"AMSD", 1, kind, NONCE) + body)
+    decodes_or_refuses(struct.pack("<4sHHQ", b"AMSD", PROTOCOL_VERSION, kind, NONCE) + body)
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -102,7 +115,7 @@ def test_bytes_behind_the_end_are_refused(name: str) -> None:
     ("offset", "value", "reason"),
     [
         (0, b"AMSE", "not a frame"),
-        (4, b"\x02\x00", "protocol version 2, this side speaks 1"),
+        (4, b"\x01\x00", "protocol version 1, this side speaks 2"),
         (6, b"\x00\x00", "unknown message kind 0"),
         (6, b"\x63\x00", "unknown message kind 99"),
         (16, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
@@ -151,8 +164,20 @@ def test_an_oversized_frame_is_refused() -> None:
 
 
 def test_the_longest_open_fits_a_frame() -> None:
-    message = Open(1, 1, (2**31 - 1,) * MAX_TOKENS, MAX_TOKENS, "x" * MAX_TEXT_BYTES, 1, 1)
-    assert decode(encode(message, 0)) == (0, message)
+    for num_reference in (0, MAX_TOKENS // 3):  # prompt and answer together are at most as long
+        prompt, answer = (2**31 - 1,) * (MAX_TOKENS - num_reference), (2**31 - 1,) * num_reference
+        message = Open(1, 1, prompt, MAX_TOKENS, "x" * MAX_TEXT_BYTES, 1, 1, answer)
+        assert decode(encode(message, 0)) == (0, message)
+
+
+def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
+    frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE))
+    frame[-8:-4] = struct.pack("<I", MAX_TOKENS + 1)
+    with pytest.raises(WireError, match=f"{MAX_TOKENS + 1} token ids, at most"):
+        decode(bytes(frame))
+    frame[-8:-4] = struct.pack("<I", 2)
+    with pytest.raises(WireError, match="2 token ids announced, 4 bytes left"):
+        decode(bytes(frame))
 
 
 @pytest.mark.parametrize(

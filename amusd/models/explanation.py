@@ -1,0 +1,43 @@
+"""Says which forward pass computes a model, and why: known from its configuration, before any weight is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
+from amusd.models.decoder import why_not_covered
+from amusd.models.huggingface import load_config, uses_decoder
+from amusd.models.linear import why_not_packed
+from amusd.models.loading import draft_shape
+from amusd.models.synthetic import SHAPES, shape_config
+from amusd.models.zoo import embedded_target_path
+
+
+def explain_target(config: EngineConfig, device: str) -> str:
+    """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
+    return _explain(config.target, config.hardware.synthetic, device)
+
+
+def explain_drafter(config: DrafterConfig, device: str, target_shape: ModelShape | None = None) -> str | None:
+    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
+    return None if config.kind == "ngram" else _explain(config, draft_shape(config, target_shape), device)
+
+
+def _explain(config: TargetConfig | DrafterConfig, shape: ModelShape | None, device: str) -> str:
+    model_impl = config.model_impl
+    settings = _settings(config, shape)
+    if not uses_decoder(settings, model_impl):
+        asked_for = model_impl == "transformers"
+        return f"transformers adapter: {'model_impl=transformers' if asked_for else why_not_covered(settings)}"
+    reason = why_not_packed(torch.device(device), getattr(torch, config.dtype))
+    weights = f"packed weights: oneDNN {config.dtype}" if reason is None else f"weights as they are: {reason}"
+    return f"lean decoder ({weights})"
+
+
+def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None) -> Any:
+    """The transformers configuration of the model."""
+    if shape is not None:
+        return shape_config(SHAPES[shape])
+    return load_config(str(config.model) if config.kind == "hf" else embedded_target_path())

@@ -1,0 +1,185 @@
+"""Models of the sizes of public ones with random weights: what a pass costs can be measured without a checkpoint.
+
+Nothing is downloaded. A shape is a transformers configuration; its weights are drawn where they stay, in the dtype they
+stay in, and the same seed gives the same weights on one device.
+
+References:
+    The config.json and parameter counts of these model cards: HuggingFaceTB/SmolLM2-135M, meta-llama/Llama-3.2-1B,
+    meta-llama/Llama-3.2-3B, meta-llama/Llama-3.1-8B, meta-llama/Llama-3.1-70B, Qwen/Qwen3-0.6B, Qwen/Qwen3-8B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amusd.config import ModelShape
+from amusd.models.attention import register_attention
+from amusd.models.cached_model import CachedModel
+from amusd.models.captured import Capture
+from amusd.models.huggingface import device_errors, quiet_transformers, wrap_model
+from amusd.models.numerics import Numerics
+
+
+def _llama(hidden: int, intermediate: int, layers: int, heads: int, *, factor: float, tied: bool) -> dict[str, Any]:
+    """The Llama 3.1 and 3.2 family; `factor` stretches the rotary frequencies."""
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0}
+    return {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {**rope, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+        "tie_word_embeddings": tied,
+    }
+
+
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool) -> dict[str, Any]:
+    """The dense Qwen3 family."""
+    return {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "tie_word_embeddings": tied,
+    }
+
+
+_SMOLLM2_135M = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+    "tie_word_embeddings": True,
+}
+_LLAMA_70B = _llama(8192, 28672, 80, 64, factor=8.0, tied=False)
+
+SHAPES: Mapping[ModelShape, Mapping[str, Any]] = MappingProxyType(
+    {
+        "smollm2-135m": _SMOLLM2_135M,
+        "smollm2-135m-slice": {**_SMOLLM2_135M, "num_hidden_layers": 3},
+        "llama-1b": _llama(2048, 8192, 16, 32, factor=32.0, tied=True),
+        "llama-3b": _llama(3072, 8192, 28, 24, factor=32.0, tied=True),
+        "llama-8b": _llama(4096, 14336, 32, 32, factor=8.0, tied=False),
+        "llama-70b": _LLAMA_70B,
+        "llama-70b-slice": {**_LLAMA_70B, "num_hidden_layers": 8},
+        "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+        "qwen3-8b": _qwen3(4096, 12288, 36, 32, tied=False),
+    }
+)
+"""The arguments of each shape's transformers configuration. A `slice` has a tenth of the layers, whole embeddings."""
+
+SMALLER: Mapping[ModelShape, ModelShape] = MappingProxyType(
+    {
+        "smollm2-135m": "smollm2-135m-slice",
+        "smollm2-135m-slice": "smollm2-135m-slice",
+        "llama-1b": "smollm2-135m",
+        "llama-3b": "llama-1b",
+        "llama-8b": "llama-1b",
+        "llama-70b": "llama-1b",
+        "llama-70b-slice": "llama-1b",
+        "qwen3-0.6b": "smollm2-135m",
+        "qwen3-8b": "qwen3-0.6b",
+    }
+)
+"""The shape that drafts for a target of each shape unless another one is named."""
+
+
+def load_synthetic(
+    shape: ModelShape,
+    *,
+    numerics: Numerics,
+    max_model_len: int,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    model_impl: str = "auto",
+    capture: Capture | None = None,
+    tokens_per_step: int = 1,
+    seed: int = 0,
+) -> CachedModel:
+    """A model of this shape with random weights. Beside these, memory holds at most a layer and the embeddings again.
+
+    The arguments are those of `load_model`. Raises `ConfigError` without that device, or when it is too small.
+    """
+    with device_errors(device):
+        model = random_model(shape_config(SHAPES[shape]), dtype=getattr(torch, dtype), device=device, seed=seed)
+    return wrap_model(
+        model,
+        numerics=numerics,
+        max_model_len=max_model_len,
+        device=device,
+        model_impl=model_impl,
+        capture=capture,
+        tokens_per_step=tokens_per_step,
+    )
+
+
+def shape_config(arguments: Mapping[str, Any]) -> Any:
+    """The transformers configuration that `arguments` describe, one of them its `model_type`."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**arguments)
+
+
+def random_model(config: Any, *, dtype: torch.dtype, device: str, seed: int) -> Any:
+    """A causal model of transformers whose weights are drawn on `device` in `dtype`; on `meta`, none are.
+
+    Every product of a normed row has numbers around 1, whatever the width, so that eighty layers stay far from the
+    limits of float16, and the layers outweigh the embedding, so that an answer is not one token repeated.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
+    if device == "meta":
+        return model
+    torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
+    generator = torch.Generator(device).manual_seed(seed)
+    drawn: dict[Tensor, torch.nn.Parameter] = {}  # a tied weight has two places and is drawn once
+    for module, name, weight in _weights(model):
+        if weight not in drawn:
+            value = torch.empty(weight.shape, dtype=dtype, device=device)
+            _fill(value, generator)
+            drawn[weight] = torch.nn.Parameter(value, requires_grad=False)
+        setattr(module, name, drawn[weight])
+    # Its frequencies are buffers computed when it is made, so on `meta` there are none.
+    with torch.device(device):
+        model.base_model.rotary_emb = type(model.base_model.rotary_emb)(config)
+    return model
+
+
+def _weights(model: Any) -> Iterator[tuple[torch.nn.Module, str, Tensor]]:
+    """Every weight as (module, its name in there, the weight itself), a tied one at each of its places."""
+    for module in list(model.modules()):
+        for name, weight in list(module.named_parameters(recurse=False)):
+            yield module, name, weight
+
+
+def _fill(weight: Tensor, generator: torch.Generator) -> None:
+    """Ones for the norms, which alone have one dimension here; normal numbers for the matrices [out, in]."""
+    if weight.ndim == 1:
+        weight.fill_(1)
+    else:
+        weight.normal_(std=weight.shape[1] ** -0.5, generator=generator)

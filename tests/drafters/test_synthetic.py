@@ -1,0 +1,146 @@
+"""The draft for measurements: right as often as told, at positions that the text decides, at a real draft's cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter, ReferenceDrafter
+from amusd.drafters.synthetic import SyntheticDrafter
+from amusd.models.language_model import KVCache
+from amusd.models.table import TableModel
+
+VOCAB_SIZE = 20
+PROMPT = (3, 1, 4, 1, 5)
+LENGTH = 20_005
+REFERENCE = (*PROMPT, *((i * i + i // 7) % VOCAB_SIZE for i in range(LENGTH - len(PROMPT))))
+
+
+class Model(TableModel):
+    """Writes down its calls: what each cost is decided by how many tokens went in and came out."""
+
+    def __init__(self, max_length: int = 200) -> None:
+        super().__init__(VOCAB_SIZE, seed=1, max_length=max_length)
+        self.calls: list[tuple[str, int, int, int]] = []
+
+    def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
+        self.calls.append(("prefill", cache.length, len(token_ids), 0))
+        super().prefill(token_ids, cache)
+
+    def extend(self, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
+        self.calls.append(("extend", cache.length, len(token_ids), num_tokens))
+        return super().extend(token_ids, cache, num_tokens)
+
+
+class Free:
+    """The model of a drafter whose cost is of no interest."""
+
+    tokens_per_step = 1
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+        self.length = len(token_ids)
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        self.length += max_tokens
+        return (0,) * max_tokens
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        self.length += len(token_ids)
+
+    def truncate(self, length: int) -> None:
+        self.length = length
+
+    def close(self) -> None:
+        self.length = 0
+
+
+def opened(accept: float, reference: Sequence[int] = REFERENCE, model: Drafter | None = None) -> SyntheticDrafter:
+    drafter = SyntheticDrafter(model or Free(), accept, VOCAB_SIZE)
+    drafter.set_reference(reference)
+    drafter.open(PROMPT, LENGTH)
+    return drafter
+
+
+def is_right(accept: float, reference: Sequence[int] = REFERENCE) -> list[bool]:
+    """Whether each proposal is the target's own token."""
+    proposed = opened(accept, reference).propose(LENGTH - len(PROMPT))
+    return [mine == own for mine, own in zip(proposed, reference[len(PROMPT) :], strict=True)]
+
+
+@pytest.mark.parametrize("accept", [0.0, 0.3, 0.8, 0.95, 1.0])
+def test_the_share_of_right_proposals_is_the_one_asked_for(accept: float) -> None:
+    right = is_right(accept)
+    assert sum(right) / len(right) == pytest.approx(accept, abs=0.01)
+
+
+@pytest.mark.parametrize("accept", [0.3, 0.8])
+@pytest.mark.parametrize("distance", [1, 2, 3, 8])
+def test_whether_a_proposal_is_right_says_nothing_about_its_neighbours(accept: float, distance: int) -> None:
+    right = is_right(accept)
+    behind_right = [later for earlier, later in zip(right, right[distance:], strict=False) if earlier]
+    behind_wrong = [later for earlier, later in zip(right, right[distance:], strict=False) if not earlier]
+    assert sum(behind_right) / len(behind_right) == pytest.approx(accept, abs=0.02)
+    assert sum(behind_wrong) / len(behind_wrong) == pytest.approx(accept, abs=0.03)
+
+
+def test_another_text_is_right_elsewhere_and_the_same_text_at_the_same_positions() -> None:
+    other = (*REFERENCE[:-1], (REFERENCE[-1] + 1) % VOCAB_SIZE)
+    assert is_right(0.8) == is_right(0.8)
+    both = [a and b for a, b in zip(is_right(0.8), is_right(0.8, other), strict=True)]
+    assert sum(both) / len(both) == pytest.approx(0.64, abs=0.02)
+
+
+def test_a_wrong_proposal_is_another_id_of_the_smallest_vocabulary_that_holds_the_right_one() -> None:
+    proposed = opened(0.0).propose(1000)
+    for mine, own in zip(proposed, REFERENCE[len(PROMPT) :], strict=False):
+        assert mine != own
+        assert 0 <= mine <= max(own, 1)
+
+
+def test_behind_the_end_of_the_answer_it_goes_on_as_a_draft_does_that_knows_of_no_end() -> None:
+    drafter = opened(1.0, REFERENCE[:8])
+    assert drafter.propose(5)[:3] == REFERENCE[5:8]
+    assert len(drafter.propose(4)) == 4
+
+
+def test_the_model_does_what_it_would_do_for_a_drafter_of_its_own() -> None:
+    """Prefill, single steps, several at once, acceptance and rollback: the same passes at the same positions."""
+    real, synthetic = Model(), Model()
+    drafters: tuple[Drafter, Drafter] = (
+        AutoregressiveDrafter(real),
+        SyntheticDrafter(AutoregressiveDrafter(synthetic), 0.5, VOCAB_SIZE),
+    )
+    for drafter in drafters:
+        drafter.open(PROMPT, 100)
+        drafter.propose(1)
+        drafter.propose(4)
+        drafter.truncate(7)
+        drafter.commit([9, 9, 9])
+        drafter.propose(3)
+        drafter.truncate(drafter.length)
+        drafter.propose(90)
+        assert drafter.length == 100
+        drafter.close()
+        drafter.open(PROMPT[:2], 50)
+        drafter.propose(2)
+    assert real.calls == synthetic.calls
+    assert len(real.calls) > 6
+
+
+def test_ids_beyond_the_models_vocabulary_are_brought_into_it() -> None:
+    drafter = SyntheticDrafter(AutoregressiveDrafter(Model()), 1.0, VOCAB_SIZE)
+    drafter.set_reference((100_000, 100_001, 100_002))
+    drafter.open((100_000,), 10)
+    assert drafter.propose(1) == (100_001,)
+    drafter.commit((100_002, 2**31 - 1))
+    assert len(drafter.propose(2)) == 2
+
+
+def test_it_is_told_the_answer_and_other_drafters_are_not() -> None:
+    assert isinstance(opened(0.5), ReferenceDrafter)
+    assert not isinstance(AutoregressiveDrafter(Model()), ReferenceDrafter)

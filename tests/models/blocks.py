@@ -1,0 +1,47 @@
+"""Shared by the tests of forward passes: token ids, the reference, and decoding in blocks that are rolled back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from models import tiny
+from torch import Tensor
+
+from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.numerics import Numerics
+
+NUMERICS = [
+    pytest.param(Numerics(width=8, fixed=True, border=32, prefill_chunk=32), id="fixed"),
+    pytest.param(Numerics(width=8, fixed=False, border=32, prefill_chunk=32), id="bucketed"),
+]
+
+
+def random_ids(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, tiny.VOCAB) for _ in range(length)]
+
+
+def stock_logits(model: Any, token_ids: list[int]) -> Tensor:
+    """[rows, vocab] of a transformers model, in one pass without a cache."""
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids]), use_cache=False).logits[0]
+
+
+def decode_in_blocks(model: LanguageModel, token_ids: list[int], cache: KVCache, seed: int = 1) -> Tensor:
+    """Logits of the rest of `token_ids` from ragged blocks, most with wrong candidates that are rolled back."""
+    rng = random.Random(seed)
+    rows: list[Tensor] = []
+    num_rolled_back = 0
+    while cache.length < len(token_ids):
+        start = cache.length
+        num_right = rng.randint(1, min(model.max_rows(start), len(token_ids) - start))
+        num_wrong = rng.randint(0, min(model.max_rows(start) - num_right, cache.capacity - start - num_right))
+        block = token_ids[start : start + num_right] + [rng.randrange(model.vocab_size) for _ in range(num_wrong)]
+        rows.append(model.forward(block, cache).logits[:num_right])
+        cache.truncate(start + num_right)
+        num_rolled_back += num_wrong
+    assert num_rolled_back > 0
+    return torch.cat(rows)

@@ -1,0 +1,282 @@
+"""The lean decoder against transformers' own code: every feature that it claims, each on weights that show it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from models import tiny
+from models.blocks import NUMERICS, decode_in_blocks, random_ids, stock_logits
+
+from amusd.models.attention import register_attention
+from amusd.models.cached_model import CachedModel
+from amusd.models.embedded_draft import _reduce_head
+from amusd.models.huggingface import wrap_model
+from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.numerics import Numerics
+
+RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
+LENGTH = 110
+PROMPT = 73
+"""Prefilled in three chunks of 32 at most."""
+VISIBLE = 0.05
+"""Logits, whose standard deviation is above 0.5, must change by more than this where a feature is taken away."""
+
+
+def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1e4, **parameters}}
+
+
+def longrope(factors: float, **parameters: Any) -> dict[str, Any]:
+    """Short factors that grow from one frequency to the next; long ones that no tested length may show."""
+    short = [1.0 + factors * index for index in range(4)]
+    return {
+        **rope("longrope", short_factor=short, long_factor=[50.0] * 4, **parameters),
+        "max_position_embeddings": 4 * tiny.MAX_LENGTH,
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with a feature, and how to take the feature away."""
+
+    config: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    without: Mapping[str, Any] | None = None
+    """Other settings for the same weights that do without the feature."""
+    neutral: tuple[str, float] | None = None
+    """The parameters that make up the feature (a pattern of their names), and the value at which they do nothing."""
+
+
+LLAMA_BIASES = {"attention_bias": True, "mlp_bias": True}
+LONGROPE = longrope(0.5, original_max_position_embeddings=tiny.MAX_LENGTH)
+LONGROPE_OFF = longrope(0.0, original_max_position_embeddings=tiny.MAX_LENGTH, attention_factor=1.0)
+LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
+
+CASES = {
+    "grouped heads": Case("LlamaConfig", {"num_key_value_heads": 2}),
+    "ungrouped heads": Case("LlamaConfig", {"num_key_value_heads": 4}),
+    "one key head": Case("LlamaConfig", {"num_key_value_heads": 1}),
+    "tied head": Case("LlamaConfig", {"tie_word_embeddings": True}),
+    "untied head": Case("LlamaConfig", {"tie_word_embeddings": False}),
+    "head_dim above hidden / heads": Case("LlamaConfig", {"head_dim": 24}),
+    "head_dim below hidden / heads": Case("Qwen3Config", {"head_dim": 6}),
+    "sizes that are no multiples of 16": Case(
+        "LlamaConfig",
+        {
+            "hidden_size": 39,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "intermediate_size": 51,
+            "head_dim": 10,
+        },
+    ),
+    "norm weights": Case("LlamaConfig", neutral=(r"norm\.weight", 1.0)),
+    "norm epsilon": Case("Qwen3Config", {"rms_norm_eps": 0.5}, without={"rms_norm_eps": 1e-6}),
+    "llama attention_bias, query and key": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"[qk]_proj\.bias", 0.0)),
+    "llama attention_bias, value": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"v_proj\.bias", 0.0)),
+    "llama attention_bias, output": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"o_proj\.bias", 0.0)),
+    "llama mlp_bias, gate and up": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"(gate|up)_proj\.bias", 0.0)),
+    "llama mlp_bias, down": Case("LlamaConfig", LLAMA_BIASES, neutral=(r"down_proj\.bias", 0.0)),
+    "qwen2 biases without that of the output": Case("Qwen2Config", neutral=(r"[qkv]_proj\.bias", 0.0)),
+    "qwen3 attention_bias": Case("Qwen3Config", {"attention_bias": True}, neutral=(r"_proj\.bias", 0.0)),
+    "qwen3 query norm": Case("Qwen3Config", neutral=(r"q_norm\.weight", 1.0)),
+    "qwen3 key norm": Case("Qwen3Config", neutral=(r"k_norm\.weight", 1.0)),
+    "mistral without a window": Case("MistralConfig", {"sliding_window": None}),
+    "mistral with a wide window": Case("MistralConfig", {"sliding_window": tiny.MAX_LENGTH}),
+    "default rope, other theta": Case("LlamaConfig", rope("default", rope_theta=30.0), without=rope("default")),
+    "linear rope": Case("LlamaConfig", rope("linear", factor=4.0), without=rope("default")),
+    "dynamic rope": Case("LlamaConfig", rope("dynamic", factor=4.0)),
+    "yarn rope": Case("Qwen2Config", YARN, without=rope("default")),
+    "yarn rope's factor of attention": Case(
+        "LlamaConfig",
+        {"rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.4, "truncate": False}},
+        without={"rope_parameters": {**YARN["rope_parameters"], "attention_factor": 1.0, "truncate": False}},
+    ),
+    "longrope": Case("MistralConfig", LONGROPE, without=LONGROPE_OFF),
+    "llama3 rope": Case("LlamaConfig", LLAMA3, without=rope("default")),
+}
+REMOVABLE = [name for name, case in CASES.items() if case.without is not None or case.neutral is not None]
+
+
+def fill_vectors(model: Any, seed: int = 0) -> Any:
+    """Norm weights that are not one, and biases that are not zero; those of query and key differ."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 and "norm" in name:
+                parameter.uniform_(0.4, 1.8, generator=generator)
+            elif parameter.ndim == 1:
+                parameter.normal_(std=0.5, generator=generator)
+    return model
+
+
+def stock_model(case: Case, without: bool = False) -> Any:
+    """The same weights, with or without the feature."""
+    changes = {**case.changes, **((case.without or {}) if without else {})}
+    model = fill_vectors(tiny.tiny_causal_lm(tiny.tiny_config(case.config, **changes)))
+    if without and case.neutral is not None:
+        pattern, value = case.neutral
+        matching = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
+        assert matching, f"no parameter is called {pattern}"
+        with torch.no_grad():
+            for parameter in matching:
+                parameter.fill_(value)
+    return model
+
+
+def lean_model(
+    stock: Any, numerics: Numerics = RULE, change: Callable[[Any], object] = id, **wrapping: Any
+) -> CachedModel:
+    """The decoder with the weights of `stock`; `change` is applied to the transformers model that it is made of."""
+    source = tiny.tiny_causal_lm(stock.config, register_attention())
+    source.load_state_dict(stock.state_dict())
+    change(source)
+    model = wrap_model(source, numerics=numerics, max_model_len=tiny.MAX_LENGTH, model_impl="amusd", **wrapping)
+    assert model.implementation == "amusd"
+    return model
+
+
+@pytest.mark.parametrize("numerics", NUMERICS)
+@pytest.mark.parametrize("name", CASES)
+def test_ragged_blocks_with_rollbacks_agree_with_the_stock_forward(name: str, numerics: Numerics) -> None:
+    stock = stock_model(CASES[name])
+    model = lean_model(stock, numerics)
+    token_ids = random_ids(LENGTH)
+    cache = model.new_cache(LENGTH)
+    model.prefill(token_ids[:PROMPT], cache)
+    expected = stock_logits(stock, token_ids)[PROMPT:]
+    assert expected.std() > 0.5, "the weights are too small for this test to see anything"
+    torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", REMOVABLE)
+def test_the_feature_shows_in_the_logits(name: str) -> None:
+    case, token_ids = CASES[name], random_ids(LENGTH)
+    with_feature, without = (stock_logits(stock_model(case, without), token_ids) for without in (False, True))
+    assert (with_feature - without)[PROMPT:].abs().median() > VISIBLE
+
+
+@pytest.mark.parametrize("name", ["mistral with a wide window", "dynamic rope", "longrope"])
+def test_it_agrees_up_to_the_last_position(name: str) -> None:
+    stock = stock_model(CASES[name])
+    model = lean_model(stock)
+    token_ids = random_ids(tiny.MAX_LENGTH)
+    cache = model.new_cache(tiny.MAX_LENGTH)
+    model.prefill(token_ids[:-3], cache)
+    expected = stock_logits(stock, token_ids)[-3:]
+    torch.testing.assert_close(model.forward(token_ids[-3:], cache).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dynamic rope", "longrope"])
+def test_sequences_end_where_the_frequencies_switch(name: str) -> None:
+    stock = stock_model(CASES[name])
+    source = tiny.tiny_causal_lm(stock.config, register_attention())
+    model = wrap_model(source, numerics=RULE, max_model_len=2 * tiny.MAX_LENGTH, model_impl="amusd")
+    assert model.max_length == tiny.MAX_LENGTH
+    token_ids = random_ids(tiny.MAX_LENGTH + 1)
+    before, after = stock_logits(stock, token_ids[:-1]), stock_logits(stock, token_ids)[:-1]
+    assert (before - after).abs().max() > VISIBLE, "the frequencies do not switch here"
+
+
+@pytest.mark.parametrize("numerics", NUMERICS)
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "with a bias"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_reduced_head_scores_the_tokens_it_names(tied: bool, bias: bool, numerics: Numerics) -> None:
+    stock = stock_model(Case("LlamaConfig", {"tie_word_embeddings": tied}))
+    output_ids = torch.tensor([1, 2, 5, 11, 30, 31, 96])
+    offsets = torch.randn(tiny.VOCAB, generator=torch.Generator().manual_seed(1)) if bias else torch.zeros(tiny.VOCAB)
+
+    def change(source: Any) -> None:
+        if bias:
+            source.lm_head.bias = torch.nn.Parameter(offsets)
+        _reduce_head(source, output_ids)
+
+    model = lean_model(stock, numerics, change, output_ids=output_ids)
+    token_ids = random_ids(LENGTH)
+    cache = model.new_cache(LENGTH)
+    model.prefill(token_ids[:PROMPT], cache)
+    expected = (stock_logits(stock, token_ids) + offsets)[PROMPT:, output_ids]
+    torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-4, rtol=1e-4)
+    cache.truncate(PROMPT)
+    chosen = model.choose(token_ids[PROMPT : PROMPT + 4], cache)
+    assert chosen == output_ids[expected[:4].argmax(dim=-1)].tolist()
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 100])
+def test_a_prompt_in_chunks_leaves_what_one_pass_over_it_would(length: int) -> None:
+    stock = stock_model(CASES["qwen3 query norm"])
+    model = lean_model(stock)
+    token_ids = random_ids(length + 4)
+    cache = model.new_cache(length + 8)
+    model.prefill(token_ids[:length], cache)
+    expected = stock_logits(stock, token_ids)[length : length + 1]
+    torch.testing.assert_close(
+        model.forward(token_ids[length : length + 1], cache).logits, expected, atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("numerics", NUMERICS)
+def test_a_truncated_cache_continues_as_a_fresh_one(numerics: Numerics) -> None:
+    model = lean_model(stock_model(CASES["qwen3 key norm"]), numerics)
+    token_ids, other = random_ids(60), random_ids(60, seed=5)
+    fresh, used = model.new_cache(100), model.new_cache(100)
+    model.prefill(token_ids[:40], fresh)
+    model.prefill([*token_ids[:40], *other], used)
+    used.truncate(40)
+    for start in (40, 44):
+        expected = model.forward(token_ids[start : start + 4], fresh).logits
+        logits = model.forward(token_ids[start : start + 4], used).logits
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_no_key_beyond_those_announced_is_read() -> None:
+    model = lean_model(stock_model(CASES["grouped heads"]))
+    token_ids = random_ids(44)
+    fresh, poisoned = model.new_cache(100), model.new_cache(100)
+    for cache in (fresh, poisoned):
+        model.prefill(token_ids[:40], cache)
+    with torch.inference_mode():  # where the memory was allocated
+        for storage in poisoned._joint.values():
+            storage[:, 64:] = torch.nan  # 64: the border of the block below
+    expected = model.forward(token_ids[40:], fresh).logits
+    assert torch.equal(model.forward(token_ids[40:], poisoned).logits, expected)
+
+
+def test_it_writes_where_slots_say() -> None:
+    model = lean_model(stock_model(CASES["grouped heads"]))
+    network, token_ids = model._network, random_ids(6)
+    plain, slotted = (PreallocatedCache(capacity=32, allocated=32, dtype=torch.float32) for _ in range(2))
+    plain.begin(6, 32)
+    slotted.begin(6, 32, slots=torch.arange(6))
+    for cache in (plain, slotted):
+        mask = model._mask.at(0, 6, 32)
+        logits = network(torch.tensor(token_ids), torch.arange(6), mask, cache, with_logits=True)
+        torch.testing.assert_close(
+            logits, stock_logits(stock_model(CASES["grouped heads"]), token_ids), rtol=1e-4, atol=1e-4
+        )
+    for layer, storage in plain._joint.items():
+        assert torch.equal(storage, slotted._joint[layer])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_it_computes_in_smaller_dtypes(dtype: torch.dtype) -> None:
+    stock, token_ids = stock_model(CASES["qwen3 attention_bias"]), random_ids(8)
+    model = lean_model(stock, change=lambda source: source.to(dtype))
+    logits = model.forward(token_ids, model.new_cache(8)).logits
+    assert logits.dtype is dtype
+    error = (logits.float() - stock_logits(stock, token_ids)).abs().median()
+    assert error < 16 * torch.finfo(dtype).eps
+
+
+def test_it_knows_its_sizes() -> None:
+    stock = stock_model(CASES["untied head"])
+    total = sum(parameter.nbytes for parameter in stock.parameters())
+    assert lean_model(stock).weight_bytes == total - stock.get_input_embeddings().weight.nbytes
+    tied = stock_model(CASES["tied head"])
+    assert lean_model(tied).weight_bytes == sum(parameter.nbytes for parameter in tied.parameters())

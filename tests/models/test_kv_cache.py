@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from amusd.models.kv_cache import PreallocatedCache
+
+HEADS, DIM, ALLOCATED = 3, 4, 24
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def new_cache(dtype: torch.dtype = torch.float32, capacity: int = 20) -> PreallocatedCache:
+    return PreallocatedCache(capacity=capacity, allocated=ALLOCATED, dtype=dtype)
+
+
+def key_values(rows: int, seed: int = 0) -> Tensor:
+    """[rows, 2 * heads, dim], the keys' heads first."""
+    return torch.randn((rows, 2 * HEADS, DIM), generator=torch.Generator().manual_seed(seed))
+
+
+def split(joint: Tensor) -> tuple[Tensor, Tensor]:
+    """The same keys and values as `update` takes them: [1, heads, rows, dim] each."""
+    keys, values = joint.transpose(0, 1).unsqueeze(0).chunk(2, dim=1)
+    return keys, values
+
+
+@pytest.mark.parametrize("with_slots", [False, True], ids=["in order", "slots"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_joint_keys_and_values_are_kept_as_separate_ones_are(dtype: torch.dtype, with_slots: bool) -> None:
+    joint, separate = new_cache(dtype), new_cache(dtype)
+    for seed, rows in enumerate((5, 1, 8)):
+        states = key_values(rows, seed)
+        slots = torch.arange(joint.length, joint.length + rows) if with_slots else None
+        for cache in (joint, separate):
+            cache.begin(rows, cache.length + rows, slots)
+        for layer in range(2):
+            ours = joint.update_joint(states + layer, layer)
+            theirs = separate.update(*split(states + layer), layer)
+            for mine, other in zip(ours, theirs, strict=True):
+                assert mine.shape == (1, HEADS, joint.length + rows, DIM)
+                assert mine.dtype is dtype
+                assert torch.equal(mine, other)
+        for cache in (joint, separate):
+            cache.advance(rows)
+
+
+def test_slots_are_where_rows_go_and_nothing_else_changes() -> None:
+    cache = new_cache()
+    cache.begin(20, ALLOCATED)
+    cache.update_joint(key_values(20), 0)
+    cache.advance(20)
+    cache.truncate(7)
+    keys, values = (view.clone() for view in cache.update_joint(key_values(0), 0))
+    states, slots = key_values(3, seed=1), torch.tensor([2, 19, 11])
+    cache.begin(3, ALLOCATED, slots)
+    new_keys, new_values = cache.update_joint(states, 0)
+    keys[:, :, slots], values[:, :, slots] = split(states)
+    assert torch.equal(new_keys, keys)
+    assert torch.equal(new_values, values)
+    assert cache.length == 7
+
+
+def test_after_a_pass_with_slots_rows_go_to_the_end_again() -> None:
+    cache = new_cache()
+    cache.begin(2, 8, torch.tensor([5, 6]))
+    cache.update_joint(key_values(2), 0)
+    cache.begin(2, 8)
+    states = key_values(2, seed=1)
+    keys, _ = cache.update_joint(states, 0)
+    assert torch.equal(keys[:, :, :2], split(states)[0])
+
+
+def test_views_follow_the_number_of_keys_and_stay_while_it_does() -> None:
+    cache = new_cache()
+    cache.begin(4, 8)
+    first, _ = cache.update_joint(key_values(4), 0)
+    cache.advance(4)
+    cache.begin(4, 8)
+    again, _ = cache.update_joint(key_values(4, seed=1), 0)
+    assert again is first  # a captured pass reads from the same address
+    cache.advance(4)
+    cache.begin(4, 16)
+    keys, values = cache.update_joint(key_values(4, seed=2), 0)
+    assert keys.shape == values.shape == (1, HEADS, 16, DIM)
+    assert torch.equal(keys[:, :, :8], first)
+    cache.begin(4, 8)
+    assert cache.update_joint(key_values(4), 0)[0].shape[2] == 8
+
+
+def test_what_attention_is_given_ends_at_the_number_of_keys() -> None:
+    cache = new_cache()
+    cache.begin(20, ALLOCATED)
+    cache.update_joint(torch.full((20, 2 * HEADS, DIM), torch.nan), 0)
+    cache.begin(8, 8)
+    for view in cache.update_joint(key_values(8), 0):
+        assert view.shape == (1, HEADS, 8, DIM)
+        assert torch.isfinite(view).all()
+
+
+def test_memory_that_was_never_written_is_finite() -> None:
+    cache = new_cache()
+    cache.begin(1, ALLOCATED)
+    for view in cache.update_joint(key_values(1), 0):
+        assert torch.equal(view[:, :, 1:], torch.zeros((1, HEADS, ALLOCATED - 1, DIM)))
+
+
+def test_rows_of_padding_may_stand_beyond_the_capacity_but_not_beyond_memory() -> None:
+    cache = new_cache(capacity=20)
+    cache.begin(18, 18)
+    cache.update_joint(key_values(18), 0)
+    cache.advance(18)
+    cache.begin(6, ALLOCATED)
+    cache.update_joint(key_values(6), 0)
+    cache.advance(2)
+    assert cache.length == cache.capacity == 20
+    with pytest.raises(ValueError, match="exceed 24 positions"):
+        cache.begin(5, 24)
+    with pytest.raises(ValueError, match="exceed 24 positions"):
+        cache.begin(1, 25)
+    with pytest.raises(ValueError, match="exceed the capacity of 20"):
+        cache.advance(1)
+    assert cache.length == 20
+
+
+@pytest.mark.parametrize(("capacity", "allocated"), [(0, 8), (9, 8)])
+def test_an_impossible_size_is_refused(capacity: int, allocated: int) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        PreallocatedCache(capacity=capacity, allocated=allocated, dtype=torch.float32)

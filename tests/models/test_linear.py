@@ -1,0 +1,189 @@
+"""Packed products: the same numbers as plain ones, for any shape, and for any row wherever it stands."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from amusd.models.linear import PackedLinear, PlainLinear, can_pack, make_linear, why_not_packed
+
+SHAPES = [(1, 1), (3, 5), (16, 16), (31, 200), (97, 33), (128, 64), (577, 576), (64, 1537)]
+"""[out, in]"""
+ROWS = [1, 2, 7, 8, 9, 16, 33, 300]
+EPSILON = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
+CPU = torch.device("cpu")
+DTYPES = [
+    pytest.param(
+        dtype,
+        id=str(dtype),
+        marks=pytest.mark.skipif(
+            why_not_packed(CPU, dtype) is not None, reason=f"{dtype}: {why_not_packed(CPU, dtype)}"
+        ),
+    )
+    for dtype in EPSILON
+]
+"""Those that this machine packs."""
+PACKABLE = [dtype for dtype in EPSILON if why_not_packed(CPU, dtype) is None]
+
+
+def random_tensor(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def layer(shape: tuple[int, int], dtype: torch.dtype, *, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias."""
+    weight = random_tensor(*shape, seed=1, dtype=dtype)
+    return weight, random_tensor(shape[0], seed=2, dtype=dtype) if has_bias else None
+
+
+def assert_within_rounding(result: Tensor, exact: Tensor, magnitude: Tensor) -> None:
+    """`magnitude`: the sum of the absolute values of what was added up; one rounding of the result on top."""
+    assert result.shape == exact.shape
+    epsilon = EPSILON[result.dtype]
+    allowed = epsilon * exact.abs() + 64 * EPSILON[torch.float32] * magnitude
+    assert ((result.double() - exact).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_product_is_the_plain_one_within_rounding(
+    dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
+) -> None:
+    weight, bias = layer(shape, dtype, has_bias=has_bias)
+    packed, plain = PackedLinear(weight, bias), PlainLinear(weight, bias)
+    offset = torch.zeros(shape[0]).double() if bias is None else bias.double()
+    for num_rows in ROWS:
+        rows = random_tensor(num_rows, shape[1], seed=num_rows, dtype=dtype)
+        exact = rows.double() @ weight.double().t() + offset
+        magnitude = rows.double().abs() @ weight.double().abs().t() + offset.abs()
+        for linear in (packed, plain):
+            result = linear(rows)
+            assert result.dtype is dtype
+            assert_within_rounding(result, exact, magnitude)
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_packed_sum_is_rounded_once_and_leaves_the_residual_as_it_was(
+    dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
+) -> None:
+    weight, bias = layer(shape, dtype, has_bias=has_bias)
+    packed = PackedLinear(weight, bias)
+    offset = torch.zeros(shape[0]).double() if bias is None else bias.double()
+    for num_rows in ROWS:
+        rows = random_tensor(num_rows, shape[1], seed=num_rows, dtype=dtype)
+        residual = random_tensor(num_rows, shape[0], seed=4, dtype=dtype)
+        before = residual.clone()
+        exact = residual.double() + rows.double() @ weight.double().t() + offset
+        magnitude = residual.double().abs() + rows.double().abs() @ weight.double().abs().t() + offset.abs()
+        assert_within_rounding(packed.add_to(residual, rows), exact, magnitude)
+        assert torch.equal(residual, before)
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_plain_sum_is_the_residual_plus_the_product(dtype: torch.dtype, has_bias: bool) -> None:
+    weight, bias = layer((33, 20), dtype, has_bias=has_bias)
+    plain = PlainLinear(weight, bias)
+    rows, residual = random_tensor(5, 20, seed=3, dtype=dtype), random_tensor(5, 33, seed=4, dtype=dtype)
+    before = residual.clone()
+    expected = residual.double() + plain(rows).double()
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(plain.add_to(residual, rows).double(), expected, rtol=tolerance, atol=8 * tolerance)
+    assert torch.equal(residual, before)
+
+
+@pytest.mark.skipif(not PACKABLE, reason="nothing is packed on this machine")
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_its_neighbours(
+    data: st.DataObject,
+) -> None:
+    dtype, shape = data.draw(st.sampled_from(PACKABLE)), data.draw(st.sampled_from(SHAPES))
+    num_rows = data.draw(st.integers(2, 40))
+    linear = PackedLinear(*layer(shape, dtype, has_bias=data.draw(st.booleans())))
+    place, other_place = (data.draw(st.integers(0, num_rows - 1)) for _ in range(2))
+    row, residual_row = random_tensor(shape[1], seed=5, dtype=dtype), random_tensor(shape[0], seed=6, dtype=dtype)
+    results = []
+    for seed, where in ((7, place), (8, other_place)):
+        rows = 100 * random_tensor(num_rows, shape[1], seed=seed, dtype=dtype)
+        residual = random_tensor(num_rows, shape[0], seed=seed + 10, dtype=dtype)
+        rows[where], residual[where] = row, residual_row
+        results.append((linear(rows)[where], linear.add_to(residual, rows)[where]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_can_be_packed_is_packed(dtype: torch.dtype) -> None:
+    weight = random_tensor(4, 6, seed=1, dtype=dtype)
+    assert can_pack(weight)
+    assert isinstance(make_linear(weight, None), PackedLinear)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_weight_may_be_a_view_and_may_change_afterwards(dtype: torch.dtype) -> None:
+    source = random_tensor(9, 12, seed=1, dtype=dtype)
+    view = source.t()[::2]  # [6, 9], not contiguous
+    rows = random_tensor(8, 9, seed=2, dtype=dtype)
+    expected = PackedLinear(view.contiguous(), None)(rows)
+    linear = make_linear(view, None)
+    source.zero_()
+    assert torch.equal(linear(rows), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_other_dtypes_are_left_plain(dtype: torch.dtype) -> None:
+    weight = random_tensor(4, 6, seed=1, dtype=dtype)
+    assert not can_pack(weight)
+    assert why_not_packed(CPU, dtype) == f"there are no packed products in {str(dtype)[6:]}"
+    linear = make_linear(weight, None)
+    assert isinstance(linear, PlainLinear)
+    rows = random_tensor(3, 6, seed=2, dtype=dtype)
+    assert torch.equal(linear(rows), rows @ weight.t())
+
+
+def test_weights_elsewhere_are_left_plain() -> None:
+    assert why_not_packed(torch.device("cuda:1"), torch.bfloat16) == "they are on cuda:1"
+    assert not can_pack(torch.empty((4, 6), device="meta"))
+
+
+class _WithoutOperators:
+    def _is_mkldnn_bf16_supported(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+def test_without_the_operators_weights_stay_plain(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops, "mkldnn", _WithoutOperators())
+    assert why_not_packed(CPU, dtype) == "this build of torch lacks oneDNN's packed products"
+    assert isinstance(make_linear(random_tensor(4, 6, seed=1, dtype=dtype), None), PlainLinear)
+
+
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+def test_without_onednn_weights_stay_plain(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_has_mkldnn", False)
+    assert why_not_packed(CPU, dtype) == "this build of torch has no oneDNN"
+    assert isinstance(make_linear(random_tensor(4, 6, seed=1, dtype=dtype), None), PlainLinear)
+
+
+def test_where_onednn_has_no_bfloat16_only_float32_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = why_not_packed(CPU, torch.float32)
+    if before is not None:
+        pytest.skip(before)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert why_not_packed(CPU, torch.bfloat16) == "oneDNN does not compute bfloat16 on this CPU"
+    assert why_not_packed(CPU, torch.float32) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [PackedLinear, PlainLinear])
+def test_it_counts_the_bytes_of_weight_and_bias(kind: type[PackedLinear | PlainLinear], dtype: torch.dtype) -> None:
+    weight, bias = layer((10, 7), dtype, has_bias=True)
+    assert kind(weight, None).nbytes == 70 * weight.element_size()
+    assert kind(weight, bias).nbytes == 80 * weight.element_size()

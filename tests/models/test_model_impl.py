@@ -1,0 +1,144 @@
+"""Which forward pass computes a model, and why: `why_not_covered` and the key `model_impl`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import tiny
+
+from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from amusd.errors import UnsupportedModelError
+from amusd.models.attention import register_attention
+from amusd.models.cached_model import CachedModel
+from amusd.models.decoder import why_not_covered
+from amusd.models.embedded_draft import load_embedded_draft
+from amusd.models.explanation import explain_drafter, explain_target
+from amusd.models.huggingface import load_model, wrap_model
+from amusd.models.numerics import Numerics
+
+RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
+
+NOT_COVERED = {
+    "another family": ("GemmaConfig", {}, "only the model types llama, mistral, qwen2, qwen3 have a lean decoder"),
+    "a quantized checkpoint": (
+        "LlamaConfig",
+        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+        "its checkpoint is quantized",
+    ),
+    "another activation": ("LlamaConfig", {"hidden_act": "gelu"}, "its activation is gelu, not silu"),
+    "sliced weights": ("LlamaConfig", {"pretraining_tp": 2}, r"its weights are sliced (pretraining_tp=2)"),
+    "another rope": (
+        "LlamaConfig",
+        {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}},
+        "its rotary embedding is of type proportional",
+    ),
+    "half rotated heads": (
+        "LlamaConfig",
+        {
+            "rope_parameters": {
+                "rope_type": "linear",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "partial_rotary_factor": 0.5,
+            }
+        },
+        "it rotates a part of each head only",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "reason"), NOT_COVERED.values(), ids=NOT_COVERED)
+def test_what_is_not_covered_has_a_reason(name: str, changes: dict[str, Any], reason: str) -> None:
+    assert why_not_covered(tiny.tiny_config(name, **changes)) == reason
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "MistralConfig", "Qwen2Config", "Qwen3Config"])
+def test_what_is_covered_has_none(name: str) -> None:
+    assert why_not_covered(tiny.tiny_config(name)) is None
+
+
+@pytest.mark.parametrize("activation", ["silu", "swish"])
+def test_both_names_of_the_activation_are_known(activation: str) -> None:
+    assert why_not_covered(tiny.tiny_config(hidden_act=activation)) is None
+
+
+def wrapped(config: Any, model_impl: str) -> CachedModel:
+    source = tiny.tiny_causal_lm(config, register_attention())
+    return wrap_model(source, numerics=RULE, max_model_len=64, model_impl=model_impl)
+
+
+UNCOVERED = [tiny.tiny_config("GemmaConfig"), tiny.tiny_config(hidden_act="gelu")]
+
+
+@pytest.mark.parametrize("config", UNCOVERED, ids=["gemma", "gelu"])
+def test_asking_for_the_decoder_of_a_model_without_one_is_refused_in_one_line(config: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"^model_impl=amusd: model type '\w+': \w+") as caught:
+        wrapped(config, "amusd")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "load", [load_model, partial(load_embedded_draft, num_layers=1, vocab_size=8)], ids=["target", "draft"]
+)
+def test_it_is_refused_before_any_weight_is_read(load: Callable[..., CachedModel], tmp_path: Path) -> None:
+    UNCOVERED[0].save_pretrained(tmp_path)  # a folder without weights
+    with pytest.raises(UnsupportedModelError, match="model_impl=amusd: model type 'gemma'"):
+        load(tmp_path, numerics=RULE, max_model_len=64, dtype="float32", model_impl="amusd")
+
+
+def test_auto_picks_the_decoder_where_it_covers_the_model_and_the_adapter_elsewhere() -> None:
+    assert wrapped(tiny.tiny_config(), "auto").implementation == "amusd"
+    assert [wrapped(config, "auto").implementation for config in UNCOVERED] == ["transformers"] * 2
+
+
+def test_the_adapter_can_be_forced() -> None:
+    assert wrapped(tiny.tiny_config(), "transformers").implementation == "transformers"
+
+
+def explained(folder: Path, config: Any, device: str = "cpu", **settings: Any) -> str:
+    config.save_pretrained(folder)  # no weights: none are read
+    return explain_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), **settings)), device)
+
+
+def test_the_adapter_is_explained_by_what_the_decoder_lacks(tmp_path: Path) -> None:
+    text = explained(tmp_path, tiny.tiny_config("GemmaConfig"))
+    assert text == "transformers adapter: only the model types llama, mistral, qwen2, qwen3 have a lean decoder"
+
+
+def test_the_adapter_is_explained_by_the_key_that_asked_for_it(tmp_path: Path) -> None:
+    text = explained(tmp_path, tiny.tiny_config(), model_impl="transformers")
+    assert text == "transformers adapter: model_impl=transformers"
+
+
+@pytest.mark.parametrize("reason", [None, "this build of torch has no oneDNN"])
+def test_the_decoder_is_explained_with_its_weights(
+    reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amusd.models.explanation.why_not_packed", lambda _device, _dtype: reason)
+    weights = "packed weights: oneDNN float32" if reason is None else f"weights as they are: {reason}"
+    assert explained(tmp_path, tiny.tiny_config(), dtype="float32") == f"lean decoder ({weights})"
+
+
+def test_on_a_gpu_no_weights_are_packed(tmp_path: Path) -> None:
+    text = explained(tmp_path, tiny.tiny_config("Qwen3Config"), device="cuda:0")
+    assert text == "lean decoder (weights as they are: they are on cuda:0)"
+
+
+def test_nothing_is_explained_that_would_be_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="model_impl=amusd: model type 'gemma'"):
+        explained(tmp_path, tiny.tiny_config("GemmaConfig"), model_impl="amusd")
+
+
+def test_a_drafter_is_explained_as_a_target_is(tmp_path: Path) -> None:
+    tiny.tiny_config().save_pretrained(tmp_path)
+    drafter = DrafterConfig(kind="hf", model=str(tmp_path), dtype="float16")
+    text = explain_drafter(drafter, "cpu")
+    assert text == "lean decoder (weights as they are: there are no packed products in float16)"
+
+
+def test_a_drafter_without_a_model_has_nothing_to_explain() -> None:
+    assert explain_drafter(DrafterConfig(kind="ngram"), "cpu") is None

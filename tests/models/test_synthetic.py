@@ -1,0 +1,193 @@
+"""Models of public sizes with random weights: of the published sizes, finite, repeatable, loaded where they stay."""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, ModelShape
+from amusd.errors import ConfigError
+from amusd.models.huggingface import wrap_model
+from amusd.models.loading import draft_shape, load_draft_model, load_target
+from amusd.models.numerics import Numerics
+from amusd.models.synthetic import SHAPES, SMALLER, load_synthetic, random_model, shape_config
+from amusd.models.synthetic_tokenizer import SyntheticTokenizer
+
+PUBLISHED = {
+    "smollm2-135m": 134_515_008,
+    "llama-1b": 1_235_814_400,
+    "llama-3b": 3_212_749_824,
+    "llama-8b": 8_030_261_248,
+    "llama-70b": 70_553_706_496,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+}
+"""Parameters of the public checkpoints, an embedding that is the output head as well counted once."""
+SMALL = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+FAMILIES: tuple[ModelShape, ...] = ("smollm2-135m", "llama-1b", "llama-8b", "qwen3-0.6b", "qwen3-8b")
+
+
+def num_parameters(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def on_meta(shape: ModelShape) -> Any:
+    return random_model(shape_config(SHAPES[shape]), dtype=torch.bfloat16, device="meta", seed=0)
+
+
+def small_model(shape: ModelShape, *, layers: int = 3, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    config = shape_config({**SHAPES[shape], **SMALL, "num_hidden_layers": layers})
+    return random_model(config, dtype=dtype, device="cpu", seed=seed)
+
+
+def test_every_name_of_the_configuration_has_a_shape_and_a_draft() -> None:
+    assert tuple(SHAPES) == typing.get_args(ModelShape)
+    assert set(SMALLER) == set(SHAPES)
+
+
+@pytest.mark.parametrize("shape", PUBLISHED)
+def test_a_shape_has_the_published_number_of_parameters(shape: ModelShape) -> None:
+    model = on_meta(shape)
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    assert num_parameters(model) == pytest.approx(PUBLISHED[shape], rel=0.01)
+
+
+@pytest.mark.parametrize("whole", ["smollm2-135m", "llama-70b"])
+def test_a_slice_has_a_tenth_of_the_layers_and_is_otherwise_the_same(whole: str) -> None:
+    full, part = SHAPES[whole], SHAPES[f"{whole}-slice"]  # type: ignore[index]  # names of the Literal, put together
+    assert part["num_hidden_layers"] * 10 == full["num_hidden_layers"]
+    assert {**part, "num_hidden_layers": 0} == {**full, "num_hidden_layers": 0}
+
+
+def test_the_draft_of_a_shape_is_smaller_where_there_is_a_smaller_one() -> None:
+    for target, draft in SMALLER.items():
+        assert num_parameters(on_meta(draft)) < num_parameters(on_meta(target)) or draft == target == min(
+            SHAPES, key=lambda shape: num_parameters(on_meta(shape))
+        )
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(shape: ModelShape) -> None:
+    first, again, other = (small_model(shape, seed=seed).state_dict() for seed in (5, 5, 6))
+    assert first.keys() == again.keys()
+    for name, weight in first.items():
+        assert torch.equal(weight, again[name])
+        assert torch.equal(weight, other[name]) == name.endswith("norm.weight")
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_tied_weights_stay_one_and_rotary_frequencies_are_those_of_the_configuration(shape: ModelShape) -> None:
+    model = small_model(shape)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tied == SHAPES[shape]["tie_word_embeddings"]
+    rotary = model.base_model.rotary_emb
+    fresh = type(rotary)(model.config)
+    assert torch.equal(rotary.inv_freq, fresh.inv_freq)
+    assert torch.equal(rotary.original_inv_freq, fresh.inv_freq)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+
+
+@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", ["llama-8b", "qwen3-8b"])
+def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: str, model_impl: str) -> None:
+    model = wrap_model(
+        small_model(shape, layers=80, dtype=getattr(torch, dtype)),
+        numerics=Numerics(width=8, fixed=True),
+        max_model_len=64,
+        model_impl=model_impl,
+    )
+    cache = model.new_cache(48)
+    model.prefill(list(range(32)), cache)
+    logits = model.forward([1, 2, 3], cache).logits.float()
+    assert logits.isfinite().all()
+    assert 0.5 < logits.std() < 2
+
+
+def test_a_named_shape_loads_as_the_target_and_does_not_repeat_one_token() -> None:
+    config = EngineConfig(hardware=HardwareConfig(synthetic="smollm2-135m-slice"), drafters=(), max_model_len=64)
+    model, tokenizer = load_target(config, "cpu")
+    assert (model.vocab_size, model.max_length, model.implementation) == (49152, 64, "amusd")
+    assert isinstance(tokenizer, SyntheticTokenizer)
+    assert tokenizer.fingerprint == SyntheticTokenizer(49152).fingerprint
+    answer = tokenizer.encode("hello")
+    cache = model.new_cache(64)
+    model.prefill(answer[:-1], cache)
+    for _ in range(24):
+        answer += model.choose(answer[-1:], cache)
+    assert len(set(answer[5:])) > 4
+
+
+def test_a_synthetic_drafter_takes_the_shape_it_names_then_one_that_suits_the_target() -> None:
+    named, unnamed = DrafterConfig(kind="synthetic", shape="qwen3-0.6b"), DrafterConfig(kind="synthetic")
+    assert draft_shape(named, "llama-8b") == "qwen3-0.6b"
+    assert draft_shape(unnamed, "llama-8b") == "llama-1b"
+    assert draft_shape(unnamed, None) is None
+    assert draft_shape(DrafterConfig(), None) is None
+
+
+def test_a_synthetic_draft_is_tied_to_no_tokenizer() -> None:
+    drafter = DrafterConfig(kind="synthetic", shape="smollm2-135m-slice")
+    model, tokenizer = load_draft_model(drafter, EngineConfig(drafters=(drafter,), max_model_len=16), "cpu")
+    assert model.vocab_size == 49152
+    assert tokenizer is None
+
+
+def test_a_device_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^device cuda:99: .+$"):
+        load_synthetic("smollm2-135m-slice", numerics=Numerics(width=8, fixed=True), max_model_len=16, device="cuda:99")
+
+
+class LiveBytes(TorchDispatchMode):
+    """Follows how many bytes of CPU tensors are alive, operator by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    @property
+    def now(self) -> int:
+        self._storages = {key: entry for key, entry in self._storages.items() if not entry[0].expired()}
+        return sum(num_bytes for _, num_bytes in self._storages.values())
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.device.type == "cpu":
+            reference = StorageWeakRef(result.untyped_storage())
+            self._storages[reference.cdata] = (reference, result.untyped_storage().nbytes())
+            self.peak = max(self.peak, self.now)
+        return result
+
+
+@pytest.mark.parametrize("shape", ["llama-1b", "llama-8b", "qwen3-8b"])
+def test_loading_holds_the_weights_once_and_at_most_a_layer_and_the_embeddings_twice(shape: ModelShape) -> None:
+    """In float16, for which no weight is packed on a CPU: what is alive is what a GPU would hold."""
+    with LiveBytes() as live:
+        model = small_model(shape, layers=12, dtype=torch.float16)
+        weights = sum(weight.nbytes for weight in model.parameters())
+        layer = sum(weight.nbytes for weight in model.base_model.layers[0].parameters())
+        ends = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
+        embeddings = sum(weight.nbytes for weight in ends)
+        assert weights <= live.peak < weights + layer
+        del ends
+        numerics = Numerics(width=1, fixed=True, border=1, prefill_chunk=1)
+        loaded = wrap_model(model, numerics=numerics, max_model_len=16, model_impl="amusd")
+        del model
+    tables = 8 * 1024  # masks, positions, rotary frequencies
+    joining = layer  # the parts of a product before they are one
+    assert live.peak < weights + layer + joining + embeddings + tables
+    assert live.now < weights + tables
+    assert loaded.weight_bytes <= weights

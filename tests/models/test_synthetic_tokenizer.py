@@ -1,0 +1,82 @@
+"""Words for the ids of any vocabulary: the same alone and in company, and back to the same ids."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amusd.models.synthetic_tokenizer import SyntheticTokenizer
+from amusd.models.tokenizer import IncrementalDecoder, Tokenizer, user_turn
+from amusd.sampling.stopping import StopChecker
+from amusd.types import FinishReason
+
+vocabularies = st.integers(2, 200_000)
+
+
+@st.composite
+def vocabulary_and_ids(draw: st.DrawFn) -> tuple[int, list[int]]:
+    vocab_size = draw(vocabularies)
+    return vocab_size, draw(st.lists(st.integers(0, vocab_size - 1), max_size=30))
+
+
+@given(case=vocabulary_and_ids())
+def test_ids_to_text_and_back_are_the_same_ids(case: tuple[int, list[int]]) -> None:
+    vocab_size, token_ids = case
+    tokenizer = SyntheticTokenizer(vocab_size)
+    assert tokenizer.encode(tokenizer.decode(token_ids)) == token_ids
+
+
+@given(case=vocabulary_and_ids())
+def test_token_by_token_gives_the_same_text_at_once_for_every_token(case: tuple[int, list[int]]) -> None:
+    vocab_size, token_ids = case
+    tokenizer = SyntheticTokenizer(vocab_size)
+    decoder = IncrementalDecoder(tokenizer)
+    pieces = [decoder.push(token_id) for token_id in token_ids]
+    assert all(re.fullmatch(r" [a-z]{2,8}", piece) for piece in pieces)
+    assert "".join(pieces) == tokenizer.decode(token_ids)
+    assert decoder.flush() == ""
+
+
+@given(vocab_size=vocabularies, text=st.text())
+def test_any_text_has_the_same_ids_every_time_and_all_are_in_the_vocabulary(vocab_size: int, text: str) -> None:
+    tokenizer = SyntheticTokenizer(vocab_size)
+    token_ids = tokenizer.encode(text)
+    assert token_ids == SyntheticTokenizer(vocab_size).encode(text)
+    assert all(0 <= token_id < vocab_size for token_id in token_ids)
+    assert bool(token_ids) == bool(text)
+    assert tokenizer.encode_chat(user_turn(text)) == token_ids
+
+
+def test_no_two_ids_share_a_word_and_no_word_holds_another() -> None:
+    tokenizer = SyntheticTokenizer(20_000)
+    assert len({tokenizer.decode([token_id]) for token_id in range(20_000)}) == 20_000
+
+
+def test_text_that_is_no_word_is_spelt_in_bytes() -> None:
+    assert SyntheticTokenizer(1000).encode("hé ba bad") == [*"hé".encode(), 0, *b" bad"]
+
+
+def test_a_stop_string_of_words_ends_an_answer() -> None:
+    tokenizer = SyntheticTokenizer(500)
+    checker = StopChecker((), (tokenizer.decode([7, 8]),), 10, IncrementalDecoder(tokenizer).push)
+    emission = checker.push([3, 7, 7, 8, 9])
+    assert emission.token_ids == (3, 7, 7, 8)
+    assert emission.finish_reason is FinishReason.STOP
+
+
+def test_a_pair_fits_if_the_vocabularies_are_of_one_size() -> None:
+    tokenizer = SyntheticTokenizer(1000)
+    assert isinstance(tokenizer, Tokenizer)
+    assert tokenizer.eos_token_ids == frozenset()
+    assert tokenizer.fingerprint == SyntheticTokenizer(1000).fingerprint != SyntheticTokenizer(1001).fingerprint
+
+
+@pytest.mark.parametrize("token_id", [-1, 10])
+def test_an_id_out_of_range_is_refused(token_id: int) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        SyntheticTokenizer(10).decode([token_id])
+    with pytest.raises(ValueError, match="at least 2"):
+        SyntheticTokenizer(1)

@@ -1,0 +1,51 @@
+"""`amusd doctor`: what it says about the pair of models, before anybody waits for an answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from amusd.doctor import Finding, _pair
+from amusd.models.explanation import explain_target
+from amusd.models.loading import load_target
+
+pytestmark = pytest.mark.embedded
+
+
+def looked_at(config: EngineConfig) -> dict[str, Finding]:
+    return {finding.name: finding for finding in _pair(config)}
+
+
+def test_it_says_who_computes_target_and_drafters_and_that_widths_do_not_show() -> None:
+    drafters = (DrafterConfig(kind="embedded", model_impl="transformers"), DrafterConfig(kind="ngram"))
+    found = looked_at(EngineConfig(drafters=drafters))
+    assert found["target"].ok
+    assert found["target"].text.startswith("embedded SmolLM2-135M-Instruct, bfloat16: lean decoder (")
+    assert found["drafter"].ok
+    assert found["drafter"].text == "embedded, bfloat16: transformers adapter: model_impl=transformers; ngram"
+    assert found["exactness"].ok
+    assert "32 of 32 rows equal bit for bit" in found["exactness"].text
+
+
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+def test_what_it_says_of_the_target_is_what_is_loaded(model_impl: str) -> None:
+    config = EngineConfig(target=TargetConfig(model_impl=model_impl))  # type: ignore[arg-type]  # a parameter's type
+    model, _ = load_target(config, "cpu")
+    said = {"amusd": "lean decoder", "transformers": "transformers adapter"}[model.implementation]
+    assert said in explain_target(config, "cpu")
+
+
+def test_a_model_that_the_decoder_does_not_cover_fails_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.models.huggingface.why_not_covered", lambda _config: "a reason")
+    config = EngineConfig(target=TargetConfig(model_impl="amusd"), drafters=(DrafterConfig(kind="ngram"),))
+    found = looked_at(config)
+    assert found["target"] == Finding("target", False, "model_impl=amusd: model type 'llama': a reason")
+    assert found["drafter"].ok
+    assert "exactness" not in found
+
+
+def test_at_changing_widths_it_only_tells_what_it_measured() -> None:
+    config = EngineConfig(verify_width="bucketed", drafters=(DrafterConfig(kind="ngram"),))
+    found = looked_at(config)
+    assert found["exactness"].ok is None
+    assert found["exactness"].text.startswith("verify_width=bucketed: ")
