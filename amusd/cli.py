@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from amusd.bench.report import bench_text
+from amusd.bench.run import run_bench
 from amusd.compare import Comparison, rows_of, run_comparison, synchronous_lengths
 from amusd.config import RunConfig
 from amusd.console import Console, table
@@ -48,6 +50,18 @@ def run_target(command: str, config: RunConfig, run_directory: Path, publish: Ca
 def doctor(config: RunConfig) -> int:
     """Say what this machine has and what will work here. Returns 0 when everything does, else 1."""
     return run_doctor(config, Console(json_only=config.output == "json"))
+
+
+def bench(config: RunConfig, run_directory: Path) -> int:
+    """Measure the parts of this machine's pair. The caller has settled cores and threads of this process."""
+    console = Console(json_only=config.output == "json")
+    result = run_bench(config, console)
+    result["environment"] = _read_json(run_directory / "environment.json")
+    result["run_dir"] = str(run_directory)
+    _write_json(run_directory / "result.json", result)
+    console.text(bench_text(result))
+    console.document(result)
+    return 0
 
 
 def _prompts(command: str, config: RunConfig) -> list[WorkloadPrompt]:

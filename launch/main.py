@@ -80,14 +80,18 @@ def _run(arguments: Arguments) -> int:
         from amusd.cli import doctor
 
         return int(doctor(config))
+    if command == "bench":
+        from .bench import run_bench
+
+        return run_bench(config)
     from .jobs import run_job
 
     return run_job(command, config, roles=arguments.roles).exit_code
 
 
 def _run_many(command: str, arguments: Arguments) -> int:
-    if command == "doctor":
-        raise ConfigError("-m: `amusd doctor` looks at one configuration; leave -m out")
+    if command in ("doctor", "bench"):
+        raise ConfigError(f"-m: `amusd {command}` looks at one configuration; leave -m out")
     from .sweep import run_sweep
 
     return run_sweep(command, arguments.overrides, roles=arguments.roles)

@@ -10,6 +10,7 @@ from .keys import Key, groups, keys
 COMMANDS = {
     "generate": "answer one prompt; the text streams to the terminal",
     "compare": "all modes on the same prompts, in one table",
+    "bench": "what one pass, one draft step and one message cost here, beside their floors",
     "doctor": "what will and will not work on this machine, and why",
 }
 

@@ -21,7 +21,7 @@ LAYERS = (
     {"drafters"},
     {"runtime"},
     {"engine", "workload", "console"},
-    {"compare", "doctor"},
+    {"bench", "compare", "doctor"},
     {"cli"},
 )
 """Top-level modules and packages of amusd, from the ground up. A new one has to be given its place here."""

@@ -1,0 +1,1 @@
+"""`amusd bench`: what one pass, one draft step and one message cost on this machine, beside their floors."""

@@ -1,0 +1,127 @@
+"""The document of `amusd bench` as tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amusd.console import table
+
+_MEBI = 1 << 20
+
+
+def bench_text(document: dict[str, Any]) -> str:
+    """Every measurement beside its floor or its peer."""
+    parts = [
+        _passes(document["target"], document["draft"]),
+        _decoding(document["decoding"]),
+        _links(document["transport"]),
+        _idle(document["pair"]["idle"]),
+        _memory(document["pair"]["memory"]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _passes(target: dict[str, Any], draft: dict[str, Any]) -> str:
+    narrowest = next(iter(target["forward_ms"]))
+    rows = [
+        (
+            f"target, {width} rows",
+            f"{ms:.2f}",
+            f"{target['floor_ms']:.2f}",
+            f"{ms / target['floor_ms']:.2f}",
+            f"{target['ratio_to_narrowest'][width]:.2f}",
+        )
+        for width, ms in target["forward_ms"].items()
+    ]
+    fixed = target["forward_ms_fixed"]
+    rows.append(
+        ("target, fixed width", f"{fixed:.2f}", f"{target['floor_ms']:.2f}", f"{fixed / target['floor_ms']:.2f}", "")
+    )
+    for name, step in draft.items():
+        ratio = f"{step['step_ms'] / step['floor_ms']:.2f}"
+        rows.append((f"draft step, {name}", f"{step['step_ms']:.2f}", f"{step['floor_ms']:.2f}", ratio, ""))
+    where = f"context of {target['context']} tokens; forward pass: {target['implementation']}"
+    lines = [
+        f"memory reads at {target['bandwidth_gb_s']:.1f} GB/s; {where}",
+        table(("pass", "ms", "floor ms", "x floor", f"x {narrowest} row"), rows),
+    ]
+    lines += [
+        f"a draft step of {name} takes 1/{1 / step['target_passes_per_step']:.1f} of a fixed target pass"
+        for name, step in draft.items()
+    ]
+    return "\n".join(lines)
+
+
+def _decoding(decoding: dict[str, Any]) -> str:
+    names = {"fixed": "amusd, verify_width=fixed", "bucketed": "amusd, verify_width=bucketed"}
+    rows = []
+    for name, ms in decoding["ms_per_token"].items():
+        speedup = decoding.get("speedup_vs_peer", {}).get(name)
+        rows.append(
+            (
+                names.get(name, "transformers.generate"),
+                f"{ms:.2f}",
+                f"{1000 / ms:.1f}",
+                f"{decoding['time_to_first_token_ms'][name]:.0f}",
+                "" if speedup is None else f"{speedup:.2f}",
+            )
+        )
+    return table(("plain decoding", "ms/token", "tokens/s", "first token ms", "x transformers"), rows)
+
+
+def _links(transport: dict[str, Any]) -> str:
+    rows = []
+    for name, link in transport.items():
+        if "unavailable" in link:
+            rows.append((name, "-", "-", "-"))
+        else:
+            rows.append(
+                (name, f"{link['one_way_us_p50']:.1f}", f"{link['one_way_us_p99']:.1f}", f"{link['poll_us']:.1f}")
+            )
+    return table(("link", "one way us p50", "p99", "empty poll us"), rows)
+
+
+def _idle(idle: dict[str, Any]) -> str:
+    rows = [
+        (
+            mode,
+            f"{times['tokens_per_second']:.1f}",
+            f"{times['time_to_first_token_ms']:.0f}",
+            f"{times['target_pass_ms']:.2f}",
+            _percent(times["target_between_passes"]),
+            _percent(times["draft_between_steps"]),
+        )
+        for mode, times in idle.items()
+    ]
+    header = ("the pair", "tokens/s", "first token ms", "pass ms", "target between passes", "draft between steps")
+    return table(header, rows)
+
+
+def _memory(memory: dict[str, Any]) -> str:
+    weights, caches = memory["weight_bytes"], memory["cache_bytes"]
+    draft = next((name for name in weights if name != "target"), None)
+    rows = []
+    for role, name in (("target", "target"), ("draft", draft)):
+        resident = memory[f"{role}_bytes"]
+        if resident is None or name is None:
+            continue
+        allowed = 1.35 * weights[name] + caches[name] + memory["import_torch_bytes"]
+        rows.append(
+            (
+                role,
+                *(_mebibytes(value) for value in (resident, weights[name], caches[name])),
+                _mebibytes(memory["import_torch_bytes"]),
+                _mebibytes(memory["import_transformers_bytes"] - memory["import_torch_bytes"]),
+                f"{resident / allowed:.2f}",
+            )
+        )
+    header = ("resident MiB", "worker", "weights", "cache", "import torch", "+ transformers", "x allowance")
+    return table(header, rows) + "\nallowance: 1.35 x weights + cache + import torch"
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / _MEBI:.0f}"
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.1f} %"

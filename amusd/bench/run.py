@@ -1,0 +1,125 @@
+"""`amusd bench`: all measurements one after another, as one document and as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from amusd.bench.bandwidth import read_bandwidth
+from amusd.bench.forward import measure_decoding, measure_passes
+from amusd.bench.pair import measure_pair
+from amusd.bench.peer import GeneratePeer
+from amusd.bench.prompt import english
+from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
+from amusd.console import Console
+from amusd.errors import ConfigError
+from amusd.models.cached_model import CachedModel
+from amusd.models.loading import load_draft_model, load_target, target_path
+from amusd.runtime.cores import allowed_cores, cores_for, pin_to
+from amusd.runtime.startup import device_of
+from amusd.transport.latency import OneWayTime, measure_one_way
+from amusd.types import Role
+
+LINKS = {
+    "shared_memory": TransportConfig(kind="shared_memory"),
+    "zeromq": TransportConfig(kind="zeromq"),
+    "zeromq_tcp": TransportConfig(kind="zeromq", address="tcp://127.0.0.1:0"),
+}
+"""What is measured between two processes of this machine."""
+
+
+def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
+    """Measure everything; returns the documented JSON without `run_dir` and `environment`.
+
+    First what other processes do, while this one waits; then the models, in this process, on the target's cores.
+    """
+    engine = config.engine()
+    allowed = allowed_cores()
+    device = device_of(engine.hardware, Role.TARGET)
+    links = _measure_links(config, allowed, console)
+    console.note("the pair at work, in processes of its own")
+    pair = measure_pair(_for_one_draft(engine), config.bench)
+    if device == "cpu":
+        pin_to(cores_for(Role.TARGET, allowed, engine.hardware))
+    target, tokenizer = load_target(engine, device, console.note)
+    prompt = english(tokenizer.encode, config.bench.context_length)
+    drafts = _load_drafts(engine)
+    models = {"target": target, **drafts}
+    pair["memory"]["weight_bytes"] = {name: model.parameter_bytes for name, model in models.items()}
+    pair["memory"]["cache_bytes"] = {name: _cache_bytes(model) for name, model in models.items()}
+    of_target, of_draft = measure_passes(
+        target, drafts, prompt, config.bench, read_bandwidth(device), _progress(console, "forward passes")
+    )
+    peer = _load_peer(engine, device, config, console)
+    decoding = measure_decoding(target, peer, prompt, config.bench, _progress(console, "plain decoding"))
+    console.clear_progress()
+    return {
+        "target": of_target,
+        "draft": of_draft,
+        "decoding": decoding,
+        "transport": links,
+        "peer": {"hf_generate_ms_per_token": decoding["ms_per_token"].get("peer")},
+        "pair": pair,
+    }
+
+
+def _measure_links(config: RunConfig, allowed: list[int], console: Console) -> dict[str, Any]:
+    """One-way times over every link that works here; of the others, why they do not."""
+    cores = (
+        cores_for(Role.TARGET, allowed, config.hardware),
+        cores_for(Role.DRAFT, allowed, config.hardware),
+    )
+    found: dict[str, Any] = {}
+    for name, link in LINKS.items():
+        console.note(f"messages over {name}")
+        try:
+            found[name] = _described(measure_one_way(link, num_messages=config.bench.num_messages, cores=cores))
+        except ConfigError as error:
+            found[name] = {"unavailable": str(error)}
+    return found
+
+
+def _described(time: OneWayTime) -> dict[str, Any]:
+    return {
+        "one_way_us_p50": time.p50_us,
+        "one_way_us_p99": time.p99_us,
+        "poll_us": time.poll_us,
+        "num_messages": time.num_messages,
+    }
+
+
+def _load_drafts(engine: EngineConfig) -> dict[str, CachedModel]:
+    """The model of every drafter that has one."""
+    device = device_of(engine.hardware, Role.DRAFT)
+    return {
+        drafter.kind: load_draft_model(drafter, engine, device)[0]
+        for drafter in engine.drafters
+        if drafter.kind != "ngram"
+    }
+
+
+def _load_peer(engine: EngineConfig, device: str, config: RunConfig, console: Console) -> GeneratePeer | None:
+    if not config.bench.peer:
+        return None
+    if config.hardware.synthetic is not None:
+        console.note("transformers.generate is left out: synthetic weights have no checkpoint")
+        return None
+    return GeneratePeer(target_path(engine.target), dtype=engine.target.dtype, device=device)
+
+
+def _cache_bytes(model: CachedModel) -> int:
+    """Bytes of the cache that a worker keeps: one for the longest sequence."""
+    cache = model.new_cache(model.max_length)
+    model.prefill([0], cache)  # memory is taken by the first pass
+    return cache.nbytes
+
+
+def _for_one_draft(engine: EngineConfig) -> EngineConfig:
+    """The configuration with its first drafter alone: the worker's memory is that of one draft."""
+    drafters: tuple[DrafterConfig, ...] = engine.drafters[:1]
+    return replace(engine, drafters=drafters)
+
+
+def _progress(console: Console, label: str) -> Callable[[int, int], None]:
+    return lambda done, num_steps: console.progress(label, done, num_steps)
