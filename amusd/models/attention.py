@@ -15,6 +15,8 @@ from torch import Tensor
 ATTENTION_NAME = "amusd"
 """Under which name transformers knows `attend`."""
 
+_MOST_ROWS_KEPT = 32  # wider ones are prompt chunks: of many lengths, and not slowed down by a copy
+
 
 def register_attention() -> str:
     """Make `attend` known to transformers, and return its name. Repeating it changes nothing."""
@@ -59,12 +61,21 @@ class CausalMask:
         self._buffer.masked_fill_(columns > rows + size, -torch.inf)  # [max_rows, 2 * size]
         self._size = size
         self._groups = groups
+        self._repeated: dict[int, Tensor] = {}  # for few rows: the buffer once per group, so that a slice is a view
 
     def at(self, start: int, rows: int, num_keys: int) -> Tensor:
-        """The contiguous mask [1, groups, rows, num_keys] of rows `[start, start + rows)` over the first keys."""
+        """The mask [1, groups, rows, num_keys] of rows `[start, start + rows)` over the first keys.
+
+        Its groups and rows can be viewed as one dimension. Masks of few rows share memory: do not write to them.
+        """
         first = self._size - start
-        mask = self._buffer[:rows, first : first + num_keys]
-        return mask.expand(1, self._groups, -1, -1).contiguous()
+        if rows > _MOST_ROWS_KEPT:
+            mask = self._buffer[:rows, first : first + num_keys].repeat(self._groups, 1)
+        else:
+            if rows not in self._repeated:
+                self._repeated[rows] = self._buffer[:rows].repeat(self._groups, 1)
+            mask = self._repeated[rows].narrow(1, first, num_keys)
+        return mask.view(1, self._groups, rows, num_keys)  # from [groups * rows, num_keys]
 
 
 def attend(

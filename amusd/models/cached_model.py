@@ -63,6 +63,9 @@ class CachedModel:
             dtype=network.cache_dtype,
             device=network.device,
         )
+        # Written before each pass; a pass on a GPU reads a copy.
+        self._token_ids = torch.full((max(numerics.width, numerics.prefill_chunk),), _PADDING_ID)
+        self._token_ids_view = self._token_ids.numpy()
         # Rows of padding may stand beyond the last position the model knows.
         self._positions = torch.arange(num_positions, device=network.device).clamp_(max=max_length - 1)
 
@@ -220,11 +223,12 @@ class CachedModel:
     ) -> Tensor | None:
         """Run the network over the tokens padded to `computed` rows, and move the cache by the real ones."""
         start, rows = cache.length, len(token_ids)
-        ids = [*token_ids, *[_PADDING_ID] * (computed - rows)]
+        self._token_ids_view[:rows] = token_ids
+        self._token_ids_view[rows:computed] = _PADDING_ID
         cache.begin(computed, num_keys)
         with torch.inference_mode():
             logits = self._network(
-                torch.tensor(ids, device=self._network.device),
+                self._token_ids[:computed].to(self._network.device),
                 self._positions[start : start + computed],
                 self._mask.at(start, computed, num_keys),
                 cache,
