@@ -14,6 +14,8 @@ from amusd.config import RunConfig
 from amusd.console import Console, table
 from amusd.doctor import run_doctor
 from amusd.engine import Engine, Generation
+from amusd.models.embedded_draft import export_draft
+from amusd.models.zoo import embedded_target_path
 from amusd.runtime.startup import make_recorder
 from amusd.tracing.timeline import draft_overlap
 from amusd.transport.base import Rendezvous
@@ -61,6 +63,14 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     _write_json(run_directory / "result.json", result)
     console.text(bench_text(result))
     console.document(result)
+    return 0
+
+
+def export_embedded_draft(folder: Path) -> int:
+    """Write the embedded draft to `folder` as a transformers checkpoint. Raises `ConfigError`."""
+    console = Console(json_only=False)
+    export_draft(embedded_target_path(report=console.note), folder)
+    console.note(f"the embedded draft is in {folder}; its target: {embedded_target_path()}")
     return 0
 
 

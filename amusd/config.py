@@ -137,10 +137,12 @@ class DrafterConfig:
     """As of the target."""
     tokens_per_replay: int = 4
     """On GPUs with graphs: draft steps in one replay."""
-    num_layers: int = 1
-    """`embedded`: how many of the target's layers, the first ones."""
     vocab_size: int = 8192
-    """`embedded`: how many token ids it can propose (the most frequent ones)."""
+    """`embedded`: how many token ids its model can propose (the most frequent ones)."""
+    min_lookup: int = 4
+    """`embedded`: shortest repeated suffix whose continuation is proposed in the model's place; 0: never."""
+    max_lookup: int = 12
+    """`embedded`: longest suffix that is looked up for that."""
     shape: ModelShape | None = None
     """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
     accept: float = 0.8
@@ -153,8 +155,13 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         _check_model("drafter", self.kind, self.model)
         _require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
-        _require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, "must be at least 1")
         _require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
+        _require(
+            0 <= self.min_lookup <= self.max_lookup,
+            "drafter.min_lookup",
+            self.min_lookup,
+            f"must be between 0 and drafter.max_lookup ({self.max_lookup})",
+        )
         _require(
             self.kind == "synthetic" or self.shape is None,
             "drafter.shape",

@@ -9,12 +9,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import amusd
 from amusd.config import nearest
 from amusd.errors import ConfigError
 
-from .manual import COMMANDS, overview, reference
+from .manual import COMMANDS, EXPORT, overview, reference
 from .terminal import tell
 
 _HELP = frozenset({"-h", "--help"})
@@ -64,13 +65,15 @@ def _parse(argv: Sequence[str]) -> Arguments:
 def _run(arguments: Arguments) -> int:
     command = arguments.command
     if arguments.flags & _HELP:
-        sys.stdout.write(reference(command) if command else overview())
+        sys.stdout.write(reference(command) if command and command != EXPORT else overview())
         return 0
     if "--version" in arguments.flags:
         sys.stdout.write(f"amusd {amusd.__version__}\n")
         return 0
     if command is None:
         raise ConfigError(f"name a command: {', '.join(COMMANDS)}; `amusd --help` says what they do")
+    if command == EXPORT:
+        return _export(arguments)
     if arguments.flags & _MULTIRUN:
         return _run_many(command, arguments)
     from .compose import compose_config
@@ -87,6 +90,14 @@ def _run(arguments: Arguments) -> int:
     from .jobs import run_job
 
     return run_job(command, config, roles=arguments.roles).exit_code
+
+
+def _export(arguments: Arguments) -> int:
+    if len(arguments.overrides) != 1 or "=" in arguments.overrides[0] or arguments.flags:
+        raise ConfigError(f"{EXPORT}: name the folder to write, and nothing else: amusd {EXPORT} PATH")
+    from amusd.cli import export_embedded_draft
+
+    return export_embedded_draft(Path(arguments.overrides[0]))
 
 
 def _run_many(command: str, arguments: Arguments) -> int:

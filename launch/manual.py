@@ -7,15 +7,19 @@ from typing import Any
 
 from .keys import Key, groups, keys
 
+EXPORT = "export-draft"
+"""The command that takes a folder and no keys."""
 COMMANDS = {
     "generate": "answer one prompt; the text streams to the terminal",
     "compare": "all modes on the same prompts, in one table",
     "bench": "what one pass, one draft step and one message cost here, beside their floors",
     "doctor": "what will and will not work on this machine, and why",
+    EXPORT: "write the embedded draft to a new folder, as a transformers checkpoint for other systems",
 }
 
 _USAGE = """\
 usage: amusd COMMAND [-m] [KEY=VALUE ...]
+       amusd export-draft FOLDER
 
 {commands}
 

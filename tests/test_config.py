@@ -57,7 +57,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"target": {"kind": "hf"}}, "target.model: required with target=hf"),
     ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with drafter=hf, not with drafter=embedded"),
-    ({"drafter": {"num_layers": 0}}, "drafter.num_layers=0: must be at least 1"),
+    ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),
     ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),
     ({"drafter": {"min_ngram": 5}}, "drafter.min_ngram=5: must be between 1 and drafter.max_ngram (4)"),
     ({"hardware": {"num_threads": 0}}, "hardware.num_threads=0: must be at least 1"),

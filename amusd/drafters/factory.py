@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
+from amusd.drafters.lookup_first import LookupFirstDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.errors import ConfigError
@@ -52,4 +53,8 @@ def _ngram_factory(config: DrafterConfig) -> Callable[[], Drafter]:
 def _model_factory(config: DrafterConfig, model: LanguageModel) -> Callable[[], Drafter]:
     if config.kind == "synthetic":
         return lambda: SyntheticDrafter(AutoregressiveDrafter(model), config.accept, model.vocab_size)
+    if config.kind == "embedded" and config.min_lookup > 0:
+        return lambda: LookupFirstDrafter(
+            AutoregressiveDrafter(model), NgramDrafter(config.min_lookup, config.max_lookup)
+        )
     return lambda: AutoregressiveDrafter(model)

@@ -35,6 +35,11 @@ class NgramDrafter:
         """A lookup yields as many as are wanted."""
         return self._context.capacity or 1
 
+    @property
+    def has_match(self) -> bool:
+        """Whether a suffix of the context has occurred before."""
+        return self._source() is not None
+
     def open(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids` and index them."""
         self._context.open(token_ids, capacity)

@@ -1,73 +1,63 @@
-"""A draft model cut out of the target's own checkpoint: its first and last layers, and the head of frequent tokens.
+"""The draft of the embedded target: layers trained for it (`experiments/embedded_draft/`), its own embedding and head.
 
-No training and no second download; it shares the target's tokenizer by construction. The head is reduced because it
-would otherwise cost more than the layers: byte-level BPE numbers tokens in the order of their merges, so low ids are
-the frequent ones.
+Only the layers, the final norm and the list of tokens that the draft can propose ship with the package. The embedding
+and the head's rows for those tokens are the target's, so tokenizers agree by construction; a whole head would cost more
+than the layers.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import re
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
 from amusd.models.compatibility import check_supported
+from amusd.models.draft_file import DraftWeights, read_draft
 from amusd.models.huggingface import causal_class, load_config, quiet_transformers, uses_decoder, wrap_model
 from amusd.models.numerics import Numerics
 
-_LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)$")
+DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
+"""The draft that ships with the package; its card stands beside it."""
+MODEL_CARD = DRAFT_FILE.with_name("README.md")
+
+_EMBEDDING = "model.embed_tokens.weight"
+_FROM_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 def load_embedded_draft(
     path: str | Path,
     *,
-    num_layers: int,
     vocab_size: int,
     numerics: Numerics,
     max_model_len: int,
+    draft_file: Path = DRAFT_FILE,
     dtype: str = "bfloat16",
     device: str = "cpu",
     model_impl: str = "auto",
     capture: Capture | None = None,
     tokens_per_step: int = 1,
 ) -> CachedModel:
-    """Load `num_layers` layers of the checkpoint in folder `path`, with a head of at most `vocab_size` tokens.
+    """Load the draft for the target in folder `path`, with a head of its `vocab_size` most frequent tokens.
 
-    The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` if the checkpoint
-    has fewer layers, `UnsupportedModelError` as `load_model`, and if its layers cannot be told apart by name.
+    The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` if the draft has
+    fewer tokens or its file is damaged, `UnsupportedModelError` as `load_model`.
     """
-    folder = Path(path)
-    config = load_config(folder)
-    model_class = causal_class(config)
-    check_supported(config, model_class, max_model_len)
-    uses_decoder(config, model_impl)  # refuses before any weight is read
-    assert model_class is not None  # refused above
-    kept = kept_layers(num_layers, config.num_hidden_layers)
-    weights = dict(_read_weights(folder, kept))
-    if not any(_LAYER.match(name) for name in weights):
-        raise UnsupportedModelError(f"model type '{config.model_type}': its layers are not named, so none can be kept")
-    with quiet_transformers():
-        model, info = model_class.from_pretrained(
-            None,
-            config=_cut_config(config, kept),
-            state_dict=weights,
-            dtype=getattr(torch, dtype),
-            attn_implementation=register_attention(),
-            output_loading_info=True,
+    draft = read_draft(draft_file)
+    if vocab_size > len(draft.output_ids):
+        raise ConfigError(
+            f"drafter.vocab_size={vocab_size}: the embedded draft can propose {len(draft.output_ids)} tokens"
         )
-    if info["missing_keys"]:
-        raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
-    output_ids = torch.tensor(frequent_ids(vocab_size, config.get_text_config().vocab_size, _special_ids(folder)))
+    output_ids = draft.output_ids[:vocab_size].sort().values
+    model = _build(Path(path), draft, dtype=dtype, max_model_len=max_model_len, model_impl=model_impl)
     _reduce_head(model, output_ids)
     return wrap_model(
         model,
@@ -81,52 +71,69 @@ def load_embedded_draft(
     )
 
 
-def kept_layers(num_layers: int, available: int) -> tuple[int, ...]:
-    """Indices of the first `num_layers` of `available` layers. `ConfigError` if there are fewer.
+def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
+    """Write the draft as an ordinary transformers checkpoint, with the whole head and the target's tokenizer.
 
-    Untrained, the last layers cannot read what the first ones write: measured on the embedded target's own greedy text,
-    layer 0 alone predicts 7 % of its tokens, layers 0 and 1 predict 5 %, and up to eight layers that end with 29 none.
+    `target` is the target's folder. Raises `ConfigError` if `folder` holds anything, or cannot be written.
     """
-    if not 1 <= num_layers <= available:
-        raise ConfigError(f"drafter.num_layers={num_layers}: the target has {available} layers")
-    return tuple(range(num_layers))
+    draft = read_draft(draft_file)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder}: not empty; name a new folder")
+        model = _build(target, draft, dtype="bfloat16", max_model_len=1, model_impl="transformers")
+        with quiet_transformers():
+            model.save_pretrained(folder)
+        for name in _FROM_TARGET:
+            if (target / name).exists():
+                shutil.copyfile(target / name, folder / name)
+        if draft_file == DRAFT_FILE:
+            shutil.copyfile(MODEL_CARD, folder / "README.md")
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error}") from error
 
 
-def frequent_ids(vocab_size: int, available: int, special: Iterable[int]) -> list[int]:
-    """`vocab_size` ids in ascending order: all of `special`, then the lowest of the others."""
-    chosen = {token_id for token_id in special if token_id < available}
-    for token_id in range(available):
-        if len(chosen) >= vocab_size:
-            break
-        chosen.add(token_id)
-    return sorted(chosen)
-
-
-def _cut_config(config: Any, kept: tuple[int, ...]) -> Any:
-    cut = copy.deepcopy(config)
+def _build(folder: Path, draft: DraftWeights, *, dtype: str, max_model_len: int, model_impl: str) -> Any:
+    """The draft as a transformers model whose head is the target's whole one."""
+    config = copy.deepcopy(load_config(folder))
+    model_class = causal_class(config)
+    check_supported(config, model_class, max_model_len)
+    uses_decoder(config, model_impl)  # refuses before any weight is read
+    assert model_class is not None  # refused above
+    config.num_hidden_layers = draft.num_layers
     layer_types = getattr(config, "layer_types", None)
     if layer_types:
-        cut.layer_types = [layer_types[layer] for layer in kept]
-    cut.num_hidden_layers = len(kept)
-    return cut
+        config.layer_types = layer_types[: draft.num_layers]
+    as_stored = getattr(torch, dtype)
+    weights = {name: tensor.to(as_stored) for name, tensor in draft.tensors.items()}
+    with quiet_transformers():
+        model, info = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict={**weights, **_shared_weights(folder, tied=config.tie_word_embeddings)},
+            dtype=as_stored,
+            attn_implementation=register_attention(),
+            output_loading_info=True,
+        )
+    if info["missing_keys"]:
+        raise ConfigError(
+            f"the draft and the target in {folder} do not fit together: {min(info['missing_keys'])} is missing"
+        )
+    return model
 
 
-def _read_weights(folder: Path, kept: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-    """The weights that the draft needs, under their new names; no other is read from the files."""
+def _shared_weights(folder: Path, *, tied: bool) -> Mapping[str, Tensor]:
+    """Embedding and head of the target; no other weight is read from the files."""
     from safetensors import safe_open
 
-    new_index = {old: new for new, old in enumerate(kept)}
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"model {folder}: no *.safetensors file in this folder")
-    for file in files:
+    wanted = {_EMBEDDING} if tied else {_EMBEDDING, "lm_head.weight"}
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - not a mapping
-                match = _LAYER.match(name)
-                if match is None:
-                    yield name, weights.get_tensor(name)
-                elif int(match[2]) in new_index:
-                    yield f"{match[1]}{new_index[int(match[2])]}{match[3]}", weights.get_tensor(name)
+            found.update({name: weights.get_tensor(name) for name in wanted.intersection(weights.keys())})
+    if missing := wanted - set(found):
+        raise ConfigError(f"model {folder}: no {min(missing)} in its *.safetensors files")
+    return found
 
 
 def _reduce_head(model: Any, output_ids: Tensor) -> None:
@@ -138,16 +145,3 @@ def _reduce_head(model: Any, output_ids: Tensor) -> None:
     if full.bias is not None:
         head.bias = torch.nn.Parameter(full.bias.detach()[output_ids], requires_grad=False)
     model.set_output_embeddings(head)
-
-
-def _special_ids(folder: Path) -> set[int]:
-    """End-of-sequence ids and those added tokens that the chat template writes."""
-    from amusd.models.tokenizer import load_tokenizer
-
-    ids = set(load_tokenizer(folder).eos_token_ids)
-    template = folder / "chat_template.jinja"
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    text = template.read_text() if template.exists() else str(settings.get("chat_template") or "")
-    tokenizer_file = folder / "tokenizer.json"
-    added = json.loads(tokenizer_file.read_text())["added_tokens"] if tokenizer_file.exists() else []
-    return ids | {entry["id"] for entry in added if entry["content"] in text}

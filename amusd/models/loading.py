@@ -95,5 +95,5 @@ def load_draft_model(
         path = str(config.model)
         return load_model(path, **options), load_tokenizer(path)
     path = str(embedded_target_path(report=report))
-    model = load_embedded_draft(path, num_layers=config.num_layers, vocab_size=config.vocab_size, **options)
+    model = load_embedded_draft(path, vocab_size=config.vocab_size, **options)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)

@@ -14,8 +14,8 @@ from launch.main import main
 from tests.launch.processes import amusd_command, environment, run
 
 MISTAKES = [
-    ([], "name a command: generate, compare, bench, doctor"),
-    (["generat"], "generat: no such command; allowed: generate, compare, bench, doctor; did you mean 'generate'?"),
+    ([], "name a command: generate, compare, bench, doctor, export-draft"),
+    (["generat"], "generat: no such command; allowed: generate, compare, bench, doctor, export-draft; did you"),
     (["prompt=x"], "prompt=x: name a command first"),
     (["generate", "--multirn"], "--multirn: no such option; allowed: --help, --multirun, -h, -m, --version; did you"),
     (["generate", "promt=x"], "promt=x: no such key; did you mean 'prompt'?"),
@@ -23,6 +23,8 @@ MISTAKES = [
     (["doctor", "-m"], "-m: `amusd doctor` looks at one configuration"),
     (["compare", "-m", "max_lookahead=4,no"], "max_lookahead=no: expected a whole number"),
     (["compare", "-m", "run_dir=choice(a,b)"], "run_dir: cannot be swept"),
+    (["export-draft"], "export-draft: name the folder to write, and nothing else: amusd export-draft PATH"),
+    (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
     (["generate", "run_dir=/proc/nowhere"], "run_dir=/proc/nowhere: cannot be used"),
     (["generate", "prompt=two\nlines", "x"], "x: expected key=value"),
     (["generate", "two\nlines"], "two\\nlines: expected key=value"),

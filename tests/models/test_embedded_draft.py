@@ -5,27 +5,44 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from models import tiny
 
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
-from amusd.models.embedded_draft import frequent_ids, kept_layers, load_embedded_draft
+from amusd.models.draft_file import DraftWeights, read_draft, write_draft
+from amusd.models.embedded_draft import DRAFT_FILE, export_draft, load_embedded_draft
+from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
+from amusd.models.tokenizer import load_tokenizer, user_turn
 
-TEMPLATE = "{% for message in messages %}<turn>{{ message.content }}{% endfor %}<answer>"
-
-
-def save_target(folder: Path, name: str = "LlamaConfig", **changes: Any) -> Any:
-    tokenizer = tiny.byte_tokenizer(("<eos>", "<turn>", "<answer>", "<unused>"), TEMPLATE)
-    ids = {"eos_token_id": tokenizer.eos_token_id, "vocab_size": 300}
-    return tiny.save_checkpoint(folder, tiny.tiny_config(name, num_hidden_layers=5, **ids, **changes), tokenizer)
+SIZES = {"vocab_size": 300, "num_hidden_layers": 5}
+OUTPUT_IDS = torch.tensor([42, 7, 256, 299, 0, 8, 9, 10])
 
 
-def load(folder: Path, num_layers: int = 3, vocab_size: int = 50) -> CachedModel:
+def save_pair(folder: Path, name: str = "LlamaConfig", **changes: Any) -> tuple[Any, Path]:
+    """A target in `folder`, and a draft file for it; returns a stock model with the draft's weights."""
+    tokenizer = tiny.byte_tokenizer(("<eos>",))
+    stock = tiny.save_checkpoint(folder, tiny.tiny_config(name, **SIZES, **changes), tokenizer)
+    drafted = tiny.tiny_causal_lm(tiny.tiny_config(name, **{**SIZES, "num_hidden_layers": 2}, **changes), seed=7)
+    trained = {
+        key: tensor
+        for key, tensor in drafted.state_dict().items()
+        if "embed_tokens" not in key and "lm_head" not in key
+    }
+    draft_file = folder.parent / "draft.safetensors"
+    write_draft(draft_file, DraftWeights(trained, OUTPUT_IDS))
+    drafted.load_state_dict(read_draft(draft_file).tensors, strict=False)  # as stored, in eight bits
+    drafted.model.embed_tokens.load_state_dict(stock.model.embed_tokens.state_dict())
+    drafted.lm_head.load_state_dict(stock.lm_head.state_dict())
+    return drafted.eval(), draft_file
+
+
+def load(folder: Path, draft_file: Path, vocab_size: int = 8) -> CachedModel:
     return load_embedded_draft(
         folder,
-        num_layers=num_layers,
         vocab_size=vocab_size,
+        draft_file=draft_file,
         numerics=Numerics(width=16, fixed=False),
         max_model_len=128,
         dtype="float32",
@@ -34,21 +51,33 @@ def load(folder: Path, num_layers: int = 3, vocab_size: int = 50) -> CachedModel
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config"])
-def test_it_is_the_target_with_fewer_layers_and_columns(name: str, tied: bool, tmp_path: Path) -> None:
-    stock = save_target(tmp_path, name, tie_word_embeddings=tied)
-    draft = load(tmp_path, num_layers=3)
-    assert draft.output_ids is not None
-    stock.model.layers = torch.nn.ModuleList([stock.model.layers[index] for index in (0, 1, 2)])
-    stock.model.config.num_hidden_layers = 3
+def test_it_is_the_stored_layers_between_the_targets_embedding_and_head(name: str, tied: bool, tmp_path: Path) -> None:
+    stock, draft_file = save_pair(tmp_path / "target", name, tie_word_embeddings=tied)
+    draft = load(tmp_path / "target", draft_file)
     with torch.inference_mode():
         full = stock(torch.tensor([[5, 6, 7, 8]]), use_cache=False).logits[0]
     logits = draft.forward([5, 6, 7, 8], draft.new_cache(20)).logits
+    assert draft.output_ids is not None
     torch.testing.assert_close(logits, full[:, draft.output_ids], atol=1e-4, rtol=1e-4)
 
 
+def test_a_smaller_head_keeps_the_most_frequent_tokens(tmp_path: Path) -> None:
+    _, draft_file = save_pair(tmp_path / "target")
+    draft = load(tmp_path / "target", draft_file, vocab_size=3)
+    assert draft.output_ids is not None
+    assert draft.output_ids.tolist() == [7, 42, 256]
+    assert draft.vocab_size == 3
+
+
+def test_a_larger_head_than_there_is_is_refused(tmp_path: Path) -> None:
+    _, draft_file = save_pair(tmp_path / "target")
+    with pytest.raises(ConfigError, match=r"drafter\.vocab_size=9: the embedded draft can propose 8 tokens"):
+        load(tmp_path / "target", draft_file, vocab_size=9)
+
+
 def test_its_cache_rolls_back(tmp_path: Path) -> None:
-    save_target(tmp_path)
-    draft = load(tmp_path)
+    _, draft_file = save_pair(tmp_path / "target")
+    draft = load(tmp_path / "target", draft_file)
     cache, fresh = draft.new_cache(20), draft.new_cache(20)
     draft.forward([5, 6, 9, 9], cache)
     cache.truncate(2)
@@ -57,38 +86,46 @@ def test_its_cache_rolls_back(tmp_path: Path) -> None:
     torch.testing.assert_close(draft.forward([7], cache).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_it_can_propose_the_end_and_what_the_chat_template_writes(tmp_path: Path) -> None:
-    save_target(tmp_path)
-    tokenizer = tiny.byte_tokenizer(("<eos>", "<turn>", "<answer>", "<unused>"))
-    draft = load(tmp_path, vocab_size=50)
-    assert draft.output_ids is not None
-    wanted = {tokenizer.convert_tokens_to_ids(token) for token in ("<eos>", "<turn>", "<answer>")}
-    proposable = set(draft.output_ids.tolist())
-    assert wanted <= proposable
-    assert tokenizer.convert_tokens_to_ids("<unused>") not in proposable
-    assert draft.vocab_size == len(draft.output_ids) == 50
+def test_an_exported_draft_is_an_ordinary_checkpoint(tmp_path: Path) -> None:
+    stock, draft_file = save_pair(tmp_path / "target")
+    export_draft(tmp_path / "target", tmp_path / "out", draft_file)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    with torch.inference_mode():
+        expected = stock.to(torch.bfloat16)(torch.tensor([[5, 6, 7, 8]])).logits
+        logits = exported(torch.tensor([[5, 6, 7, 8]])).logits
+    assert logits.shape[-1] == SIZES["vocab_size"]
+    torch.testing.assert_close(logits, expected, atol=0.1, rtol=0.05)
+    assert load_tokenizer(tmp_path / "out").fingerprint == load_tokenizer(tmp_path / "target").fingerprint
 
 
-@pytest.mark.parametrize("num_layers", [1, 2, 30])
-def test_the_first_layers_are_kept(num_layers: int) -> None:
-    assert kept_layers(num_layers, 30) == tuple(range(num_layers))
+def test_an_export_leaves_a_folder_that_holds_something_alone(tmp_path: Path) -> None:
+    _, draft_file = save_pair(tmp_path / "target")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="not empty; name a new folder"):
+        export_draft(tmp_path / "target", tmp_path / "target", draft_file)
+    assert sorted(tmp_path.iterdir()) == before
 
 
-def test_more_layers_than_the_target_has_are_refused() -> None:
-    with pytest.raises(ConfigError, match="num_layers=31: the target has 30 layers"):
-        kept_layers(31, 30)
-
-
-def test_special_ids_come_first_and_the_lowest_ids_fill_the_rest() -> None:
-    assert frequent_ids(4, 100, special={90, 1}) == [0, 1, 2, 90]
-    assert frequent_ids(1000, 5, special={2}) == [0, 1, 2, 3, 4]
+def test_what_ships_is_small_and_can_end_an_answer() -> None:
+    draft = read_draft(DRAFT_FILE)
+    assert DRAFT_FILE.stat().st_size <= 16 << 20
+    assert len(set(draft.output_ids.tolist())) == len(draft.output_ids)
+    assert 2 in draft.output_ids[:8]  # <|im_end|>
 
 
 @pytest.mark.embedded
-def test_the_embedded_pair_shares_ids(embedded_folder: Path) -> None:
-    draft = load_embedded_draft(
-        embedded_folder, num_layers=2, vocab_size=8192, numerics=Numerics(width=16, fixed=False), max_model_len=256
+def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embedded_folder: Path) -> None:
+    """A floor far below what it was measured to do: it catches a damaged file, swapped rows or a wrong embedding."""
+    rule = Numerics(width=128, fixed=False)
+    target = load_model(embedded_folder, numerics=rule, max_model_len=256)
+    draft = load_embedded_draft(embedded_folder, vocab_size=8192, numerics=rule, max_model_len=256)
+    prompt = load_tokenizer(embedded_folder).encode_chat(
+        user_turn("Name three things to see in a forest, and say why.")
     )
-    logits = draft.forward([1, 2, 3], draft.new_cache(16)).logits
-    assert logits.shape == (3, 8192)
-    assert torch.isfinite(logits).all()
+    cache = target.new_cache(256)
+    target.prefill(prompt[:-1], cache)
+    answer = target.extend(prompt[-1:], cache, 60)
+    logits = draft.forward([*prompt, *answer], draft.new_cache(256)).logits
+    assert draft.output_ids is not None
+    chosen = draft.output_ids[logits.argmax(dim=-1)].tolist()[len(prompt) - 1 :]
+    assert sum(a == b for a, b in zip(chosen, answer, strict=False)) >= 15

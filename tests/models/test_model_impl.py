@@ -81,9 +81,7 @@ def test_asking_for_the_decoder_of_a_model_without_one_is_refused_in_one_line(co
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "load", [load_model, partial(load_embedded_draft, num_layers=1, vocab_size=8)], ids=["target", "draft"]
-)
+@pytest.mark.parametrize("load", [load_model, partial(load_embedded_draft, vocab_size=8)], ids=["target", "draft"])
 def test_it_is_refused_before_any_weight_is_read(load: Callable[..., CachedModel], tmp_path: Path) -> None:
     UNCOVERED[0].save_pretrained(tmp_path)  # a folder without weights
     with pytest.raises(UnsupportedModelError, match="model_impl=amusd: model type 'gemma'"):

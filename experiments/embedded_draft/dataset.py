@@ -1,0 +1,109 @@
+"""Rows of text that the target wrote, and what the target thought at each of their tokens.
+
+A text file (`.npz`) holds `token_ids` uint16 [rows, width], padded behind `length` int32 [rows]; `prefix_length`,
+the tokens of the chat prefix that every row begins with; `answer`, the bits of a bool [rows, width], 1 where a token
+belongs to an answer; `temperature` float16 [rows], at which the answers were sampled (0: greedy).
+
+A folder of states holds `states.npy`, uint16 [tokens, hidden]: bits of the target's last hidden state in bfloat16, its
+final norm applied, for the rows' tokens one behind the other. The output head turns a state into the whole distribution
+of the next token, which is more than the top-k of it and, from k = 288 on, smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+STATES = "states.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is in a text file."""
+
+    token_ids: np.ndarray
+    """int64 [rows, width]."""
+    length: np.ndarray
+    """int64 [rows]."""
+    answer: np.ndarray
+    """bool [rows, width]."""
+    temperature: np.ndarray
+    """float32 [rows]."""
+    prefix_length: int
+
+    @property
+    def num_rows(self) -> int:
+        """Rows."""
+        return len(self.length)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens without padding."""
+        return int(self.length.sum())
+
+    def select(self, rows: np.ndarray) -> Text:
+        """The given rows."""
+        return Text(
+            self.token_ids[rows], self.length[rows], self.answer[rows], self.temperature[rows], self.prefix_length
+        )
+
+
+def read_text(path: Path) -> Text:
+    """Read a text file. Raises `OSError` or `KeyError` if it is none."""
+    with np.load(path) as file:
+        token_ids = file["token_ids"].astype(np.int64)
+        width = token_ids.shape[1]
+        return Text(
+            token_ids,
+            file["length"].astype(np.int64),
+            np.unpackbits(file["answer"], axis=1)[:, :width].astype(bool),
+            file["temperature"].astype(np.float32),
+            int(file["prefix_length"]),
+        )
+
+
+def write_text(path: Path, text: Text) -> None:
+    """Write a text file, whole or not at all."""
+    partial = path.with_suffix(".partial.npz")
+    np.savez_compressed(
+        partial,
+        token_ids=text.token_ids.astype(np.uint16),
+        length=text.length.astype(np.int32),
+        answer=np.packbits(text.answer, axis=1),
+        temperature=text.temperature.astype(np.float16),
+        prefix_length=np.int32(text.prefix_length),
+    )
+    partial.rename(path)
+
+
+def offsets(text: Text) -> np.ndarray:
+    """int64 [rows + 1]: where each row's tokens begin in the folder of states."""
+    return np.concatenate(([0], np.cumsum(text.length)))
+
+
+def read_states(folder: Path) -> Tensor:
+    """bfloat16 [tokens, hidden], read from the file as it is used."""
+    return torch.from_numpy(np.load(folder / STATES, mmap_mode="r+")).view(torch.bfloat16)
+
+
+def batches_by_length(text: Text, tokens_per_batch: int) -> Iterator[np.ndarray]:
+    """Row numbers of batches of one length class each: together at most `tokens_per_batch` tokens, padding included."""
+    order = np.argsort(text.length, kind="stable")
+    start = 0
+    while start < len(order):
+        stop = start + 1
+        while stop < len(order) and text.length[order[stop]] * (stop + 1 - start) <= tokens_per_batch:
+            stop += 1
+        yield order[start:stop]
+        start = stop
+
+
+def repeated_share(token_ids: Sequence[int], window: int = 12) -> float:
+    """Share of the windows of `window` tokens that have occurred before: near 1 for text that loops."""
+    windows = [tuple(token_ids[start : start + window]) for start in range(len(token_ids) - window + 1)]
+    return 1 - len(set(windows)) / len(windows) if windows else 0.0

@@ -1,0 +1,234 @@
+"""How often the embedded target agrees with its draft, on answers the target gives to prompts nobody trained on.
+
+    python experiments/embedded_draft/evaluate.py --prompts mt_bench.jsonl human_eval.jsonl --answers answers.json
+
+The target first answers every prompt, greedily and at temperature 1 (kept in the file --answers: the slow part). Then
+both models read those answers. Greedy agreement: the share of tokens of the greedy answers that are the draft's first
+choice. Sampled acceptance: the mean of 1 - total variation between the two distributions at temperature 1, over the
+tokens of the sampled answers. The drafter column is what `drafter=embedded` proposes: a lookup where a long suffix has
+occurred before, else the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from dataset import repeated_share
+from teacher import continue_rows, load_teacher
+
+from amusd.config import DrafterConfig, WorkloadConfig
+from amusd.drafters.ngram import NgramDrafter
+from amusd.models.cached_model import CachedModel
+from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
+from amusd.models.huggingface import load_model
+from amusd.models.numerics import Numerics
+from amusd.models.tokenizer import load_tokenizer
+from amusd.models.zoo import embedded_target_path
+from amusd.workload import load_prompts
+
+MAX_NEW_TOKENS = 128
+MAX_LENGTH = 1024
+MOST_REPEATED = 0.25
+"""Share of repeated 12-token windows from which on an answer counts as looping."""
+POSITIONS = (0, 16, 48, MAX_NEW_TOKENS)
+_ALL = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of the target."""
+
+    category: str
+    temperature: float
+    prompt: list[int]
+    tokens: list[int]
+
+    @property
+    def loops(self) -> bool:
+        """Whether it mostly repeats itself."""
+        return repeated_share(self.tokens) > MOST_REPEATED
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One token of an answer."""
+
+    category: str
+    temperature: float
+    position: int
+    loops: bool
+    model: float
+    """Probability that the model's candidate is accepted: 0 or 1 where the target is greedy."""
+    drafter: float
+    """The same of the drafter's, which may have looked it up."""
+    looked_up: bool
+
+
+def main() -> None:
+    """Read the command line and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", nargs="*", default=[], help="files of prompts; those of the package always count")
+    parser.add_argument("--answers", type=Path, required=True, help="where the target's answers are kept")
+    parser.add_argument("--draft-file", type=Path, default=DRAFT_FILE)
+    parser.add_argument("--vocab-size", type=int, default=DrafterConfig.vocab_size)
+    parser.add_argument(
+        "--lookup", type=int, default=DrafterConfig.min_lookup, help="shortest suffix looked up; 0: none"
+    )
+    parser.add_argument("--out", type=Path, help="write the tables as JSON")
+    arguments = parser.parse_args()
+    if not arguments.answers.exists():
+        answers = answer_all(arguments.prompts)
+        arguments.answers.write_text(json.dumps([asdict(answer) for answer in answers]))
+    answers = [Answer(**record) for record in json.loads(arguments.answers.read_text())]
+    judged = judge_all(answers, arguments.draft_file, arguments.vocab_size, arguments.lookup)
+    report = tabulate(judged)
+    for name, rows in report.items():
+        print(f"\n{name:<24}{'greedy':>8}{'drafter':>9}{'sampled':>9}{'drafter':>9}{'tokens':>8}")
+        for label, row in rows.items():
+            print(
+                f"{label:<24}{row['greedy']:>8.3f}{row['greedy_drafter']:>9.3f}{row['sampled']:>9.3f}"
+                f"{row['sampled_drafter']:>9.3f}{row['num_tokens']:>8}"
+            )
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def answer_all(paths: Iterable[str]) -> list[Answer]:
+    """The target's greedy and sampled answers to every prompt."""
+    torch.manual_seed(0)
+    teacher, tokenizer = load_teacher("cpu"), load_tokenizer(embedded_target_path())
+    prompts: list[tuple[str, list[int]]] = []
+    for path in (None, *paths):
+        name = "built-in" if path is None else Path(path).stem
+        for prompt in load_prompts(WorkloadConfig(path=path, num_prompts=_ALL)):
+            category = f"{name} {prompt.category}" if path is not None and prompt.category else name
+            prompts.append((category, tokenizer.encode_chat(prompt.turns)))
+    prompts = sorted((p for p in prompts if len(p[1]) + MAX_NEW_TOKENS <= MAX_LENGTH), key=lambda p: len(p[1]))
+    answers: list[Answer] = []
+    for temperature in (0.0, 1.0):
+        for start in range(0, len(prompts), 24):
+            part = prompts[start : start + 24]
+            written = continue_rows(
+                teacher, [ids for _, ids in part], temperature=temperature, max_new_tokens=MAX_NEW_TOKENS
+            )
+            answers += [
+                Answer(category, temperature, ids, tokens)
+                for (category, ids), tokens in zip(part, written, strict=True)
+            ]
+            print(f"\rtemperature {temperature:g}: {start + len(part)} of {len(prompts)} answers ", end="", flush=True)
+    print()
+    return answers
+
+
+def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int, lookup: int) -> list[Judged]:
+    """Every token of every answer."""
+    numerics = Numerics(width=MAX_LENGTH, fixed=False)
+    path = str(embedded_target_path())
+    target = load_model(path, numerics=numerics, max_model_len=MAX_LENGTH)
+    draft = load_embedded_draft(
+        path, vocab_size=vocab_size, draft_file=draft_file, numerics=numerics, max_model_len=MAX_LENGTH
+    )
+    judged: list[Judged] = []
+    for number, answer in enumerate(answers, start=1):
+        judged += judge(answer, target, draft, lookup)
+        print(f"\r{number} of {len(answers)} answers judged ", end="", flush=True)
+    print()
+    return judged
+
+
+def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) -> list[Judged]:
+    """The tokens of one answer."""
+    sequence = answer.prompt + answer.tokens
+    start = len(answer.prompt)
+    p = _logits(target, sequence)[start - 1 : -1].float().softmax(dim=-1)
+    q = _logits(draft, sequence)[start - 1 : -1].float().softmax(dim=-1)
+    assert draft.output_ids is not None  # it has a head of its own
+    tokens = torch.tensor(answer.tokens)
+    if answer.temperature == 0:
+        model = (draft.output_ids[q.argmax(dim=-1)] == tokens).float()
+    else:
+        model = torch.minimum(p[:, draft.output_ids], q).sum(dim=-1)
+    found = _look_up(sequence, start, lookup)
+    judged = []
+    for position, looked_up in enumerate(found):
+        probability = float(model[position])
+        if looked_up is None:
+            drafted = probability
+        elif answer.temperature == 0:
+            drafted = float(looked_up == answer.tokens[position])
+        else:
+            drafted = float(p[position, looked_up])
+        judged.append(
+            Judged(
+                answer.category, answer.temperature, position, answer.loops, probability, drafted, looked_up is not None
+            )
+        )
+    return judged
+
+
+def tabulate(judged: Sequence[Judged]) -> dict[str, dict[str, dict[str, float]]]:
+    """The report: table -> row -> figures."""
+
+    def rows(label_of: Callable[[Judged], str]) -> dict[str, dict[str, float]]:
+        labels = sorted({label_of(token) for token in judged})
+        return {label: _figures([token for token in judged if label_of(token) == label]) for label in labels}
+
+    def of_position(token: Judged) -> str:
+        low, high = next((a, b) for a, b in itertools.pairwise(POSITIONS) if a <= token.position < b)
+        return f"tokens {low:3d} to {high - 1:3d}"
+
+    return {
+        "all": {"": _figures(judged)},
+        "by set": rows(lambda token: token.category.split(" ")[0]),
+        "by category": rows(lambda token: token.category),
+        "by position": rows(of_position),
+        "by answer": rows(lambda token: "loops" if token.loops else "does not loop"),
+        "by source": rows(lambda token: "lookup" if token.looked_up else "model"),
+    }
+
+
+def _figures(judged: Sequence[Judged]) -> dict[str, float]:
+    greedy = [token for token in judged if token.temperature == 0]
+    sampled = [token for token in judged if token.temperature != 0]
+    return {
+        "greedy": _mean([token.model for token in greedy]),
+        "greedy_drafter": _mean([token.drafter for token in greedy]),
+        "sampled": _mean([token.model for token in sampled]),
+        "sampled_drafter": _mean([token.drafter for token in sampled]),
+        "num_tokens": len(judged),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _logits(model: CachedModel, sequence: Sequence[int]) -> Any:
+    return model.forward(sequence, model.new_cache(len(sequence))).logits
+
+
+def _look_up(sequence: Sequence[int], start: int, min_lookup: int) -> list[int | None]:
+    """What prompt lookup would propose at each position from `start` on; None where no long suffix has occurred."""
+    if min_lookup == 0:
+        return [None] * (len(sequence) - start)
+    drafter = NgramDrafter(min_lookup, max(min_lookup, DrafterConfig.max_lookup))
+    drafter.open(sequence[:start], len(sequence) + 1)
+    found: list[int | None] = []
+    for position in range(start, len(sequence)):
+        proposed = drafter.propose(1)
+        found.append(proposed[0] if proposed else None)
+        drafter.truncate(position)
+        drafter.commit(sequence[position : position + 1])
+    drafter.close()
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Put a trained draft into the file that ships with the package.
+
+python experiments/embedded_draft/package.py --draft DRAFT/ --out amusd/embedded/draft.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from amusd.models.draft_file import DraftWeights, write_draft
+from amusd.models.embedded_draft import DRAFT_FILE
+
+
+def main() -> None:
+    """Read the command line and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", type=Path, required=True, help="folder written by train.py")
+    parser.add_argument("--out", type=Path, default=DRAFT_FILE)
+    arguments = parser.parse_args()
+    training = json.loads((arguments.draft / "training.json").read_text())
+    settings = training["settings"]
+    facts = {
+        "target": "SmolLM2-135M-Instruct",
+        "licence": "Apache-2.0",
+        "tokens": training["tokens"],
+        "seconds": training["seconds"],
+        **{name: settings[name] for name in ("layers", "epochs", "rows", "optimizer", "lr", "weight_decay", "seed")},
+    }
+    draft = DraftWeights(
+        load_file(arguments.draft / "weights.safetensors"),
+        torch.from_numpy(np.load(arguments.draft / "output_ids.npy")),
+        facts,
+    )
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    write_draft(arguments.out, draft)
+    print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB, {draft.num_layers} layers")
+
+
+if __name__ == "__main__":
+    main()

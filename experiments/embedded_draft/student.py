@@ -1,0 +1,46 @@
+"""The draft while it is trained: a Llama of few layers between the target's embedding and rows of its head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import LlamaModel
+
+
+class Student(nn.Module):
+    """Maps tokens to states that the target's output head reads. Embedding and head belong to the target: frozen."""
+
+    def __init__(self, teacher: Any, layers: Sequence[int | None]) -> None:
+        """`layers`: for each layer of the draft the layer of the target that it starts from; None: from random."""
+        super().__init__()
+        config = copy.deepcopy(teacher.config)
+        config.num_hidden_layers = len(layers)
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[: len(layers)]
+        embedding = teacher.get_input_embeddings()
+        self.model = LlamaModel(config)
+        self.model.embed_tokens = nn.Embedding(1, 1)  # replaced by the caller's rows
+        self.embedding = embedding.weight.detach()
+        for layer, start in zip(self.model.layers, layers, strict=True):
+            if start is not None:
+                layer.load_state_dict(teacher.base_model.layers[start].state_dict())
+        self.model.norm.load_state_dict(teacher.base_model.norm.state_dict())
+        self.model.embed_tokens.requires_grad_(False)
+        self.to(self.embedding.device)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """[batch, tokens] -> states [batch, tokens, hidden] behind the final norm."""
+        embedded = nn.functional.embedding(token_ids, self.embedding).float()
+        states: Tensor = self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        return states
+
+    def trained_weights(self) -> dict[str, Tensor]:
+        """What the draft does not share with the target, under the names that `LlamaForCausalLM` gives them."""
+        return {
+            f"model.{name}": tensor
+            for name, tensor in self.model.state_dict().items()
+            if not name.startswith("embed_tokens")
+        }

@@ -1,0 +1,274 @@
+"""Distil the embedded target into a draft of a few layers.
+
+    python experiments/embedded_draft/train.py --text TEXT.npz --states STATES/ --out DRAFT/
+
+Writes `weights.safetensors` (float32, the layers and the final norm), `output_ids.npy` (the draft's vocabulary, most
+frequent first) and `training.json` (settings, curve, cost) into DRAFT, and goes on from `checkpoint.pt` there if it was
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from dataset import Text, offsets, read_states, read_text
+from losses import agreement, divergence
+from safetensors.torch import save_file
+from student import Student
+from teacher import load_teacher, stop_ids
+from torch import Tensor
+
+HELD_OUT_ROWS = 96
+"""Rows that no run learns from, whatever its share of the data."""
+CURVE_POINTS = 6
+CHECKPOINT_SECONDS = 300.0
+_SAVED = ("seconds", "num_tokens", "losses", "curve")
+"""What a checkpoint holds of a `Run`, beside weights, optimizers and step."""
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--states", type=Path, required=True, help="folder written by label.py")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
+    parser.add_argument("--vocab-size", type=int, default=8192)
+    parser.add_argument("--epochs", type=float, default=2.5)
+    parser.add_argument("--share", type=float, default=1.0, help="share of the rows to learn from")
+    parser.add_argument("--rows", type=int, default=8, help="rows of a batch")
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
+    parser.add_argument("--lr", type=float, default=0.002, help="of the matrices; norms: a tenth, 0.001 at most")
+    parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--tv-weight", type=float, default=0.0, help="share of total variation in the loss")
+    parser.add_argument("--match-weight", type=float, default=0.0, help="of the distance between states")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    train(parser.parse_args())
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """The whole run."""
+    torch.manual_seed(arguments.seed)
+    run = Run(arguments)
+    run.resume()
+    saved_at = time.monotonic()
+    for rows in run.batches():
+        run.learn(rows)
+        if run.step % max(1, run.num_steps // CURVE_POINTS) == 0 or run.step == run.num_steps:
+            run.evaluate()
+        if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+            run.save()
+            saved_at = time.monotonic()
+    run.finish()
+
+
+class Run:
+    """A student on its way."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._text = read_text(arguments.text)
+        self._states = read_states(arguments.states)
+        self._starts = offsets(self._text)
+        order = np.random.default_rng(0).permutation(self._text.num_rows)
+        self._held_out, others = order[:HELD_OUT_ROWS], order[HELD_OUT_ROWS:]
+        self.pool = others[: round(arguments.share * len(others))]
+        self.num_steps = math.ceil(arguments.epochs * math.ceil(len(self.pool) / arguments.rows))
+        self.step = 0
+
+        teacher = load_teacher(arguments.device)
+        self._head = teacher.get_output_embeddings().weight.detach()
+        learned_from = self._text.select(self.pool)
+        self._output_ids = most_frequent(learned_from, arguments.vocab_size, self._head.shape[0], stop_ids(teacher))
+        self._ids = torch.from_numpy(self._output_ids).to(arguments.device)
+        self._student_head = self._head[self._ids].contiguous()
+        layers = [None if layer == "r" else int(layer) for layer in arguments.layers.split(",")]
+        self._student = Student(teacher, layers).float()
+        self._optimizers = make_optimizers(self._student, arguments)
+
+        self._seconds, self._num_tokens = 0.0, 0
+        self._losses: list[float] = []
+        self._curve: list[dict[str, Any]] = []
+        self._checkpoint = arguments.out / "checkpoint.pt"
+        arguments.out.mkdir(parents=True, exist_ok=True)
+
+    def batches(self) -> Iterator[np.ndarray]:
+        """Row numbers of the steps that are left."""
+        arguments = self._arguments
+        return batches(self.pool, self._text.length, arguments.rows, self.num_steps, arguments.seed, skip=self.step)
+
+    def learn(self, rows: np.ndarray) -> None:
+        """One step."""
+        began = time.monotonic()
+        arguments = self._arguments
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * schedule(self.step, self.num_steps)
+        token_ids, target_states, real = self._load(rows)
+        with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
+            hidden = self._student(token_ids)[real]
+        loss = divergence(hidden, target_states, self._student_head, tv_weight=arguments.tv_weight) / len(hidden)
+        total = loss
+        if arguments.match_weight:
+            total = loss + arguments.match_weight * torch.nn.functional.mse_loss(hidden.float(), target_states.float())
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self._losses.append(float(loss.detach()))
+        self.step += 1
+        self._num_tokens += len(hidden)
+        self._seconds += time.monotonic() - began
+        left = (self.num_steps - self.step) * self._seconds / self.step / 60
+        print(
+            f"\rstep {self.step} of {self.num_steps}, loss {self._recent_loss():.4f}, "
+            f"{self._num_tokens / self._seconds:,.0f} tokens/s, {left:.0f} min left ",
+            end="",
+            flush=True,
+        )
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Greedy agreement and sampled acceptance over the answers in the rows held out; a point of the curve."""
+        greedy, sampled = [], []
+        for rows in np.array_split(self._held_out, math.ceil(len(self._held_out) / 8)):
+            token_ids, target_states, real = self._load(rows)
+            with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
+                hidden = self._student(token_ids)[real]
+            # A state predicts the token behind it: those count whose next token belongs to an answer.
+            answer = np.zeros(real.shape, dtype=bool)
+            answer[:, :-1] = self._text.answer[rows, 1 : real.shape[1]]
+            counted = torch.from_numpy(answer).to(real.device)[real]
+            parts = agreement(hidden[counted], target_states[counted], self._head, self._ids)
+            greedy.append(parts[0])
+            sampled.append(parts[1])
+        point = {
+            "step": self.step,
+            "tokens": self._num_tokens,
+            "seconds": round(self._seconds),
+            "loss": round(self._recent_loss(), 4),
+            "greedy": round(float(torch.cat(greedy).float().mean()), 4),
+            "sampled": round(float(torch.cat(sampled).mean()), 4),
+        }
+        self._curve.append(point)
+        print(f"\n{point}", flush=True)
+
+    def save(self) -> None:
+        """Write the checkpoint, whole or not at all."""
+        partial = self._checkpoint.with_suffix(".partial")
+        state = {name: getattr(self, f"_{name}") for name in _SAVED}
+        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
+        torch.save(
+            {"student": self._student.state_dict(), "optimizers": optimizers, "step": self.step, **state}, partial
+        )
+        partial.rename(self._checkpoint)
+
+    def resume(self) -> None:
+        """Go on from the checkpoint, if there is one."""
+        if not self._checkpoint.exists():
+            return
+        saved = torch.load(self._checkpoint, weights_only=True)
+        self._student.load_state_dict(saved["student"])
+        for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self.step = saved["step"]
+        for name in _SAVED:
+            setattr(self, f"_{name}", saved[name])
+        print(f"going on from step {self.step}")
+
+    def finish(self) -> None:
+        """Write the result; the checkpoint is no longer needed."""
+        folder = self._arguments.out
+        weights = {name: tensor.contiguous() for name, tensor in self._student.trained_weights().items()}
+        save_file(weights, folder / "weights.safetensors")
+        np.save(folder / "output_ids.npy", self._output_ids)
+        settings = {
+            name: value.name if isinstance(value, Path) else value for name, value in vars(self._arguments).items()
+        }
+        report = {
+            "settings": settings,
+            "rows": len(self.pool),
+            "tokens": int(self._text.length[self.pool].sum()),
+            "seconds": round(self._seconds),
+            "curve": self._curve,
+        }
+        (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+        self._checkpoint.unlink(missing_ok=True)
+        print()
+
+    def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [rows, width], the target's states [real tokens, hidden], and which of the tokens are real."""
+        text, device = self._text, self._arguments.device
+        width = int(text.length[rows].max())
+        token_ids = torch.from_numpy(text.token_ids[rows, :width])
+        real = torch.arange(width) < torch.from_numpy(text.length[rows]).unsqueeze(1)
+        real[:, : text.prefix_length] = False  # the same in every row: nothing to learn
+        starts = self._starts
+        parts = [self._states[starts[row] + text.prefix_length : starts[row + 1]] for row in rows]
+        return token_ids.to(device), torch.cat(parts).to(device), real.to(device)
+
+    def _recent_loss(self) -> float:
+        recent = self._losses[-100:]
+        return sum(recent) / max(1, len(recent))
+
+
+def make_optimizers(student: Student, arguments: argparse.Namespace) -> list[torch.optim.Optimizer]:
+    """Matrices by Muon or AdamW, norms by AdamW; each group remembers its highest learning rate as `peak`."""
+    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim == 2]
+    vectors = [parameter for parameter in trained if parameter.ndim != 2]
+    decay = arguments.weight_decay
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(vectors, lr=min(1e-3, arguments.lr / 10), betas=(0.9, 0.95), weight_decay=0.0)
+    ]
+    if arguments.optimizer == "muon":
+        optimizers.append(torch.optim.Muon(matrices, lr=arguments.lr, weight_decay=decay, adjust_lr_fn="original"))
+    else:
+        optimizers.append(torch.optim.AdamW(matrices, lr=arguments.lr, betas=(0.9, 0.95), weight_decay=decay))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return optimizers
+
+
+def schedule(step: int, num_steps: int) -> float:
+    """Share of the highest learning rate: up within 2 % of the steps, flat, and linearly to zero in the last 60 %."""
+    progress = step / num_steps
+    return min(1.0, (step + 1) / max(1, num_steps // 50), (1 - progress) / 0.6)
+
+
+def batches(
+    pool: np.ndarray, length: np.ndarray, rows: int, num_steps: int, seed: int, skip: int
+) -> Iterator[np.ndarray]:
+    """Row numbers of each batch from number `skip` on: every row once each time round, rows of one length together."""
+    random = np.random.default_rng(seed)
+    number = 0
+    while number < num_steps:
+        order = random.permutation(pool)
+        order = order[np.argsort(length[order], kind="stable")]
+        parts = [order[start : start + rows] for start in range(0, len(order), rows)]
+        for part in random.permutation(len(parts))[: num_steps - number]:
+            if number >= skip:
+                yield parts[part]
+            number += 1
+
+
+def most_frequent(text: Text, vocab_size: int, available: int, special: set[int]) -> np.ndarray:
+    """`vocab_size` ids: the special ones, then those that answers hold most often, ties by the lower id."""
+    counts = np.bincount(text.token_ids[text.answer], minlength=available).astype(np.float64)
+    counts[sorted(special)] = np.inf
+    return np.argsort(-counts, kind="stable")[:vocab_size].astype(np.int64)
+
+
+if __name__ == "__main__":
+    main()
