@@ -92,10 +92,9 @@ def main() -> None:
     for name, rows in report.items():
         print(f"\n{name:<24}{'greedy':>8}{'drafter':>9}{'sampled':>9}{'drafter':>9}{'tokens':>8}")
         for label, row in rows.items():
-            print(
-                f"{label:<24}{row['greedy']:>8.3f}{row['greedy_drafter']:>9.3f}{row['sampled']:>9.3f}"
-                f"{row['sampled_drafter']:>9.3f}{row['num_tokens']:>8}"
-            )
+            shares = [row[column] for column in ("greedy", "greedy_drafter", "sampled", "sampled_drafter")]
+            cells = "".join(f"{'-' if share is None else format(share, '.3f'):>9}" for share in shares)
+            print(f"{label:<23}{cells}{row['num_tokens']:>8}")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -173,10 +172,10 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
     return judged
 
 
-def tabulate(judged: Sequence[Judged]) -> dict[str, dict[str, dict[str, float]]]:
+def tabulate(judged: Sequence[Judged]) -> dict[str, dict[str, dict[str, float | None]]]:
     """The report: table -> row -> figures."""
 
-    def rows(label_of: Callable[[Judged], str]) -> dict[str, dict[str, float]]:
+    def rows(label_of: Callable[[Judged], str]) -> dict[str, dict[str, float | None]]:
         labels = sorted({label_of(token) for token in judged})
         return {label: _figures([token for token in judged if label_of(token) == label]) for label in labels}
 
@@ -194,7 +193,7 @@ def tabulate(judged: Sequence[Judged]) -> dict[str, dict[str, dict[str, float]]]
     }
 
 
-def _figures(judged: Sequence[Judged]) -> dict[str, float]:
+def _figures(judged: Sequence[Judged]) -> dict[str, float | None]:
     greedy = [token for token in judged if token.temperature == 0]
     sampled = [token for token in judged if token.temperature != 0]
     return {
@@ -206,8 +205,8 @@ def _figures(judged: Sequence[Judged]) -> dict[str, float]:
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _logits(model: CachedModel, sequence: Sequence[int]) -> Any:
