@@ -80,3 +80,16 @@ def test_composing_and_describing_the_machine_import_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.embedded
+def test_the_embedded_draft_is_written_where_it_is_wanted_and_never_over_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "draft"
+    assert main(["export-draft", str(folder)]) == 0
+    written = {path.name for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= written
+    assert main(["export-draft", str(folder)]) == 2
+    assert "not empty; name a new folder" in capsys.readouterr().err
+    assert {path.name for path in folder.iterdir()} == written

@@ -35,7 +35,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_packages_their_data_and_every_configuration_file(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {"amusd/py.typed", "amusd_launch/main.py", "amusd_launch/run.py"}
+    expected = {
+        "amusd/embedded/draft.safetensors",
+        "amusd/embedded/README.md",
+        "amusd/py.typed",
+        "amusd_launch/main.py",
+        "amusd_launch/run.py",
+    }
     expected |= {f"amusd_launch/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "conf").rglob("*.yaml")}
     expected |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "amusd").rglob("*.py")}
     expected |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "amusd").rglob("*.jsonl")}
