@@ -171,7 +171,7 @@ def _comparison_table(rows: Sequence[dict[str, Any]]) -> str:
                 "" if plain else _percent(row["acceptance_rate"]),
                 f"{row['mean_acceptance_length']:.2f}",
                 _percent(row["target_idle_fraction"]) + ("" if plain else "/" + _percent(row["draft_idle_fraction"])),
-                "" if plain else f"{same['num_identical']}/{same['num_prompts']}",
+                "" if plain or same is None else f"{same['num_identical']}/{same['num_prompts']}",
             )
         )
     return table(header, lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from amusd.types import Mode
 T = TypeVar("T")
 
 DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
+AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 ModelShape: TypeAlias = Literal[
     "smollm2-135m",
     "smollm2-135m-slice",
@@ -32,6 +34,9 @@ ModelShape: TypeAlias = Literal[
     "qwen3-8b",
 ]
 """Shapes of public models that can be had with random weights; `models/synthetic.py` knows their sizes."""
+
+MAX_BIASES = 1 << 16
+"""Entries of `sampling.logit_bias` at most."""
 
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
@@ -50,24 +55,98 @@ def _check_model(key: str, kind: str, model: str | None) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How one answer is sampled and when it ends."""
+class Distribution:
+    """What each token of an answer is drawn from, and with which noise. Both workers apply it."""
 
     temperature: float = 0.0
-    """0 is greedy decoding, the only rule of this version."""
+    """0: greedy decoding. Above: the target's distribution is sampled, sharper below 1 and flatter above."""
+    top_k: int = 0
+    """Sample from this many most likely tokens only; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the fewest most likely tokens that together have this probability."""
+    min_p: float = 0.0
+    """Sample from the tokens that are at least this share as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or answer are divided by this if positive, else multiplied; 1: none."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the answer holds already."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs [token id, bias]: added to the token's logit before anything else."""
+    acceptance: AcceptanceRule = "auto"
+    """How candidates are accepted. `auto`: `greedy` at temperature 0, above it `matching` (shared noise)."""
     seed: int = 0
-    """Kept in the result; greedy decoding draws nothing."""
+    """Of all noise: with `matching`, an answer is a function of prompt, parameters and seed; the draft has no say."""
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"):
+            _require(math.isfinite(getattr(self, name)), f"sampling.{name}", getattr(self, name), "must be finite")
+        _require(self.temperature >= 0, "sampling.temperature", self.temperature, "must be at least 0")
+        _require(self.top_k >= 0, "sampling.top_k", self.top_k, "must be at least 0")
+        _require(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "must be above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, "sampling.min_p", self.min_p, "must be between 0 and 1")
+        _require(self.repetition_penalty > 0, "sampling.repetition_penalty", self.repetition_penalty, "must be above 0")
+        _require(
+            len(self.logit_bias) <= MAX_BIASES,
+            "sampling.logit_bias",
+            f"({len(self.logit_bias)} entries)",
+            f"at most {MAX_BIASES} are allowed",
+        )
+        for token_id, bias in self.logit_bias:
+            _require(
+                token_id >= 0 and math.isfinite(bias),
+                "sampling.logit_bias",
+                [token_id, bias],
+                "must be a token id, at least 0, and a finite number",
+            )
+        _require(0 <= self.seed < 1 << 63, "sampling.seed", self.seed, "must be between 0 and 2^63 - 1")
+        fitting = ("auto", "greedy") if self.temperature == 0 else ("auto", "matching", "rejection")
+        _require(
+            self.acceptance in fitting,
+            "sampling.acceptance",
+            self.acceptance,
+            f"at sampling.temperature={self.temperature:g} allowed: {', '.join(fitting)}",
+        )
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """The rule that holds: never `auto`."""
+        if self.acceptance != "auto":
+            return self.acceptance
+        return "greedy" if self.temperature == 0 else "matching"
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether each token is simply that of the largest logit."""
+        penalties = (self.repetition_penalty, self.presence_penalty)
+        return self.temperature == 0 and penalties == (1.0, 0.0) and not self.logit_bias
+
+
+GREEDY = Distribution()
+"""Each token is that of the largest logit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams(Distribution):
+    """How one answer is sampled and when it ends."""
+
     max_new_tokens: int = 128
     """Tokens of the answer at most."""
     stop: tuple[str, ...] = ()
     """The answer ends where one of these strings is completed; the text is cut before it."""
     ignore_eos: bool = False
     """Go on after an end-of-sequence token (for measurements)."""
+    logprobs: bool = False
+    """Report the log-probability of each token of the answer: the target's own, before anything above is applied."""
 
     def __post_init__(self) -> None:
-        _require(self.temperature == 0, "sampling.temperature", self.temperature, "only 0 (greedy) is implemented")
+        super().__post_init__()
         _require(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "must be at least 1")
         _require(all(self.stop), "sampling.stop", list(self.stop), "a stop string must not be empty")
+
+    @property
+    def distribution(self) -> Distribution:
+        """The part that the draft is told."""
+        return Distribution(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Distribution)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -471,6 +550,10 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     if origin is tuple:
         if isinstance(value, str) or not isinstance(value, (list, tuple)):
             value = [value]
+        if arguments[-1] is not Ellipsis:
+            if len(value) != len(arguments):
+                raise ConfigError(f"{key}={value}: expected {len(arguments)} values")
+            return tuple(_convert(hint, item, key) for hint, item in zip(arguments, value, strict=True))
         return tuple(_convert(arguments[0], item, key) for item in value)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):

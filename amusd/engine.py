@@ -46,6 +46,8 @@ class Token:
     token_id: int
     text: str
     """The text that can be shown now: empty while a character or a possible stop string is incomplete."""
+    logprob: float | None = None
+    """Log-probability under the target alone, with `SamplingParams.logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,12 @@ class Generation:
     metrics: GenerationMetrics
     sequence_id: int
     """Names the answer in the events of both workers."""
+    logprobs: tuple[float, ...] = ()
+    """Of `token_ids`, under the target alone; empty unless `SamplingParams.logprobs`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The documented JSON, without `run_dir`."""
+        """The documented JSON, without `run_dir`; `logprobs` only where they were asked for."""
+        logprobs = {"logprobs": list(self.logprobs)} if self.logprobs else {}
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -73,6 +78,7 @@ class Generation:
             "policy": self.policy,
             "drafter": self.drafter,
             "seed": self.seed,
+            **logprobs,
             "metrics": self.metrics.as_dict(),
         }
 
@@ -84,12 +90,13 @@ class Answer:
         self,
         steps: Generator[Emission, None, Outcome],
         text: AnswerText,
-        make: Callable[[str, tuple[int, ...], Outcome], Generation],
+        make: Callable[[str, tuple[int, ...], tuple[float, ...], Outcome], Generation],
     ) -> None:
         self._steps = steps
         self._text = text
         self._make = make
         self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
         self._generation: Generation | None = None
         self._tokens = self._run()
 
@@ -126,14 +133,17 @@ class Answer:
             try:
                 emission = next(self._steps)
             except StopIteration as stop:
-                self._generation = self._make(self._text.text, self.token_ids, stop.value)
+                self._generation = self._make(self._text.text, self.token_ids, tuple(self._logprobs), stop.value)
                 return
             for index, token_id in enumerate(emission.token_ids, start=1):
                 self._token_ids.append(token_id)
                 text = self._text.push(token_id)
                 if emission.finish_reason is not None and index == len(emission.token_ids):
                     text += self._text.finish(emission.finish_reason)
-                yield Token(token_id, text)
+                logprob = emission.logprobs[index - 1] if emission.logprobs else None
+                if logprob is not None:
+                    self._logprobs.append(logprob)
+                yield Token(token_id, text, logprob)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +280,15 @@ class Engine:
             self._answer.close()
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
+        self._check_sampling(params, name)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
         request = Request(
             prompt=prompt_ids,
             max_length=max_length,
             policy=make_policy(decoding),
             drafter=name,
+            distribution=params.distribution,
+            logprobs=params.logprobs,
             reference=self._plain_answer(prompt_ids, params, decoding) if self._tells_answer(name) else (),
         )
         stop = StopChecker(
@@ -285,7 +298,7 @@ class Engine:
             push_text=IncrementalDecoder(self._tokenizer).push,
         )
 
-        def make(text: str, token_ids: tuple[int, ...], outcome: Outcome) -> Generation:
+        def make(text: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], outcome: Outcome) -> Generation:
             if decoding.mode is Mode.AUTOREGRESSIVE:
                 self._plain = _PlainAnswer(prompt_ids, params, token_ids)
             return Generation(
@@ -298,6 +311,7 @@ class Engine:
                 seed=params.seed,
                 metrics=outcome.metrics,
                 sequence_id=outcome.sequence_id,
+                logprobs=logprobs,
             )
 
         text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)
@@ -341,6 +355,16 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _check_sampling(self, params: SamplingParams, drafter: str | None) -> None:
+        if drafter == SYNTHETIC and params.rule == "rejection":
+            raise ConfigError(
+                "sampling.acceptance=rejection: not with drafter=synthetic, which is told the answer; allowed: matching"
+            )
+        vocab_size = self._worker.model.vocab_size
+        for token_id, bias in params.logit_bias:
+            if token_id >= vocab_size:
+                raise ConfigError(f"sampling.logit_bias={[token_id, bias]}: token ids must be in [0, {vocab_size})")
 
     def _tells_answer(self, drafter: str | None) -> bool:
         return drafter == SYNTHETIC and self._worker.has_draft

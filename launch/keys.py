@@ -88,9 +88,10 @@ def _walk(cls: type, defaults: Any, prefix: str) -> list[Key]:
 
 
 def _field_docs(cls: type) -> dict[str, str]:
-    """Field name -> the docstring under it, joined to one line."""
+    """Field name -> the docstring under it, joined to one line; those of the classes it is built on included."""
+    inherited = [_field_docs(base) for base in cls.__bases__ if dataclasses.is_dataclass(base)]
+    docs: dict[str, str] = {name: doc for docs_of_base in inherited for name, doc in docs_of_base.items()}
     body = typing.cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
-    docs: dict[str, str] = {}
     for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else None

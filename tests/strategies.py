@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from amusd.config import Distribution
 from amusd.protocol import messages as m
 from amusd.types import FinishReason, Role
 
@@ -16,9 +17,30 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 roles = st.sampled_from(Role)
 
 hellos = st.builds(m.Hello, counts, roles, counts, counts, texts, st.lists(texts, max_size=5).map(tuple))
-opens = st.builds(m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+distributions = st.builds(
+    Distribution,
+    temperature=st.floats(0, 1e6),
+    top_k=counts,
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 1e6, exclude_min=True),
+    presence_penalty=finite,
+    logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), finite), max_size=4).map(tuple),
+    seed=counts,
+)
+opens = st.builds(m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids, distributions)
 candidates = st.builds(
-    m.Candidate, counts, counts, counts, counts, counts, token_ids, st.integers(0, 2**64 - 1), st.booleans()
+    m.Candidate,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    token_ids,
+    st.integers(0, 2**64 - 1),
+    st.booleans(),
+    st.lists(st.binary(max_size=40), max_size=3).map(tuple),
 )
 verdicts = st.builds(m.Verdict, counts, counts, counts, counts, token_ids, counts)
 closes = st.builds(m.Close, counts, st.sampled_from(FinishReason))
@@ -33,8 +55,18 @@ messages: st.SearchStrategy[m.Message] = st.one_of(
 
 EXAMPLES: tuple[m.Message, ...] = (
     m.Hello(m.PROTOCOL_VERSION, Role.DRAFT, 1, 49152, "0f" * 32, ("embedded", "ngram", "ü")),
-    m.Open(7, 1, (1, 2, 2**31 - 1), 2048, "synthetic", 16, 1, (3, 4)),
-    m.Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True),
+    m.Open(
+        7,
+        1,
+        (1, 2, 2**31 - 1),
+        2048,
+        "synthetic",
+        16,
+        1,
+        (3, 4),
+        Distribution(temperature=0.7, logit_bias=((3, -1.0),)),
+    ),
+    m.Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True, draft_probs=(b"row", b"")),
     m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
     m.Close(7, FinishReason.EOS),
     m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 10**8, 2 * 10**9),

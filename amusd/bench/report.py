@@ -13,6 +13,7 @@ def bench_text(document: dict[str, Any]) -> str:
     """Every measurement beside its floor or its peer."""
     parts = [
         _passes(document["target"], document["draft"]),
+        _sampling(document["sampling"]),
         _decoding(document["decoding"]),
         _links(document["transport"]),
         _idle(document["pair"]["idle"]),
@@ -50,6 +51,11 @@ def _passes(target: dict[str, Any], draft: dict[str, Any]) -> str:
         for name, step in draft.items()
     ]
     return "\n".join(lines)
+
+
+def _sampling(sampling: dict[str, Any]) -> str:
+    rows = [(name, f"{ms:.3f}", _percent(sampling["share_of_pass"].get(name))) for name, ms in sampling["ms"].items()]
+    return table((f"choosing {sampling['rows']} tokens", "ms", "of a pass, beyond argmax"), rows)
 
 
 def _decoding(decoding: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from amusd.bench.forward import measure_decoding, measure_passes
 from amusd.bench.pair import measure_pair
 from amusd.bench.peer import GeneratePeer
 from amusd.bench.prompt import english
+from amusd.bench.sampling import measure_sampling
 from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
@@ -51,12 +52,16 @@ def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
     of_target, of_draft = measure_passes(
         target, drafts, prompt, config.bench, read_bandwidth(device), _progress(console, "forward passes")
     )
+    sampling = measure_sampling(
+        target, prompt, config.bench, of_target["forward_ms_fixed"], _progress(console, "choosing tokens")
+    )
     peer = _load_peer(engine, device, config, console)
     decoding = measure_decoding(target, peer, prompt, config.bench, _progress(console, "plain decoding"))
     console.clear_progress()
     return {
         "target": of_target,
         "draft": of_draft,
+        "sampling": sampling,
         "decoding": decoding,
         "transport": links,
         "peer": {"hf_generate_ms_per_token": decoding["ms_per_token"].get("peer")},

@@ -1,4 +1,4 @@
-"""Any causal language model with the target's tokenizer, drafting greedily one token a step.
+"""Any causal language model with the target's tokenizer, drafting one token a step, as the target would choose it.
 
 context   [0, length)            tokens taken in, the tail included
 cache     [0, cache_length)      keys and values present; at most length - 1, so that a step always has an input
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from amusd.config import GREEDY, Distribution
 from amusd.drafters.context import Context
 from amusd.models.language_model import LanguageModel
+from amusd.sampling.sampler import DraftSampler, TokenSampler
 
 
 class AutoregressiveDrafter:
@@ -19,6 +21,8 @@ class AutoregressiveDrafter:
         self._model = model
         self._context = Context()
         self._cache = model.new_cache(model.max_length)
+        self._distribution = GREEDY
+        self._sampler: TokenSampler | None = None
         model.prepare(self._cache)
 
     @property
@@ -36,20 +40,35 @@ class AutoregressiveDrafter:
         """Positions whose keys and values are held."""
         return self._cache.length
 
+    def set_distribution(self, distribution: Distribution) -> None:
+        """What the next sequence is drawn from; with the same noise as the target, so that the two agree often."""
+        self._distribution = distribution
+
+    def take_rows(self) -> tuple[bytes, ...]:
+        """What the last tokens were drawn from, under the ratio test."""
+        return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
+
     def open(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids`; all but the last go through the model at once."""
         if capacity > self._cache.capacity:
             raise ValueError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
         self._context.open(token_ids, capacity)
         self._cache.truncate(0)
+        self._sampler = None
+        if not self._distribution.is_argmax:
+            make = DraftSampler if self._distribution.rule == "rejection" else TokenSampler
+            self._sampler = make(self._distribution, self._model.vocab_size, self._model.output_ids, prompt=token_ids)
         self._model.prefill(token_ids[:-1], self._cache)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """`max_tokens` greedy tokens, fewer at the end of the capacity."""
+        """`max_tokens` tokens, fewer at the end of the capacity."""
         num_tokens = min(max_tokens, self._context.capacity - self._context.length)
         if num_tokens < 1:
             return ()
-        proposed = self._model.extend(self._catch_up(), self._cache, num_tokens)
+        pending = self._catch_up()
+        if self._sampler is not None:
+            self._sampler.see(self._context.token_ids)
+        proposed = self._model.extend(pending, self._cache, num_tokens, self._sampler)
         self._context.append(proposed)
         return tuple(proposed)
 

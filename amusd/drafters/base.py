@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from amusd.config import Distribution
+
 
 class Drafter(Protocol):
     """Proposes continuations of one sequence. Its context is the sequence's token stream, tail included.
@@ -54,4 +56,17 @@ class ReferenceDrafter(Protocol):
 
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """The target's whole text of the sequence that is opened next, prompt included."""
+        ...
+
+
+@runtime_checkable
+class SamplingDrafter(Protocol):
+    """A `Drafter` that draws its tokens as the target does, to guess right more often."""
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """What the target draws the tokens of the sequence from that is opened next."""
+        ...
+
+    def take_rows(self) -> tuple[bytes, ...]:
+        """Under the ratio test: what each token of the last proposal was drawn from; empty if nothing was drawn."""
         ...

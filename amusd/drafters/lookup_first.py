@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amusd.drafters.base import Drafter
+from amusd.config import Distribution
+from amusd.drafters.base import Drafter, SamplingDrafter
 from amusd.drafters.ngram import NgramDrafter
 
 
@@ -29,6 +30,15 @@ class LookupFirstDrafter:
     def tokens_per_step(self) -> int:
         """Many where the lookup has something, else as of the model."""
         return (self._lookup if self._lookup.has_match else self._model).tokens_per_step
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """What the model draws from; a lookup draws nothing."""
+        if isinstance(self._model, SamplingDrafter):
+            self._model.set_distribution(distribution)
+
+    def take_rows(self) -> tuple[bytes, ...]:
+        """The model's, where the last proposal was its own."""
+        return self._model.take_rows() if isinstance(self._model, SamplingDrafter) else ()
 
     def open(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids`."""

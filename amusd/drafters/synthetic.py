@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from amusd.drafters.base import Drafter
+from amusd.config import Distribution
+from amusd.drafters.base import Drafter, SamplingDrafter
 from amusd.drafters.context import Context
 from amusd.drafters.oracle import right_with_probability
 from amusd.protocol import prefix_hash
@@ -50,6 +51,15 @@ class SyntheticDrafter:
         self._is_right = right_with_probability(
             self._accept, seed=functools.reduce(prefix_hash.extend, self._reference, prefix_hash.EMPTY)
         )
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """The model draws as it would, which costs what it costs; its tokens are replaced all the same."""
+        if isinstance(self._model, SamplingDrafter):
+            self._model.set_distribution(distribution)
+
+    def take_rows(self) -> tuple[bytes, ...]:
+        """None: what it proposes is not drawn."""
+        return ()
 
     def open(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids`."""

@@ -14,7 +14,7 @@ from amusd.models.argmax import argmax_rows
 from amusd.models.attention import CausalMask
 from amusd.models.captured import Capture, CapturedPasses
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import KVCache, ModelOutput
+from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 
@@ -182,11 +182,12 @@ class CachedModel:
         if isinstance(cache, _CapturedCache):
             _, computed, num_keys = self._plan(token_ids, cache)
             return cache.passes.choose(token_ids, computed, num_keys)
-        columns = argmax_rows(self.forward(token_ids, cache).logits)
-        return columns if self._output_id_list is None else [self._output_id_list[column] for column in columns]
+        return self._tokens(argmax_rows(self.forward(token_ids, cache).logits))
 
-    def extend(self, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
-        """The `num_tokens` most likely tokens after `token_ids`, one following the other; see `LanguageModel`."""
+    def extend(
+        self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
+    ) -> list[int]:
+        """`num_tokens` tokens after `token_ids`, each chosen behind the one before; see `LanguageModel`."""
         if num_tokens < 1:
             raise ValueError(f"num_tokens={num_tokens} must be at least 1")
         end = cache.length + len(token_ids) + num_tokens - 1
@@ -195,19 +196,26 @@ class CachedModel:
         chosen: list[int] = []
         pending = token_ids
         while len(chosen) < num_tokens:
-            chosen += self._step(pending, cache)
+            chosen += self._step(pending, cache, chooser)
             pending = chosen[-1:]
         cache.truncate(end)
         return chosen[:num_tokens]
 
-    def _step(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
+    def _tokens(self, columns: list[int]) -> list[int]:
+        return columns if self._output_id_list is None else [self._output_id_list[column] for column in columns]
+
+    def _step(self, token_ids: Sequence[int], cache: KVCache, chooser: Chooser | None) -> list[int]:
         """One or, where they come in one replay and fit, `tokens_per_step` tokens after `token_ids`."""
         steps = self._tokens_per_step
-        if isinstance(cache, _CapturedCache) and cache.length + len(token_ids) + steps - 1 <= cache.capacity:
+        fits = cache.length + len(token_ids) + steps - 1 <= cache.capacity
+        if chooser is None and fits and isinstance(cache, _CapturedCache):
             _, computed, _ = self._plan(token_ids, cache)
             num_keys = self._numerics.num_keys(cache.length, max(computed, len(token_ids) + steps - 1))
             return cache.passes.extend(token_ids, computed, num_keys, steps)
-        return self.choose(token_ids, cache)[-1:]
+        if chooser is None:
+            return self.choose(token_ids, cache)[-1:]
+        logits = self.forward(token_ids, cache).logits[-1:]
+        return self._tokens(chooser.choose(logits, cache.length - 1, token_ids[-1:]))
 
     def _plan(self, token_ids: Sequence[int], cache: KVCache) -> tuple[PreallocatedCache, int, int]:
         """Check a pass; returns the cache, the rows to compute and the keys to read."""

@@ -42,6 +42,14 @@ class KVCache(Protocol):
         ...
 
 
+class Chooser(Protocol):
+    """How tokens are chosen from logits, where it is not simply the largest that counts."""
+
+    def choose(self, logits: Tensor, start: int, token_ids: Sequence[int]) -> list[int]:
+        """[rows, columns] -> the column chosen for each row. Row i stands behind `token_ids[i]`, at `start + i`."""
+        ...
+
+
 @runtime_checkable
 class LanguageModel(Protocol):
     """A causal language model on one device."""
@@ -97,8 +105,12 @@ class LanguageModel(Protocol):
         """
         ...
 
-    def extend(self, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
-        """Take in `token_ids`, then `num_tokens` times the most likely token after what is there; returns those.
+    def extend(
+        self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
+    ) -> list[int]:
+        """Take in `token_ids`, then `num_tokens` times the token chosen after what is there; returns those.
+
+        The most likely one, or what `chooser` says; to it logits leave the device.
 
         The last one stays outside the cache, whose length grows by `len(token_ids) + num_tokens - 1`. Raises
         `ValueError` as `forward` does.

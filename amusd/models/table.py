@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.argmax import argmax_rows
-from amusd.models.language_model import KVCache, ModelOutput
+from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.numerics import Numerics
 
 _MASK = (1 << 64) - 1
@@ -117,11 +117,16 @@ class TableModel:
         """The token with the highest score after each of `token_ids`."""
         return argmax_rows(self.forward(token_ids, cache).logits)
 
-    def extend(self, token_ids: Sequence[int], cache: KVCache, num_tokens: int) -> list[int]:
-        """The `num_tokens` tokens with the highest scores, one following the other."""
-        chosen = self.choose(token_ids, cache)[-1:]
+    def extend(
+        self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
+    ) -> list[int]:
+        """`num_tokens` tokens after `token_ids`, each chosen behind the one before."""
+        chosen: list[int] = []
+        pending = token_ids
         while len(chosen) < num_tokens:
-            chosen += self.choose(chosen[-1:], cache)
+            logits = self.forward(pending, cache).logits[-1:]
+            chosen += argmax_rows(logits) if chooser is None else chooser.choose(logits, cache.length - 1, pending[-1:])
+            pending = chosen[-1:]
         return chosen
 
     def _scores(self, hashes: list[int]) -> Tensor:

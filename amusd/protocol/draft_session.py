@@ -100,16 +100,17 @@ class DraftSession:
         """Candidates go out once this many are ready."""
         return self._tokens_per_message
 
-    def extend(self, token_ids: Sequence[int]) -> None:
+    def extend(self, token_ids: Sequence[int], rows: Sequence[bytes] = ()) -> None:
         """Take in what the drafter proposed; nothing at all means that it has no proposal until the next verdict.
 
-        Raises `ValueError` on more tokens than there is `room` for.
+        `rows`: under the ratio test, the distribution that each token was drawn from. Raises `ValueError` on more
+        tokens than there is `room` for.
         """
         if len(token_ids) > self.room:
             raise ValueError(f"{len(token_ids)} tokens proposed, room for {self.room}")
         if not token_ids:
             self._exhausted = True
-        self._stream.extend_tail(token_ids)
+        self._stream.extend_tail(token_ids, rows)
 
     def offer(self) -> Candidate | None:
         """The next message for the target, or None while there is nothing (or too little) to say."""
@@ -128,6 +129,7 @@ class DraftSession:
             token_ids=self._stream.slice(self._offered_length, self.length),
             prefix_hash=self._stream.hash_before(self._offered_length),
             more=more,
+            draft_probs=self._stream.rows(self._offered_length, self.length),
         )
         self._offered_length = self.length
         self._said_no_more = not more

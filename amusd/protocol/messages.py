@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from amusd.config import GREEDY, Distribution
 from amusd.types import FinishReason, Role
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Open:
     """Candidates are sent once this many are ready, or when nothing more can follow."""
     reference: tuple[int, ...] = ()
     """What the target is going to commit behind `token_ids`; only a synthetic drafter is told, for all others empty."""
+    distribution: Distribution = GREEDY
+    """What the target draws its tokens from. The draft does the same with its own logits, to guess right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class Candidate:
     """64-bit rolling hash of all tokens before `start` (`prefix_hash.py`)."""
     more: bool
     """False: nothing further follows until the draft hears a verdict beyond `base`."""
+    draft_probs: tuple[bytes, ...] = ()
+    """Under the ratio test: the distribution that each token was drawn from, packed (`sampling/rows.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,16 @@ class TargetSession:
     """The target's state of one sequence. No draft is attached at first."""
 
     def __init__(
-        self, *, sequence_id: int, prompt: Sequence[int], max_length: int, vocab_size: int, max_lookahead: int
+        self,
+        *,
+        sequence_id: int,
+        prompt: Sequence[int],
+        max_length: int,
+        vocab_size: int,
+        max_lookahead: int,
+        wants_rows: bool = False,
     ) -> None:
+        """`wants_rows`: each candidate must come with the distribution that it was drawn from."""
         if not prompt:
             raise ValueError("a prompt has at least one token")
         if max_length <= len(prompt):
@@ -73,6 +81,7 @@ class TargetSession:
         self.prompt_length = len(prompt)
         self._vocab_size = vocab_size
         self._max_lookahead = max_lookahead
+        self._wants_rows = wants_rows
         self._stream = TokenStream(prompt)
         self._block: Block | None = None
         self._num_accepted = 0
@@ -172,7 +181,8 @@ class TargetSession:
         overlap = candidate.token_ids[: max(0, self._stream.committed_length - candidate.start)]
         if self._contradicts(candidate.start, overlap):
             return self._break_chain(Reception.CONTRADICTED)
-        self._stream.extend_tail(candidate.token_ids[max(0, tail_end - candidate.start) :])
+        new = max(0, tail_end - candidate.start)
+        self._stream.extend_tail(candidate.token_ids[new:], candidate.draft_probs[new:])
         self._chain_end = max(known_end, candidate.start + len(candidate.token_ids))
         return Reception.TAKEN
 
@@ -205,6 +215,11 @@ class TargetSession:
         if tail[: len(block.candidates)] != block.candidates:
             return block.candidates
         return tail
+
+    def rows_to_judge(self) -> tuple[bytes, ...]:
+        """The distributions that `candidates_to_judge` were drawn from; none where the draft sends none."""
+        start = self._stream.committed_length
+        return self._stream.rows(start, start + len(self.candidates_to_judge()))
 
     def commit(self, token_ids: Sequence[int], num_accepted: int) -> None:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
@@ -288,6 +303,10 @@ class TargetSession:
             raise PeerProtocolError(f"candidate starts at {candidate.start}, before its own base {candidate.base}")
         if candidate.start + len(candidate.token_ids) > candidate.base + self._max_lookahead:
             raise PeerProtocolError(f"candidate runs further ahead than {self._max_lookahead} tokens")
+        if len(candidate.draft_probs) != (len(candidate.token_ids) if self._wants_rows else 0):
+            raise PeerProtocolError(
+                f"candidate of {len(candidate.token_ids)} tokens has {len(candidate.draft_probs)} rows"
+            )
         if any(not 0 <= token_id < self._vocab_size for token_id in candidate.token_ids):
             raise PeerProtocolError(f"candidate has an id outside [0, {self._vocab_size})")
 

@@ -3,7 +3,8 @@
     [0, committed_length)         committed: chosen by the target, never changed again
     [committed_length, length)    tail: drafted, not yet judged
 
-Every position keeps the rolling hash of the prefix that ends there, so that cutting the tail costs no rehashing.
+Every position keeps the rolling hash of the prefix that ends there, so that cutting the tail costs no rehashing. A
+drafted token and the distribution it was drawn from (its row) are appended and cut together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class TokenStream:
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids: list[int] = []
         self._hashes: list[int] = [prefix_hash.EMPTY]
+        self._rows: dict[int, bytes] = {}
         self._append(token_ids)
         self._committed_length = len(self._token_ids)
 
@@ -46,6 +48,11 @@ class TokenStream:
         """Tokens at `[start, stop)`."""
         return tuple(self._token_ids[start:stop])
 
+    def rows(self, start: int, stop: int) -> tuple[bytes, ...]:
+        """Rows of the tokens at `[start, stop)`; none at all unless each has one."""
+        rows = tuple(self._rows[position] for position in range(start, stop) if position in self._rows)
+        return rows if len(rows) == stop - start else ()
+
     def hash_before(self, position: int) -> int:
         """Rolling hash of `[0, position)`."""
         return self._hashes[position]
@@ -59,8 +66,11 @@ class TokenStream:
             matched += 1
         return matched
 
-    def extend_tail(self, token_ids: Sequence[int]) -> None:
-        """Append drafted tokens."""
+    def extend_tail(self, token_ids: Sequence[int], rows: Sequence[bytes] = ()) -> None:
+        """Append drafted tokens, and their rows where they have any: one each."""
+        if rows:
+            start = len(self._token_ids)
+            self._rows.update(zip(range(start, start + len(token_ids)), rows, strict=True))
         self._append(token_ids)
 
     def truncate(self, length: int) -> None:
@@ -69,6 +79,8 @@ class TokenStream:
             raise ValueError(
                 f"cannot cut to {length}: committed {self._committed_length}, length {len(self._token_ids)}"
             )
+        for position in range(length, len(self._token_ids)):
+            self._rows.pop(position, None)
         del self._token_ids[length:]
         del self._hashes[length + 1 :]
 
@@ -78,6 +90,8 @@ class TokenStream:
             raise ValueError(
                 f"cannot commit {length}: committed {self._committed_length}, length {len(self._token_ids)}"
             )
+        for position in range(self._committed_length, length):
+            self._rows.pop(position, None)
         self._committed_length = length
 
     def _append(self, token_ids: Sequence[int]) -> None:

@@ -20,6 +20,8 @@ fields that have one, both in that order.
     IDS         uint32, number of ids           int32 in [0, 2^31) each
     TEXT        uint32, number of bytes         UTF-8
     NAMES       uint32, number of names         each: uint32 number of bytes, UTF-8
+    ROWS        uint32, number of rows          each: uint32 number of bytes, that many
+    DISTRIBUTION uint32, number of biases       `_DISTRIBUTION`, then each bias: int32 in [0, 2^31), float64
 
 A frame has exactly one reading and a message exactly one frame: decoding and encoding again gives the bytes back. A
 length is compared with its limit and with what is left of the frame before anything is allocated. Changing any of this
@@ -32,9 +34,10 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
-from amusd.errors import WireError
+from amusd.config import MAX_BIASES, AcceptanceRule, Distribution
+from amusd.errors import ConfigError, WireError
 from amusd.protocol.messages import (
     PROTOCOL_VERSION,
     Candidate,
@@ -55,12 +58,20 @@ MAX_TEXT_BYTES = 1 << 16
 """UTF-8 bytes of one text field, or of one name, at most."""
 MAX_NAMES = 256
 """Names in one message at most."""
+MAX_ROWS = 1 << 12
+"""Rows of probabilities in one message at most."""
+MAX_ROW_BYTES = 1 << 15
+"""Bytes of one such row at most."""
 MAX_FRAME_BYTES = 8 << 20
 """Bytes of a frame at most, header included."""
 
 _MAGIC = b"AMSD"
 _HEADER = struct.Struct("<4sHHQ")
 _LENGTH = struct.Struct("<I")
+_DISTRIBUTION = struct.Struct("<5dqqB")
+"""temperature, top_p, min_p, repetition_penalty, presence_penalty, top_k, seed, index in `_RULES`."""
+_BIAS = struct.Struct("<id")
+_RULES: tuple[AcceptanceRule, ...] = get_args(AcceptanceRule)
 _ROLES = (Role.TARGET, Role.DRAFT)
 _REASONS = (FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORTED)
 
@@ -148,6 +159,64 @@ def _unpack_names(number: int, frame: bytes, offset: int) -> tuple[tuple[str, ..
     return tuple(names), offset
 
 
+def _pack_rows(rows: tuple[bytes, ...]) -> tuple[int, bytes]:
+    if len(rows) > MAX_ROWS or max(map(len, rows), default=0) > MAX_ROW_BYTES:
+        raise ValueError(f"a message holds at most {MAX_ROWS} rows of at most {MAX_ROW_BYTES} bytes")
+    return len(rows), b"".join(_LENGTH.pack(len(row)) + row for row in rows)
+
+
+def _unpack_rows(number: int, frame: bytes, offset: int) -> tuple[tuple[bytes, ...], int]:
+    _check_tail("rows", number, MAX_ROWS, _LENGTH.size * number, frame, offset)
+    rows = []
+    for _ in range(number):
+        start = _check_tail("row", 1, 1, _LENGTH.size, frame, offset)
+        length = _LENGTH.unpack_from(frame, offset)[0]
+        offset = _check_tail("bytes of a row", length, MAX_ROW_BYTES, length, frame, start)
+        rows.append(frame[start:offset])
+    return tuple(rows), offset
+
+
+def _pack_distribution(distribution: Distribution) -> tuple[int, bytes]:
+    number = len(distribution.logit_bias)
+    if number > MAX_BIASES:
+        raise ValueError(f"{number} biases, at most {MAX_BIASES} fit a message")
+    fixed = _DISTRIBUTION.pack(
+        distribution.temperature,
+        distribution.top_p,
+        distribution.min_p,
+        distribution.repetition_penalty,
+        distribution.presence_penalty,
+        distribution.top_k,
+        distribution.seed,
+        _RULES.index(distribution.acceptance),
+    )
+    return number, fixed + b"".join(_BIAS.pack(*bias) for bias in distribution.logit_bias)
+
+
+def _unpack_distribution(number: int, frame: bytes, offset: int) -> tuple[Distribution, int]:
+    size = _DISTRIBUTION.size + _BIAS.size * number
+    end = _check_tail("biases", number, MAX_BIASES, size, frame, offset)
+    temperature, top_p, min_p, repetition, presence, top_k, seed, rule = _DISTRIBUTION.unpack_from(frame, offset)
+    if rule >= len(_RULES):
+        raise WireError(f"{rule} stands for none of {_RULES}")
+    biases = _BIAS.iter_unpack(frame[offset + _DISTRIBUTION.size : end])
+    try:
+        distribution = Distribution(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            logit_bias=tuple((token_id, bias) for token_id, bias in biases),
+            acceptance=_RULES[rule],
+            seed=seed,
+        )
+    except ConfigError as error:
+        raise WireError(str(error)) from None
+    return distribution, end
+
+
 COUNT = _FieldType("q")
 HASH = _FieldType("Q")
 FLAG = _one_of((False, True))
@@ -156,6 +225,8 @@ REASON = _one_of(_REASONS)
 IDS = _FieldType("I", _pack_ids, _unpack_ids)
 TEXT = _FieldType("I", _pack_text, _unpack_text)
 NAMES = _FieldType("I", _pack_names, _unpack_names)
+ROWS = _FieldType("I", _pack_rows, _unpack_rows)
+DISTRIBUTION = _FieldType("I", _pack_distribution, _unpack_distribution)
 
 
 class _Layout:
@@ -232,6 +303,7 @@ _LAYOUTS = (
         max_lookahead=COUNT,
         tokens_per_message=COUNT,
         reference=IDS,
+        distribution=DISTRIBUTION,
     ),
     _Layout(
         3,
@@ -244,6 +316,7 @@ _LAYOUTS = (
         token_ids=IDS,
         prefix_hash=HASH,
         more=FLAG,
+        draft_probs=ROWS,
     ),
     _Layout(
         4,

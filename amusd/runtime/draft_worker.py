@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, ReferenceDrafter
+from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.rollback import RollbackManager
@@ -121,6 +121,8 @@ class DraftWorker:
         drafter = idle.pop() if idle else self.drafters[opening.drafter]()
         if isinstance(drafter, ReferenceDrafter):
             drafter.set_reference((*opening.token_ids, *opening.reference))
+        if isinstance(drafter, SamplingDrafter):
+            drafter.set_distribution(opening.distribution)
         sequence = _Sequence(RollbackManager(opening, drafter), opening.drafter, start_ns)
         self._sequences[opening.sequence_id] = sequence
         self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids))

@@ -11,10 +11,11 @@ two still agree, and the error is raised.
 
 from __future__ import annotations
 
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, SamplingDrafter
 from amusd.errors import RollbackError
 from amusd.protocol.draft_session import DraftSession, Transition
 from amusd.protocol.messages import Open, Verdict
+from amusd.sampling.rows import certain
 
 
 class RollbackManager:
@@ -24,6 +25,8 @@ class RollbackManager:
         self.session = DraftSession(opening)
         self.drafter = drafter
         self._capacity = opening.max_length
+        self._sends_rows = opening.distribution.rule == "rejection"
+        self._draws = drafter if isinstance(drafter, SamplingDrafter) else None
         drafter.open(opening.token_ids, self._capacity)
         self._check_agreement()
 
@@ -32,7 +35,7 @@ class RollbackManager:
         session, drafter = self.session, self.drafter
         wanted = min(session.room, max(session.tokens_per_message, drafter.tokens_per_step))
         proposed = drafter.propose(wanted)
-        session.extend(proposed)
+        session.extend(proposed, self._rows(proposed) if self._sends_rows else ())
         self._check_agreement()
         return proposed
 
@@ -60,6 +63,11 @@ class RollbackManager:
     def close(self) -> None:
         """Release the drafter."""
         self.drafter.close()
+
+    def _rows(self, proposed: tuple[int, ...]) -> tuple[bytes, ...]:
+        """What each token was drawn from. One that was not drawn, but looked up, was certain."""
+        drawn = () if self._draws is None else self._draws.take_rows()
+        return drawn or tuple(certain(token_id) for token_id in proposed)
 
     def _check_agreement(self) -> None:
         if self.drafter.length != self.session.length:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from amusd.config import GREEDY, Distribution
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.models.language_model import KVCache, LanguageModel
 from amusd.policies.base import Policy, TargetView, Wait
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown
 from amusd.protocol.target_session import Block, Reception, TargetSession
 from amusd.runtime.tally import Tally
-from amusd.sampling.greedy import accept_greedy
+from amusd.sampling.equality import accept_equal
+from amusd.sampling.rows import unpack_row
+from amusd.sampling.sampler import TargetSampler
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
 from amusd.tracing.recorder import Recorder
@@ -42,6 +45,8 @@ class Request:
     policy: Policy
     drafter: str | None
     """None: decode without a draft."""
+    distribution: Distribution = GREEDY
+    logprobs: bool = False
     reference: tuple[int, ...] = ()
     """The answer, where it is known in advance and the drafter is to be told (a synthetic one)."""
 
@@ -73,6 +78,7 @@ class TargetWorker:
     _cache: KVCache = field(init=False)
     _pass_seconds: float = 0.0
     _tally: Tally = field(default_factory=Tally)
+    _sampler: TargetSampler | None = None
 
     def __post_init__(self) -> None:
         self._cache = self.model.new_cache(self.model.max_length)
@@ -87,6 +93,7 @@ class TargetWorker:
         """Yield what each pass commits; return how it ended. Closing the generator aborts the sequence."""
         self._tally = Tally(num_prompt_tokens=len(request.prompt))
         session = self._new_session(request)
+        self._sampler = self._new_sampler(request)
         reason = FinishReason.ABORTED
         try:
             cache = self._open(session, request)
@@ -120,9 +127,18 @@ class TargetWorker:
             max_length=request.max_length,
             vocab_size=self.model.vocab_size,
             max_lookahead=request.policy.max_lookahead,
+            wants_rows=request.distribution.rule == "rejection",
         )
         self._next_sequence_id += 1
         return session
+
+    def _new_sampler(self, request: Request) -> TargetSampler | None:
+        """None where each token is that of the largest logit: then logits need not leave the device."""
+        if request.distribution.is_argmax and not request.logprobs:
+            return None
+        return TargetSampler(
+            request.distribution, self.model.vocab_size, prompt=request.prompt, logprobs=request.logprobs
+        )
 
     def _open(self, session: TargetSession, request: Request) -> KVCache:
         """Send the prompt first, so that the draft prefills while the target does."""
@@ -140,6 +156,7 @@ class TargetWorker:
                     tokens_per_message=request.policy.tokens_per_message,
                     # a draft that joins late is told the rest
                     reference=request.reference[session.committed_length - len(request.prompt) :],
+                    distribution=request.distribution,
                 )
             )
         self._cache.truncate(0)
@@ -172,12 +189,22 @@ class TargetWorker:
     def _verify(self, session: TargetSession, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
         start_ns = time.monotonic_ns()
-        choices = self.model.choose(block.token_ids, cache)  # [1 + candidates]
+        if self._sampler is None:
+            choices = self.model.choose(block.token_ids, cache)  # [1 + candidates]
+        else:
+            logits = self.model.forward(block.token_ids, cache).logits  # [1 + candidates, ids]
         end_ns = time.monotonic_ns()
         self._drain(session)
         judged = session.candidates_to_judge()
-        acceptance = accept_greedy(choices, judged)
+        if self._sampler is None:
+            acceptance = accept_equal(choices, judged)
+        else:
+            rows = session.rows_to_judge()
+            acceptance = self._sampler.accept(logits, block.start, block.token_ids, judged, rows)
+            end_ns = time.monotonic_ns()  # choosing is part of the pass
         emission = stop.push(acceptance.token_ids)
+        if self._sampler is not None and self._sampler.logprobs:
+            emission = replace(emission, logprobs=self._sampler.logprobs[: len(emission.token_ids)])
         num_accepted = min(acceptance.num_accepted, len(emission.token_ids))
         session.commit(emission.token_ids, num_accepted)
         # The last committed token is the next pass's first input: it stays outside the cache.
@@ -272,8 +299,10 @@ class TargetWorker:
 
     def _receive_candidate(self, session: TargetSession, candidate: Candidate) -> None:
         try:
+            for token_id, row in zip(candidate.token_ids, candidate.draft_probs, strict=False):
+                unpack_row(row, token_id, self.model.vocab_size)  # nothing that the peer says is trusted
             reception = session.receive(candidate)
-        except PeerProtocolError:
+        except (PeerProtocolError, ValueError):
             self._tally.num_refused += 1
             self.recorder.instant("refused", session.sequence_id)
             return

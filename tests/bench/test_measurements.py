@@ -13,6 +13,7 @@ from amusd.bench.pair import measure_pair, resident_bytes
 from amusd.bench.peer import GeneratePeer
 from amusd.bench.prompt import english
 from amusd.bench.report import bench_text
+from amusd.bench.sampling import RULES, measure_sampling
 from amusd.config import BenchConfig, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
@@ -55,6 +56,16 @@ def test_passes_and_draft_steps_stand_beside_their_floor(model: CachedModel) -> 
     assert target["ratio_to_floor"] == pytest.approx(target["forward_ms"]["1"] / target["floor_ms"])
     assert target["ratio_to_narrowest"]["1"] == 1.0
     assert draft["hf"]["step_ms"] > 0
+
+
+def test_choosing_tokens_is_timed_for_every_rule(model: CachedModel) -> None:
+    result = measure_sampling(model, PROMPT, BENCH, 10.0, ignore)
+    assert set(result["ms"]) == {"argmax", *RULES}
+    assert set(result["share_of_pass"]) == set(RULES)
+    assert result["rows"] == 4
+    assert result["share_of_pass"]["matching"] == pytest.approx(
+        (result["ms"]["matching"] - result["ms"]["argmax"]) / 10.0
+    )
 
 
 def test_decoding_is_compared_with_generate_on_the_same_prompt(model: CachedModel, checkpoint: Path) -> None:
@@ -108,6 +119,7 @@ def test_the_pair_reports_idle_time_and_memory_and_everything_is_printed(model: 
     document = {
         "target": target,
         "draft": draft,
+        "sampling": measure_sampling(model, PROMPT, BENCH, 10.0, ignore),
         "decoding": measure_decoding(model, None, PROMPT, BENCH, ignore),
         "transport": {
             "zeromq": {"one_way_us_p50": 1.0, "one_way_us_p99": 2.0, "poll_us": 0.5, "num_messages": 2},

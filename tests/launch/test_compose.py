@@ -47,7 +47,7 @@ MISTAKES = [
     ("max_lookahead=${max_lookahead}", "max_lookahead=${max_lookahead}: "),
     ("max_lookahead=${nothing}", "max_lookahead=${nothing}: "),
     ("sampling=3", "sampling=3: has keys of its own: sampling.temperature, "),
-    ("sampling.temperature=0.7", "sampling.temperature=0.7: only 0 (greedy)"),
+    ("sampling.temperature=-1", "sampling.temperature=-1.0: must be at least 0"),
     ("mode=synchronous,asynchronous", "mode=synchronous,asynchronous: several values are a sweep, which needs -m"),
     ("hardware.devices=cpu,cpu", "hardware.devices=cpu,cpu: several values are a sweep, which needs -m; one list"),
     ("hardware.devices=[cpu", "hardware.devices=[cpu: cannot be read"),

@@ -15,7 +15,7 @@ from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import Reception, TargetSession
-from amusd.sampling.greedy import accept_greedy
+from amusd.sampling.equality import accept_equal
 
 VOCAB_SIZE = 5
 
@@ -179,7 +179,7 @@ class Harness:
         judged = self.target.candidates_to_judge()
         if len(judged) > len(self.block):
             self._check_ghost(len(prefix) + len(self.block), (*prefix, *self.block), judged[-1])
-        acceptance = accept_greedy(choices, judged)
+        acceptance = accept_equal(choices, judged)
         token_ids = acceptance.token_ids[: self.target.remaining]
         num_accepted = min(acceptance.num_accepted, len(token_ids))
         self.target.commit(token_ids, num_accepted)

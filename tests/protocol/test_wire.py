@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import EXAMPLES, messages, nonces
 
+from amusd.config import Distribution
 from amusd.errors import WireError
 from amusd.protocol import wire
 from amusd.protocol.messages import (
@@ -25,24 +26,26 @@ from amusd.protocol.messages import (
     Shutdown,
     Verdict,
 )
-from amusd.protocol.wire import MAX_FRAME_BYTES, MAX_NAMES, MAX_TEXT_BYTES, MAX_TOKENS, decode, encode
+from amusd.protocol.wire import MAX_FRAME_BYTES, MAX_NAMES, MAX_ROW_BYTES, MAX_TEXT_BYTES, MAX_TOKENS, decode, encode
 from amusd.types import FinishReason, Role
 
 NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
+DRAWN = Distribution(temperature=0.5, top_k=3, seed=9, logit_bias=((4, -1.5), (5, 2.0)))
 CANDIDATE = Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True)
 GOLDEN = {
-    CANDIDATE: "414d5344 0200 0300 efcdab8967452301"
+    CANDIDATE: "414d5344 0300 0300 efcdab8967452301"
     "0700000000000000 0100000000000000 0300000000000000 0a00000000000000 0c00000000000000"
-    "02000000 ffffffffffffffff 01 05000000 06000000",
-    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8)): "414d5344 0200 0200 efcdab8967452301"
+    "02000000 ffffffffffffffff 01 00000000 05000000 06000000",
+    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN): "414d5344 0300 0200 efcdab8967452301"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
-    "05000000 61 06000000 08000000",
-    Close(7, FinishReason.LENGTH): "414d5344 0200 0500 efcdab8967452301 0700000000000000 02",
-    Failed(Role.DRAFT, "E", "ü"): "414d5344 0200 0700 efcdab8967452301 01 01000000 02000000 45 c3bc",
-    Shutdown(): "414d5344 0200 0800 efcdab8967452301",
+    "02000000 05000000 61 06000000 08000000 000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
+    "0000000000000000 0300000000000000 0900000000000000 00 04000000 000000000000f8bf 05000000 0000000000000040",
+    Close(7, FinishReason.LENGTH): "414d5344 0300 0500 efcdab8967452301 0700000000000000 02",
+    Failed(Role.DRAFT, "E", "ü"): "414d5344 0300 0700 efcdab8967452301 01 01000000 02000000 45 c3bc",
+    Shutdown(): "414d5344 0300 0800 efcdab8967452301",
 }
-"""Frames of version 2. A change here is a change of PROTOCOL_VERSION."""
+"""Frames of version 3. A change here is a change of PROTOCOL_VERSION."""
 
 
 def decodes_or_refuses(frame: bytes) -> None:
@@ -115,14 +118,18 @@ def test_bytes_behind_the_end_are_refused(name: str) -> None:
     ("offset", "value", "reason"),
     [
         (0, b"AMSE", "not a frame"),
-        (4, b"\x01\x00", "protocol version 1, this side speaks 2"),
+        (4, b"\x01\x00", "protocol version 1, this side speaks 3"),
         (6, b"\x00\x00", "unknown message kind 0"),
         (6, b"\x63\x00", "unknown message kind 99"),
         (16, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
         (56, b"\xff" * 4, "4294967295 token ids, at most"),
-        (56, struct.pack("<I", MAX_TOKENS), "token ids announced, 8 bytes left"),
+        (56, struct.pack("<I", MAX_TOKENS), "token ids announced, 19 bytes left"),
+        (69, b"\xff" * 4, "4294967295 rows, at most"),
+        (69, struct.pack("<I", 9), "9 rows announced, 11 bytes left"),
+        (81, struct.pack("<I", MAX_ROW_BYTES + 1), "bytes of a row, at most"),
+        (81, struct.pack("<I", 100), "bytes of a row announced, 7 bytes left"),
         (68, b"\x02", "none of"),
-        (69, b"\xff" * 4, "negative token id"),
+        (73, b"\xff" * 4, "negative token id"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_reason(offset: int, value: bytes, reason: str) -> None:
@@ -172,11 +179,29 @@ def test_the_longest_open_fits_a_frame() -> None:
 
 def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
     frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE))
-    frame[-8:-4] = struct.pack("<I", MAX_TOKENS + 1)
+    frame[-69:-65] = struct.pack("<I", MAX_TOKENS + 1)
     with pytest.raises(WireError, match=f"{MAX_TOKENS + 1} token ids, at most"):
         decode(bytes(frame))
-    frame[-8:-4] = struct.pack("<I", 2)
-    with pytest.raises(WireError, match="2 token ids announced, 4 bytes left"):
+    frame[-69:-65] = struct.pack("<I", 20)
+    with pytest.raises(WireError, match="20 token ids announced, 61 bytes left"):
+        decode(bytes(frame))
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "reason"),
+    [
+        (-57, struct.pack("<d", -1.0), "temperature=-1.0: must be at least 0"),
+        (-57, struct.pack("<d", float("nan")), "temperature=nan: must be finite"),
+        (-49, struct.pack("<d", 0.0), "top_p=0.0: must be above 0"),
+        (-1, b"\x09", "9 stands for none of"),
+        (-65, struct.pack("<I", 1), "1 biases announced, 57 bytes left"),
+        (-65, struct.pack("<I", 2**31), "biases, at most"),
+    ],
+)
+def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value: bytes, reason: str) -> None:
+    frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE))
+    frame[len(frame) + offset : len(frame) + offset + len(value)] = value
+    with pytest.raises(WireError, match=reason):
         decode(bytes(frame))
 
 

@@ -21,6 +21,7 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.engine import Engine, Generation
 from amusd.models.cached_model import CachedModel
+from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
@@ -119,3 +120,30 @@ def test_a_draft_equal_to_the_embedded_target_is_always_accepted(
             result = answer(engine, "Why is the sky blue?", 24, mode, "same")
             assert result.metrics.num_verified > 0
             assert result.metrics.as_dict()["acceptance_rate"] == 1.0
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
+def test_sampled_answers_are_those_of_plain_decoding(
+    target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path, temperature: float
+) -> None:
+    """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
+    draft = load_embedded_draft(
+        embedded_folder, vocab_size=8192, numerics=Numerics(width=16, fixed=False), max_model_len=512
+    )
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "embedded": lambda: AutoregressiveDrafter(draft),
+        "ngram": lambda: NgramDrafter(2, 4),
+    }
+    filters = {} if temperature in (0.3, 1.0) else {"top_k": 40, "top_p": 0.95}
+    params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=32, **filters)
+    accepted = 0
+    with engine_over(target, drafters, max_delay_seconds=0.01) as engine:
+        plain = engine.generate("Name a city and a river.", params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
+        for mode in SPECULATIVE:
+            for name in drafters:
+                answer = engine.generate(
+                    "Name a city and a river.", params, decoding=DecodingConfig(mode=mode), drafter=name
+                )
+                assert answer.token_ids == plain.token_ids, (mode, name)
+                accepted += answer.metrics.num_accepted
+    assert accepted > 0

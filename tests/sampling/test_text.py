@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.sampling.answer_text import AnswerText
-from amusd.sampling.greedy import Acceptance, accept_greedy
+from amusd.sampling.equality import Acceptance, accept_equal
 from amusd.sampling.stopping import StopChecker, cut_at_stop, held_back
 from amusd.types import FinishReason
 
@@ -25,12 +25,12 @@ from amusd.types import FinishReason
     ids=["none", "all", "all and a late one", "all and a wrong late one", "first wrong", "last wrong"],
 )
 def test_greedy_acceptance(choices: tuple[int, ...], candidates: tuple[int, ...], expected: Acceptance) -> None:
-    assert accept_greedy(choices, candidates) == expected
+    assert accept_equal(choices, candidates) == expected
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), max_size=6))
 def test_every_accepted_token_is_the_targets_choice(choices: list[int], candidates: list[int]) -> None:
-    acceptance = accept_greedy(choices, candidates[: len(choices)])
+    acceptance = accept_equal(choices, candidates[: len(choices)])
     assert list(acceptance.token_ids) == choices[: len(acceptance.token_ids)]
     assert list(acceptance.token_ids[: acceptance.num_accepted]) == candidates[: acceptance.num_accepted]
 

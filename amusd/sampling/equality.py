@@ -1,4 +1,7 @@
-"""Greedy acceptance: a candidate is accepted when it is the target's own choice."""
+"""Acceptance by equality: a candidate is accepted when it is the target's own choice.
+
+Greedy decoding and matching (`matching.py`) share it: in both, the target's token does not depend on any candidate.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ class Acceptance:
     """How many of them were candidates."""
 
 
-def accept_greedy(target_token_ids: Sequence[int], candidates: Sequence[int]) -> Acceptance:
+def accept_equal(target_token_ids: Sequence[int], candidates: Sequence[int]) -> Acceptance:
     """Compare candidates with the target's choices.
 
-    `target_token_ids[i]` is the target's argmax at candidate i's position, given that all before were accepted: one for
+    `target_token_ids[i]` is the target's choice at candidate i's position, given that all before were accepted: one for
     each candidate that went through the pass, and one behind them. `candidates` may have that one more (a late one).
     """
     num_accepted = 0

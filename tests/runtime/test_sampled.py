@@ -1,0 +1,188 @@
+"""Matching: for a seed, the tokens of plain decoding in every mode, timing and fault, whatever the draft is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
+
+from amusd.config import SamplingParams
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter
+from amusd.drafters.lookup_first import LookupFirstDrafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.oracle import OracleDrafter, right_with_probability
+from amusd.engine import Engine, Generation
+from amusd.errors import ConfigError
+from amusd.models.table import TableModel
+from amusd.types import Mode
+
+SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
+NUM_TOKENS = 60
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 5},
+    {"top_p": 0.9},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": ((3, 1.5), (7, -4.0))},
+]
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "same": lambda: AutoregressiveDrafter(target_model()),
+    "stranger": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
+    "ngram": lambda: NgramDrafter(1, 3),
+    "lookup first": lambda: LookupFirstDrafter(AutoregressiveDrafter(target_model()), NgramDrafter(2, 4)),
+}
+
+
+def params(temperature: float, **changes: Any) -> SamplingParams:
+    return SamplingParams(temperature=temperature, max_new_tokens=NUM_TOKENS, **{"seed": 11, **changes})
+
+
+def plain(engine: Engine, wanted: SamplingParams) -> Generation:
+    return engine.generate(PROMPT, wanted, decoding=decoding(Mode.AUTOREGRESSIVE))
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
+def test_every_mode_and_drafter_gives_the_tokens_of_plain_decoding(temperature: float, filters: dict[str, Any]) -> None:
+    wanted = params(temperature, **filters)
+    with pair(DRAFTERS, max_delay_seconds=0.002, seed=4) as (engine, draft):
+        expected = plain(engine, wanted)
+        for mode in SPECULATIVE:
+            for drafter in DRAFTERS:
+                answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
+                assert answer.token_ids == expected.token_ids, (mode, drafter)
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
+def test_a_draft_equal_to_the_target_is_always_accepted(mode: Mode, filters: dict[str, Any]) -> None:
+    """It draws with the same noise at the same positions, and penalties count the same tokens."""
+    with pair({"same": DRAFTERS["same"]}) as (engine, _):
+        for length in (1, 4, 8):
+            answer = engine.generate(PROMPT, params(1.0, **filters), decoding=decoding(mode, length))
+            assert answer.metrics.num_verified > 0
+            assert answer.metrics.num_accepted == answer.metrics.num_verified
+
+
+def test_a_draft_that_draws_otherwise_is_partly_accepted_and_rolled_back() -> None:
+    """The condition under which the equality above says something."""
+    with pair({"stranger": DRAFTERS["stranger"], "ngram": DRAFTERS["ngram"]}) as (engine, _):
+        answer = engine.generate(PROMPT, params(1.5), decoding=decoding(Mode.SYNCHRONOUS, 5), drafter="stranger")
+    metrics = answer.metrics
+    assert 0 < metrics.num_accepted < metrics.num_verified
+    assert metrics.draft is not None
+    assert metrics.draft.num_rollbacks > 5
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("seed", range(3))
+def test_an_oracle_in_uneven_timing_changes_nothing(mode: Mode, seed: int) -> None:
+    wanted = params(0.9, seed=seed)
+    with pair({}) as (engine, _):
+        expected = plain(engine, wanted).token_ids
+    answer_tokens = (*PROMPT, *expected, *[0] * 20)
+    factory = lambda: OracleDrafter(answer_tokens, right_with_probability(0.7, seed), VOCAB_SIZE)  # noqa: E731
+    with pair({"oracle": factory}, seed=seed, max_delay_seconds=0.01, pass_seconds=0.01) as (engine, _):
+        answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 6))
+    assert answer.token_ids == expected
+    assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("seconds", [0.0, 0.03, 0.1])
+def test_a_draft_that_dies_changes_nothing(mode: Mode, seconds: float) -> None:
+    wanted = params(1.0)
+    with pair({"same": DRAFTERS["same"]}, pass_seconds=0.01) as (engine, draft):
+        expected = plain(engine, wanted).token_ids
+        timer = threading.Timer(seconds, draft.link.kill)
+        timer.start()
+        answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 2))
+        timer.join()
+        assert answer.token_ids == expected
+        assert engine.draft_failure is not None
+
+
+def test_seeds_give_different_answers_and_each_the_same_again() -> None:
+    with pair({"stranger": DRAFTERS["stranger"]}) as (engine, _):
+        answers = [
+            engine.generate(PROMPT, params(1.0, seed=seed), decoding=decoding(Mode.ASYNCHRONOUS, 4)).token_ids
+            for seed in (1, 2, 3, 1, 2, 3)
+        ]
+    assert answers[:3] == answers[3:]
+    assert len(set(answers)) == 3
+
+
+def test_a_low_temperature_is_greedy_decoding_in_the_limit() -> None:
+    with pair({}) as (engine, _):
+        assert plain(engine, params(1e-6)).token_ids == plain(engine, params(0.0)).token_ids
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature: float) -> None:
+    with pair({"stranger": DRAFTERS["stranger"]}) as (engine, _):
+        answer = engine.generate(PROMPT, replace(params(temperature), logprobs=True), decoding=decoding(mode, 4))
+        without = engine.generate(PROMPT, params(temperature), decoding=decoding(mode, 4))
+    assert answer.token_ids == without.token_ids
+    assert without.logprobs == ()
+    assert "logprobs" not in without.as_dict()
+    model = target_model()
+    tokens = [*PROMPT, *answer.token_ids]
+    rows: list[float] = []
+    for position in range(len(PROMPT), len(tokens)):
+        cache = model.new_cache(len(tokens))
+        model.prefill(tokens[: position - 1], cache)
+        row = model.forward(tokens[position - 1 : position], cache).logits[0].log_softmax(0)
+        rows.append(float(row[tokens[position]]))
+    assert answer.logprobs == pytest.approx(rows, abs=1e-5)
+    assert answer.as_dict()["logprobs"] == list(answer.logprobs)
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
+def test_under_the_ratio_test_a_draft_equal_to_the_target_is_always_accepted(
+    mode: Mode, filters: dict[str, Any]
+) -> None:
+    """p / q is 1 for every token, if rows are those that were drawn from and penalties count the same tokens."""
+    wanted = params(1.0, acceptance="rejection", **filters)
+    with pair({"same": DRAFTERS["same"]}) as (engine, draft):
+        answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5))
+    assert len(answer.token_ids) == NUM_TOKENS
+    assert answer.metrics.num_verified > 0
+    assert answer.metrics.num_accepted >= 0.99 * answer.metrics.num_verified  # rows are rounded to float32
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_under_the_ratio_test_every_drafter_works_and_some_candidates_are_rejected(mode: Mode, drafter: str) -> None:
+    wanted = params(1.0, acceptance="rejection")
+    with pair(DRAFTERS, max_delay_seconds=0.002) as (engine, draft):
+        answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5), drafter=drafter)
+        assert len(answer.token_ids) == NUM_TOKENS
+        if drafter == "stranger":
+            assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
+        assert engine.draft_failure is None
+    assert draft.error is None
+
+
+def test_a_draft_that_is_told_the_answer_does_not_fit_the_ratio_test() -> None:
+    with (
+        pair({"synthetic": DRAFTERS["same"]}) as (engine, _),
+        pytest.raises(ConfigError, match="acceptance=rejection: not with drafter=synthetic"),
+    ):
+        engine.generate(PROMPT, params(1.0, acceptance="rejection"), decoding=decoding(Mode.ASYNCHRONOUS))
+
+
+def test_a_biased_token_that_the_target_does_not_have_is_refused() -> None:
+    with (
+        pair({}) as (engine, _),
+        pytest.raises(ConfigError, match=r"logit_bias=\[50, 1.0\]: token ids must be in \[0, 50\)"),
+    ):
+        plain(engine, params(1.0, logit_bias=((50, 1.0),)))

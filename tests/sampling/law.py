@@ -1,0 +1,267 @@
+"""The joint law of an answer's first tokens under the ratio test, through the real sessions, drafter and frames.
+
+A model of five tokens whose distribution depends on the whole prefix; one run is one request with a seed of its own, on
+one thread, its messages delivered by a random schedule. What comes out is counted and compared with exact enumeration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from amusd.config import Distribution
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.models.language_model import Chooser, ModelOutput
+from amusd.protocol.messages import Candidate, Open, Verdict
+from amusd.protocol.target_session import TargetSession
+from amusd.protocol.wire import decode, encode
+from amusd.runtime.rollback import RollbackManager
+from amusd.sampling.logits import LogitsProcessor
+from amusd.sampling.sampler import TargetSampler
+
+VOCAB_SIZE = 5
+PROMPT = (1, 4)
+NUM_TOKENS = 3
+MAX_LENGTH = len(PROMPT) + NUM_TOKENS + 2
+"""Two more than are counted, so that no run is cut short by its end."""
+
+
+class Cache:
+    """The tokens themselves."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.tokens: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    def truncate(self, length: int) -> None:
+        del self.tokens[length:]
+
+
+class PrefixModel:
+    """A `LanguageModel` whose logits are a table over prefixes, filled as they are asked for."""
+
+    tokens_per_step = 1
+    output_ids: Tensor | None = None
+    max_length = MAX_LENGTH
+
+    def __init__(
+        self, seed: int, vocab_size: int = VOCAB_SIZE, of: PrefixModel | None = None, sign: float = 1.0
+    ) -> None:
+        """`of`: the logits lean on another model's, or against them (`sign` -1)."""
+        self.vocab_size = vocab_size
+        self._seed = seed
+        self._of = of
+        self._sign = sign
+        self._rows: dict[tuple[int, ...], Tensor] = {}
+
+    def row(self, prefix: tuple[int, ...]) -> Tensor:
+        known = self._rows.get(prefix)
+        if known is None:
+            generator = torch.Generator().manual_seed(hash((self._seed, prefix)) & (2**63 - 1))
+            known = torch.randn(self.vocab_size, generator=generator)
+            if self._of is not None:
+                known = self._sign * self._of.row(prefix)[: self.vocab_size] + 0.7 * known
+            self._rows[prefix] = known
+        return known
+
+    def new_cache(self, capacity: int) -> Cache:
+        return Cache(capacity)
+
+    def prepare(self, cache: Cache) -> None: ...
+
+    def prefill(self, token_ids: Sequence[int], cache: Cache) -> None:
+        cache.tokens += token_ids
+
+    def max_rows(self, start: int) -> int:
+        return MAX_LENGTH
+
+    def forward(self, token_ids: Sequence[int], cache: Cache) -> ModelOutput:
+        rows = []
+        for token_id in token_ids:
+            cache.tokens.append(token_id)
+            rows.append(self.row(tuple(cache.tokens)))
+        return ModelOutput(logits=torch.stack(rows))
+
+    def choose(self, token_ids: Sequence[int], cache: Cache) -> list[int]:
+        raise NotImplementedError
+
+    def extend(
+        self, token_ids: Sequence[int], cache: Cache, num_tokens: int, chooser: Chooser | None = None
+    ) -> list[int]:
+        assert chooser is not None
+        chosen: list[int] = []
+        pending = token_ids
+        while len(chosen) < num_tokens:
+            logits = self.forward(pending, cache).logits[-1:]
+            chosen += chooser.choose(logits, cache.length - 1, pending[-1:])
+            pending = chosen[-1:]
+        return chosen
+
+
+@dataclass
+class Experiment:
+    """One configuration, run many times."""
+
+    distribution: Distribution
+    num_speculative_tokens: int = 2
+    asynchronous: bool = True
+    target: PrefixModel = field(default_factory=lambda: PrefixModel(1))
+    draft: PrefixModel | None = None
+    make_sampler: Callable[[Distribution, int], TargetSampler] = lambda d, seed: TargetSampler(
+        _seeded(d, seed), VOCAB_SIZE, prompt=PROMPT
+    )
+    prepare_drafter: Callable[[AutoregressiveDrafter], None] = lambda drafter: None
+    filter_offer: Callable[[Candidate], Candidate] = lambda candidate: candidate
+    """What happens to a candidate message on its way (a mutant's place)."""
+    num_accepted: int = 0
+    num_rejected: int = 0
+
+    def run(self, number: int) -> Counter[tuple[int, ...]]:
+        """The first tokens of `number` answers."""
+        drafter = AutoregressiveDrafter(self.draft or PrefixModel(2, of=self.target))  # type: ignore[arg-type]
+        self.prepare_drafter(drafter)
+        return Counter(self._answer(seed, drafter) for seed in range(number))
+
+    def law(self) -> dict[tuple[int, ...], float]:
+        """The exact probability of every possible beginning."""
+        processor = LogitsProcessor(self.distribution, VOCAB_SIZE)
+        law: dict[tuple[int, ...], float] = {}
+        for tokens in itertools.product(range(VOCAB_SIZE), repeat=NUM_TOKENS):
+            probability = 1.0
+            for index, token in enumerate(tokens):
+                logits = self.target.row((*PROMPT, *tokens[:index])).numpy()
+                row, columns = processor.process(logits, PROMPT, tokens[:index])
+                kept = torch.full((VOCAB_SIZE,), -torch.inf, dtype=torch.float64)
+                left = torch.arange(VOCAB_SIZE) if columns is None else torch.from_numpy(columns)
+                kept[left] = torch.from_numpy(row.copy()).double()[left]
+                probability *= float(kept.softmax(0)[token])
+            if probability > 0:
+                law[tokens] = probability
+        return law
+
+    def _answer(self, seed: int, drafter: AutoregressiveDrafter) -> tuple[int, ...]:
+        schedule = random.Random(seed)
+        distribution = _seeded(self.distribution, seed)
+        session = TargetSession(
+            sequence_id=1,
+            prompt=PROMPT,
+            max_length=MAX_LENGTH,
+            vocab_size=VOCAB_SIZE,
+            max_lookahead=8,
+            wants_rows=True,
+        )
+        session.attach(1)
+        sampler = self.make_sampler(self.distribution, seed)
+        drafter.set_distribution(distribution)
+        length = 8 if self.asynchronous else self.num_speculative_tokens
+        manager = RollbackManager(Open(1, 1, PROMPT, MAX_LENGTH, "d", length, 1, (), distribution), drafter)
+        candidates: deque[bytes] = deque()
+        verdicts: deque[bytes] = deque()
+        cache = self.target.new_cache(MAX_LENGTH)
+        cache.tokens += PROMPT[:-1]
+        while session.committed_length < len(PROMPT) + NUM_TOKENS:
+            if not self.asynchronous:
+                while verdicts:
+                    self._hear(manager, verdicts)
+                while manager.session.room > 0:
+                    self._draft(manager, candidates)
+                while candidates:
+                    self._take(session, candidates)
+                self._verify(session, sampler, cache, verdicts, candidates, schedule)
+                continue
+            step = schedule.random()
+            if step < 0.4 and manager.session.room > 0:
+                self._draft(manager, candidates)
+            elif step < 0.6 and candidates:
+                self._take(session, candidates)
+            elif step < 0.75 and verdicts:
+                self._hear(manager, verdicts)
+            elif step > 0.75:
+                self._verify(session, sampler, cache, verdicts, candidates, schedule)
+        return session.committed[len(PROMPT) : len(PROMPT) + NUM_TOKENS]
+
+    def _draft(self, manager: RollbackManager, candidates: deque[bytes]) -> None:
+        manager.propose()
+        offer = manager.session.offer()
+        if offer is not None:
+            candidates.append(encode(self.filter_offer(offer), 7))
+
+    def _take(self, session: TargetSession, candidates: deque[bytes]) -> None:
+        message = decode(candidates.popleft())[1]
+        assert isinstance(message, Candidate)
+        session.receive(message)
+
+    def _hear(self, manager: RollbackManager, verdicts: deque[bytes]) -> None:
+        message = decode(verdicts.popleft())[1]
+        assert isinstance(message, Verdict)
+        manager.apply(message)
+
+    def _verify(
+        self,
+        session: TargetSession,
+        sampler: TargetSampler,
+        cache: Cache,
+        verdicts: deque[bytes],
+        candidates: deque[bytes],
+        schedule: random.Random,
+    ) -> None:
+        block = session.begin(min(self.num_speculative_tokens, session.remaining - 1))
+        logits = self.target.forward(block.token_ids, cache).logits
+        while self.asynchronous and candidates and schedule.random() < 0.3:
+            self._take(session, candidates)  # late ones
+        judged, rows = session.candidates_to_judge(), session.rows_to_judge()
+        acceptance = sampler.accept(logits, block.start, block.token_ids, judged, rows)
+        self.num_accepted += acceptance.num_accepted
+        self.num_rejected += acceptance.num_accepted < len(judged)
+        session.commit(acceptance.token_ids, acceptance.num_accepted)
+        cache.truncate(session.committed_length - 1)
+        verdicts.append(encode(session.verdict(), 7))
+
+
+def _seeded(distribution: Distribution, seed: int) -> Distribution:
+    """As `dataclasses.replace`, without checking fifty thousand times what does not change."""
+    copy = object.__new__(Distribution)
+    copy.__dict__.update(distribution.__dict__, seed=seed)
+    return copy
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How counts compare with a law."""
+
+    impossible: int
+    """Answers of probability zero."""
+    statistic: float
+    threshold: float
+
+    @property
+    def holds(self) -> bool:
+        return self.impossible == 0 and self.statistic < self.threshold
+
+
+def fit(counts: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> Fit:
+    """Chi-square over cells of at least five expected answers, the rarer ones merged.
+
+    Threshold df + 10 sqrt(2 df): a statistic of a sound sampler has mean df and standard deviation sqrt(2 df), so it is
+    ten of them away. For df = 26 a chi-square exceeds it with probability 3e-10.
+    """
+    number = sum(counts.values())
+    impossible = sum(count for answer, count in counts.items() if answer not in law)
+    cells = [(counts[answer], number * probability) for answer, probability in law.items()]
+    common = [cell for cell in cells if cell[1] >= 5]
+    rare = [cell for cell in cells if cell[1] < 5]
+    if rare:
+        common.append((sum(count for count, _ in rare), sum(expected for _, expected in rare)))
+    statistic = sum((count - expected) ** 2 / expected for count, expected in common)
+    degrees = len(common) - 1
+    return Fit(impossible, statistic, degrees + 10 * (2 * degrees) ** 0.5)

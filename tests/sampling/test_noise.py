@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of, uniform
+
+NUM_IDS = 1 << 16
+EULER_GAMMA = 0.5772156649015329
+
+
+def row(seed: int, position: int, domain: Domain = Domain.MATCHING, num_ids: int = NUM_IDS) -> np.ndarray:
+    return counters(key_of(seed, position, domain), codes_of(num_ids))
+
+
+def chi_square(counts: np.ndarray, expected: float) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def passes(statistic: float, degrees: int) -> bool:
+    """Below df + 10 sqrt(2 df): ten standard deviations, so that a sound generator never fails."""
+    return statistic < degrees + 10 * (2 * degrees) ** 0.5
+
+
+def test_the_numbers_of_this_version_do_not_change() -> None:
+    """Answers with a seed are promised to stay the same: a change here has to be announced."""
+    assert row(7, 100)[[0, 1, 2, 49151]].tolist() == [150772944, 657981256, 2795102700, 239838332]
+    assert key_of(7, 100, Domain.MATCHING) == 9615059052154291532
+
+
+@given(seed=st.integers(0, 2**63 - 1), position=st.integers(0, 2**40), ids=st.sets(st.integers(0, 999), min_size=1))
+def test_a_subset_of_ids_gets_the_numbers_of_the_whole(seed: int, position: int, ids: set[int]) -> None:
+    subset = np.array(sorted(ids))
+    key = key_of(seed, position, Domain.MATCHING)
+    assert np.array_equal(counters(key, codes_of(1000)[subset]), counters(key, codes_of(1000))[subset])
+    assert np.array_equal(codes_of(1000), codes_of(1200)[:1000])  # a padded vocabulary changes nothing
+
+
+def test_buffers_change_nothing() -> None:
+    codes = codes_of(100)
+    out, scratch = np.empty_like(codes), np.empty_like(codes)
+    key = key_of(3, 4, Domain.DRAFT)
+    assert np.array_equal(counters(key, codes, out, scratch), counters(key, codes))
+
+
+def test_ids_have_different_codes() -> None:
+    assert len(np.unique(codes_of(200_000))) == 200_000
+
+
+@pytest.mark.parametrize("shift", [0, 8, 16, 24])
+def test_every_byte_is_uniform_over_ids_and_over_positions(shift: int) -> None:
+    over_ids = (row(1, 5) >> np.uint32(shift)) & np.uint32(255)
+    over_positions = np.array([row(1, p, num_ids=4)[2] for p in range(20_000)]) >> np.uint32(shift) & np.uint32(255)
+    over_seeds = np.array([row(s, 9, num_ids=4)[1] for s in range(20_000)]) >> np.uint32(shift) & np.uint32(255)
+    for numbers in (over_ids, over_positions, over_seeds):
+        assert passes(chi_square(np.bincount(numbers, minlength=256), len(numbers) / 256), 255)
+
+
+def neighbours() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Pairs of rows that differ in one thing."""
+    return {
+        "position": (row(1, 5), row(1, 6)),
+        "seed": (row(1, 5), row(2, 5)),
+        "id": (row(1, 5)[:-1], row(1, 5)[1:]),
+        "far id": (row(1, 5)[: NUM_IDS // 2], row(1, 5)[NUM_IDS // 2 :]),
+        "matching, draft": (row(1, 5), row(1, 5, Domain.DRAFT)),
+        "accept, resample": (row(1, 5, Domain.ACCEPT), row(1, 5, Domain.RESAMPLE)),
+        "high half of the seed": (row(1, 5), row(1 + (1 << 40), 5)),
+    }
+
+
+@pytest.mark.parametrize("name", neighbours())
+def test_numbers_that_differ_in_one_thing_are_independent(name: str) -> None:
+    one, other = neighbours()[name]
+    for shift in (0, 28):  # the lowest and the highest four bits
+        cells = ((one >> np.uint32(shift)) & np.uint32(15)) * 16 + ((other >> np.uint32(shift)) & np.uint32(15))
+        assert passes(chi_square(np.bincount(cells, minlength=256), len(cells) / 256), 255)
+    difference = one ^ other
+    assert passes(chi_square(np.bincount(difference & np.uint32(255), minlength=256), len(one) / 256), 255)
+
+
+def test_a_changed_bit_of_key_or_code_changes_half_of_the_bits() -> None:
+    codes = codes_of(4096)
+    key = key_of(11, 3, Domain.MATCHING)
+    base = counters(key, codes)
+    for bit in range(64):
+        flipped = np.unpackbits((base ^ counters(key ^ (1 << bit), codes)).view(np.uint8)).mean()
+        assert 0.48 < flipped < 0.52, bit
+    for bit in range(32):
+        flipped = np.unpackbits((base ^ counters(key, codes ^ np.uint32(1 << bit))).view(np.uint8)).mean()
+        assert 0.45 < flipped < 0.55, bit
+
+
+def test_gumbel_noise_has_its_mean_and_variance_and_its_tail() -> None:
+    noise = np.concatenate([gumbel(row(1, position)) for position in range(40)])  # 2.6 million
+    assert np.isfinite(noise).all()
+    assert abs(noise.mean() - EULER_GAMMA) < 10 * np.pi / 6**0.5 / len(noise) ** 0.5
+    assert abs(noise.var() - np.pi**2 / 6) < 0.05
+    for level in (2.0, 5.0, 8.0):
+        expected = -np.expm1(-np.exp(-level)) * len(noise)
+        assert abs((noise > level).sum() - expected) < 10 * expected**0.5
+
+
+def test_gumbel_noise_of_extreme_counters_is_finite() -> None:
+    low, high = gumbel(np.array([0, 2**32 - 1], dtype=np.uint32))
+    assert low == pytest.approx(-np.log(2.0**-33), rel=1e-9)
+    assert high == pytest.approx(-np.log(33 * np.log(2)), rel=1e-9)
+
+
+def test_single_numbers_are_uniform() -> None:
+    numbers = np.array([uniform(key_of(5, position, Domain.ACCEPT)) for position in range(20_000)])
+    assert (numbers > 0).all()
+    assert (numbers < 1).all()
+    assert passes(chi_square(np.bincount((numbers * 100).astype(int), minlength=100), 200), 99)

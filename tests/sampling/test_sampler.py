@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amusd.config import GREEDY, Distribution
+from amusd.sampling.logits import LogitsProcessor
+from amusd.sampling.matching import NoisyArgmax
+from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
+from amusd.sampling.sampler import TargetSampler, TokenSampler
+
+LOGITS = np.array([2.0, -1.0, 0.5, 1.0, -3.0, 0.5], dtype=np.float32)
+SIZES = (2, 17, 5000)
+
+
+def processed(distribution: Distribution, prompt: tuple[int, ...] = (), answer: tuple[int, ...] = ()) -> list[float]:
+    row, columns = LogitsProcessor(distribution, len(LOGITS)).process(LOGITS, prompt, answer)
+    assert columns is None
+    return [float(logit) for logit in row]
+
+
+def kept(**parameters: Any) -> set[int]:
+    _, columns = LogitsProcessor(Distribution(temperature=1.0, **parameters), len(LOGITS)).process(LOGITS)
+    return set(range(len(LOGITS))) if columns is None else set(columns.tolist())
+
+
+def left(row: np.ndarray, **parameters: Any) -> np.ndarray:
+    """[columns]: whether each is left."""
+    _, columns = LogitsProcessor(Distribution(temperature=1, **parameters), len(row)).process(row)
+    found = np.full(len(row), columns is None)
+    if columns is not None:
+        assert (np.diff(columns) > 0).all()
+        found[columns] = True
+    return found
+
+
+def draw(row: np.ndarray, key: int, columns: np.ndarray | None = None) -> int:
+    return NoisyArgmax(codes_of(len(row)))(row, columns, key)
+
+
+def random_row(seed: int, size: int, scale: float) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(size) * scale).astype(np.float32)
+
+
+# What the logits become
+
+
+def test_nothing_asked_changes_nothing_and_the_input_stays() -> None:
+    before = LOGITS.copy()
+    assert processed(Distribution(temperature=1.0)) == LOGITS.tolist()
+    assert processed(Distribution(temperature=0.5)) == (LOGITS * 2).tolist()
+    assert np.array_equal(before, LOGITS)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"top_k": 1}, {0}),
+        ({"top_k": 3}, {0, 3, 2, 5}),  # ties with the third stay
+        ({"top_k": 99}, {0, 1, 2, 3, 4, 5}),
+        ({"top_p": 1e-9}, {0}),
+        ({"top_p": 0.6}, {0, 3}),
+        ({"top_p": 0.75}, {0, 3, 2}),  # of two equal ones the first
+        ({"top_p": 1.0}, {0, 1, 2, 3, 4, 5}),
+        ({"min_p": 1.0}, {0}),
+        ({"min_p": 0.3}, {0, 3}),
+        ({"top_k": 2, "min_p": 0.01}, {0, 3}),
+        ({"top_k": 3, "top_p": 0.7}, {0, 3}),  # the mass is that of what top-k left
+    ],
+)
+def test_filters_keep_what_they_should(parameters: dict[str, Any], expected: set[int]) -> None:
+    assert kept(**parameters) == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from(SIZES),
+    scale=st.sampled_from([0.001, 1.0, 8.0, 300.0]),
+    top_k=st.integers(1, 60),
+    top_p=st.floats(0.01, 0.999),
+)
+def test_filters_agree_with_sorting_everything(seed: int, size: int, scale: float, top_k: int, top_p: float) -> None:
+    row = random_row(seed, size, scale)
+    by_k = left(row, top_k=top_k)
+    assert np.array_equal(by_k, row >= np.sort(row)[::-1][min(top_k, size) - 1])
+    by_p = left(row, top_p=top_p)
+    order = np.argsort(-row, kind="stable")
+    weights = np.exp(row[order] - row.max(), dtype=np.float32).astype(np.float64)
+    before = np.cumsum(weights) - weights
+    doubtful = np.abs(before / weights.sum() - top_p) < 1e-6  # sums in another order
+    expected = before < top_p * weights.sum()
+    assert np.array_equal(by_p[order][~doubtful], expected[~doubtful])
+
+
+def test_penalties_and_bias_are_those_of_the_definition() -> None:
+    row = processed(Distribution(temperature=1, repetition_penalty=2.0), prompt=(0, 1), answer=(3, 3))
+    assert row == [1.0, -2.0, 0.5, 0.5, -3.0, 0.5]
+    row = processed(Distribution(temperature=1, presence_penalty=0.25), prompt=(0, 1), answer=(3, 3))
+    assert row == [2.0, -1.0, 0.5, 0.75, -3.0, 0.5]
+    row = processed(Distribution(temperature=2, logit_bias=((4, 10.0), (1, -1.0), (999, 5.0))))
+    assert row == [1.0, -1.0, 0.25, 0.5, 3.5, 0.25]
+
+
+def test_a_model_of_fewer_ids_applies_them_to_the_right_columns() -> None:
+    distribution = Distribution(temperature=1, logit_bias=((40, 1.0), (7, 9.0)), presence_penalty=1.0)
+    processor = LogitsProcessor(distribution, 3, np.array([5, 40, 60]))
+    row, _ = processor.process(np.zeros(3, dtype=np.float32), prompt=(), answer=(60, 7))
+    assert row.tolist() == [0.0, 1.0, -1.0]
+
+
+# What is drawn
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from(SIZES),
+    scale=st.sampled_from([0.0, 0.01, 1.0, 8.0, 100.0, 1e5]),
+    cut=st.booleans(),
+)
+def test_the_short_cut_finds_the_noisy_argmax_of_all_columns(seed: int, size: int, scale: float, cut: bool) -> None:
+    row = random_row(seed, size, scale)
+    columns = np.flatnonzero(row >= np.median(row)) if cut else None
+    key = key_of(seed, 3, Domain.MATCHING)
+    scores = row.astype(np.float64) + gumbel(counters(key, codes_of(size)))
+    if columns is not None:
+        scores[np.setdiff1d(np.arange(size), columns)] = -np.inf
+    assert draw(row, key, columns) == int(scores.argmax())
+
+
+@pytest.mark.parametrize(("first", "chosen"), [(0.0, 1), (20.0, 1), (25.9, 1), (26.1, 0), (30.0, 0)])
+def test_the_most_extreme_noise_is_no_exception(first: float, chosen: int) -> None:
+    """-3.13 against 22.87, the ends of the noise's range: the bound is far above the one, and near the others."""
+    row = np.array([first, 0.0, 0.0], dtype=np.float32)
+    noise = np.array([2**32 - 1, 0, 0], dtype=np.uint32)
+    bound = np.array([first, 22.9, 22.9], dtype=np.float32) - np.float32(159 * np.log(2))
+    assert NoisyArgmax(codes_of(3))._best(row, noise, bound) == chosen
+
+
+def test_many_columns_that_can_win_are_looked_at_together() -> None:
+    row, noise = np.zeros(40, dtype=np.float32), np.full(40, 7, dtype=np.uint32)
+    noise[30] = 6
+    bound = np.full(40, 50.0, dtype=np.float32)
+    assert NoisyArgmax(codes_of(40))._best(row, noise, bound) == 30
+    noise[30] = 7
+    assert NoisyArgmax(codes_of(40))._best(row, noise, np.full(40, 50.0, dtype=np.float32)) == 0  # all equal
+
+
+def test_a_row_that_is_no_number_still_gives_a_column() -> None:
+    for row in ([0.0, np.nan, 1.0], [np.nan] * 3, [-np.inf] * 3):
+        assert draw(np.array(row, dtype=np.float32), 5) in range(3)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_softmax(temperature: float) -> None:
+    num_draws = 50_000
+    sampler = TokenSampler(Distribution(temperature=temperature, seed=5), len(LOGITS))
+    rows = torch.from_numpy(LOGITS).expand(500, -1)
+    counts: Counter[int] = Counter()
+    for start in range(0, num_draws, 500):
+        counts.update(sampler.choose(rows, start, [0] * 500))
+    p = np.exp(LOGITS.astype(np.float64) / temperature)
+    expected = num_draws * p / p.sum()
+    statistic = sum((counts[i] - expected[i]) ** 2 / expected[i] for i in range(len(LOGITS)))
+    assert statistic < 5 + 10 * 10**0.5  # ten standard deviations above five degrees of freedom
+
+
+def test_a_draw_depends_on_seed_and_position_and_not_on_its_block() -> None:
+    logits = torch.randn(40, 300, generator=torch.Generator().manual_seed(0))
+    sampler = TokenSampler(Distribution(temperature=1.0, seed=3), 300)
+    whole = sampler.choose(logits, 10, [1] * 40)
+    parts: list[int] = []
+    for start, stop in ((0, 1), (1, 8), (8, 9), (9, 40)):
+        parts += sampler.choose(logits[start:stop], 10 + start, [1] * (stop - start))
+    assert whole == parts
+    assert sampler.choose(logits, 10, [1] * 40) == whole  # again, as after a rollback
+    assert sampler.choose(logits, 11, [1] * 40) != whole
+    assert TokenSampler(Distribution(temperature=1.0, seed=4), 300).choose(logits, 10, [1] * 40) != whole
+
+
+def test_draft_and_target_agree_as_often_as_the_coupling_promises() -> None:
+    """At least (1 - TV) / (1 + TV), at most 1 - TV; independent draws would agree far less often."""
+    generator = torch.Generator().manual_seed(1)
+    target = torch.randn(50, generator=generator) * 2
+    draft = target + torch.randn(50, generator=generator)
+    output_ids = torch.arange(0, 50, 2)
+    p, q = target.double().softmax(0), torch.zeros(50, dtype=torch.float64)
+    q[output_ids] = draft[output_ids].double().softmax(0)
+    distance = float((p - q).abs().sum() / 2)
+    number = 20_000
+    distribution = Distribution(temperature=1.0, seed=9)
+    ours = TokenSampler(distribution, 50).choose(target.expand(number, -1), 0, [0] * number)
+    columns = TokenSampler(distribution, 25, output_ids).choose(draft[output_ids].expand(number, -1), 0, [0] * number)
+    theirs = output_ids[columns].tolist()
+    agreed = sum(a == b for a, b in zip(ours, theirs, strict=True)) / number
+    margin = 5 * (0.25 / number) ** 0.5
+    assert (1 - distance) / (1 + distance) - margin < agreed < 1 - distance + margin
+    assert agreed > float((p * q).sum()) + 0.05
+
+
+def test_penalties_see_the_tokens_before_each_row_and_forget_those_cut_off() -> None:
+    distribution = Distribution(presence_penalty=100.0)
+    sampler = TokenSampler(distribution, 4, prompt=[3])
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).expand(3, -1)
+    assert sampler.choose(logits, 0, [3, 0, 1]) == [0, 1, 2]
+    assert sampler.choose(logits[:2], 1, [2, 0]) == [0, 1]  # the first block was rejected
+    sampler.see([3, 1, 0, 2])
+    assert sampler.choose(logits[:1], 3, [2]) == [3]
+
+
+def test_logprobs_are_the_models_own() -> None:
+    distribution = Distribution(temperature=0.3, top_k=1, logit_bias=((1, 50.0),))
+    sampler = TargetSampler(distribution, len(LOGITS), logprobs=True)
+    acceptance = sampler.accept(torch.from_numpy(LOGITS).expand(2, -1), 0, [0, 1], [1])
+    assert acceptance.token_ids == (1, 1)
+    assert acceptance.num_accepted == 1
+    expected = torch.from_numpy(LOGITS).double().log_softmax(0)[1].item()
+    assert sampler.logprobs == pytest.approx([expected, expected], abs=1e-9)
+
+
+def test_greedy_is_the_argmax() -> None:
+    assert TokenSampler(GREEDY, len(LOGITS)).choose(torch.from_numpy(LOGITS).expand(2, -1), 0, [0, 0]) == [0, 0]
