@@ -69,8 +69,9 @@ def bench(config: RunConfig, run_directory: Path) -> int:
 def export_embedded_draft(folder: Path) -> int:
     """Write the embedded draft to `folder` as a transformers checkpoint. Raises `ConfigError`."""
     console = Console(json_only=False)
-    export_draft(embedded_target_path(report=console.note), folder)
-    console.note(f"the embedded draft is in {folder}; its target: {embedded_target_path()}")
+    target = embedded_target_path(report=console.note)
+    export_draft(target, folder)
+    console.note(f"the embedded draft is in {folder}; its target: {target}")
     return 0
 
 

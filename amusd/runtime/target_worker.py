@@ -297,12 +297,19 @@ class TargetWorker:
                 open_ns=message.open_ns,
             )
 
-    def _receive_candidate(self, session: TargetSession, candidate: Candidate) -> None:
+    def _check_rows(self, candidate: Candidate) -> None:
+        """Raise `PeerProtocolError` for what no draft could have drawn from: nothing that the peer says is trusted."""
         try:
             for token_id, row in zip(candidate.token_ids, candidate.draft_probs, strict=False):
-                unpack_row(row, token_id, self.model.vocab_size)  # nothing that the peer says is trusted
+                unpack_row(row, token_id, self.model.vocab_size)
+        except ValueError as error:
+            raise PeerProtocolError(f"candidate: {error}") from error
+
+    def _receive_candidate(self, session: TargetSession, candidate: Candidate) -> None:
+        try:
+            self._check_rows(candidate)
             reception = session.receive(candidate)
-        except (PeerProtocolError, ValueError):
+        except PeerProtocolError:
             self._tally.num_refused += 1
             self.recorder.instant("refused", session.sequence_id)
             return

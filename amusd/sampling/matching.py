@@ -60,7 +60,7 @@ class NoisyArgmax:
             column = int(bound.argmax())
             if not bound[column] >= _least(best_score):  # nor if it is no number
                 return best if best_score > -math.inf else column
-            score = float(row[column]) - math.log(-math.log1p(-((int(noise[column]) + 0.5) * 2.0**-32)))
+            score = float(row[column]) + float(gumbel(noise[column : column + 1])[0])
             if score > best_score or (score == best_score and column < best):
                 best, best_score = column, score
             bound[column] = -np.inf
