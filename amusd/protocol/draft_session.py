@@ -58,7 +58,7 @@ class DraftSession:
         self._max_length = opening.max_length
         self._max_lookahead = opening.max_lookahead
         self._tokens_per_message = opening.tokens_per_message
-        self._stream = TokenStream(opening.token_ids)
+        self._stream = TokenStream[bytes](opening.token_ids)
         self._epoch = 0
         self._offered_length = self._stream.length
         self._exhausted = False

@@ -22,10 +22,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 from amusd.errors import InvariantError, PeerProtocolError
 from amusd.protocol.messages import Candidate, Verdict
-from amusd.protocol.token_stream import TokenStream
+from amusd.protocol.token_stream import Row, TokenStream
 
 
 class Reception(enum.Enum):
@@ -58,7 +59,7 @@ class Block:
         return (self.last_token, *self.candidates)
 
 
-class TargetSession:
+class TargetSession(Generic[Row]):
     """The target's state of one sequence. No draft is attached at first."""
 
     def __init__(
@@ -82,8 +83,9 @@ class TargetSession:
         self._vocab_size = vocab_size
         self._max_lookahead = max_lookahead
         self._wants_rows = wants_rows
-        self._stream = TokenStream(prompt)
+        self._stream = TokenStream[Row](prompt)
         self._block: Block | None = None
+        self._block_rows: tuple[Row, ...] = ()
         self._num_accepted = 0
         self._chain_broken = False
         self._attached = False
@@ -159,12 +161,15 @@ class TargetSession:
         self._attached = False
         self._stream.truncate(self._stream.committed_length)
 
-    def receive(self, candidate: Candidate) -> Reception:
-        """Take in a candidate message. Raises `PeerProtocolError` for what no correct draft sends."""
+    def receive(self, candidate: Candidate, rows: Sequence[Row] = ()) -> Reception:
+        """Take in a candidate message, and `rows`, which are its `draft_probs` read and checked.
+
+        Raises `PeerProtocolError` for what no correct draft sends.
+        """
         addressed = candidate.sequence_id == self.sequence_id and candidate.incarnation == self._incarnation
         if not (addressed and self._attached):
             return Reception.STALE
-        self._check(candidate)
+        self._check(candidate, len(rows))
         if candidate.epoch < self._live_epoch():
             self._draft_base = max(self._draft_base, candidate.base)
             return Reception.STALE
@@ -182,7 +187,7 @@ class TargetSession:
         if self._contradicts(candidate.start, overlap):
             return self._break_chain(Reception.CONTRADICTED)
         new = max(0, tail_end - candidate.start)
-        self._stream.extend_tail(candidate.token_ids[new:], candidate.draft_probs[new:])
+        self._stream.extend_tail(candidate.token_ids[new:], rows[new:])
         self._chain_end = max(known_end, candidate.start + len(candidate.token_ids))
         return Reception.TAKEN
 
@@ -200,6 +205,7 @@ class TargetSession:
         start = self._stream.committed_length
         end = start + max(0, min(max_candidates, self.num_candidates, self.remaining - 1))
         self._block = Block(start - 1, self._stream.slice(start - 1, start)[0], self._stream.slice(start, end))
+        self._block_rows = self._stream.rows(start, end)
         self._chain_broken = False
         return self._block
 
@@ -216,10 +222,14 @@ class TargetSession:
             return block.candidates
         return tail
 
-    def rows_to_judge(self) -> tuple[bytes, ...]:
-        """The distributions that `candidates_to_judge` were drawn from; none where the draft sends none."""
-        start = self._stream.committed_length
-        return self._stream.rows(start, start + len(self.candidates_to_judge()))
+    def rows_to_judge(self) -> tuple[Row, ...]:
+        """The distributions that `candidates_to_judge` were drawn from; none where the draft sends none.
+
+        Those of the block are kept with it: its chain may end during the pass, which does not undo what was drawn.
+        """
+        end = self._stream.committed_length + len(self._verifying().candidates)
+        num_late = len(self.candidates_to_judge()) - len(self._verifying().candidates)
+        return self._block_rows + self._stream.rows(end, end + num_late)
 
     def commit(self, token_ids: Sequence[int], num_accepted: int) -> None:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
@@ -295,7 +305,7 @@ class TargetSession:
             raise InvariantError("no verification is under way")
         return self._block
 
-    def _check(self, candidate: Candidate) -> None:
+    def _check(self, candidate: Candidate, num_rows: int) -> None:
         committed_length = self._stream.committed_length
         if not self.prompt_length <= candidate.base <= committed_length:
             raise PeerProtocolError(f"candidate builds on {candidate.base} tokens, {committed_length} are committed")
@@ -303,10 +313,8 @@ class TargetSession:
             raise PeerProtocolError(f"candidate starts at {candidate.start}, before its own base {candidate.base}")
         if candidate.start + len(candidate.token_ids) > candidate.base + self._max_lookahead:
             raise PeerProtocolError(f"candidate runs further ahead than {self._max_lookahead} tokens")
-        if len(candidate.draft_probs) != (len(candidate.token_ids) if self._wants_rows else 0):
-            raise PeerProtocolError(
-                f"candidate of {len(candidate.token_ids)} tokens has {len(candidate.draft_probs)} rows"
-            )
+        if num_rows != (len(candidate.token_ids) if self._wants_rows else 0):
+            raise PeerProtocolError(f"candidate of {len(candidate.token_ids)} tokens has {num_rows} rows")
         if any(not 0 <= token_id < self._vocab_size for token_id in candidate.token_ids):
             raise PeerProtocolError(f"candidate has an id outside [0, {self._vocab_size})")
 

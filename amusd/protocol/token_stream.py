@@ -4,23 +4,27 @@
     [committed_length, length)    tail: drafted, not yet judged
 
 Every position keeps the rolling hash of the prefix that ends there, so that cutting the tail costs no rehashing. A
-drafted token and the distribution it was drawn from (its row) are appended and cut together.
+drafted token and the distribution it was drawn from (its row) are appended and cut together; what a row is, the stream
+does not ask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from amusd.protocol import prefix_hash
 
+Row = TypeVar("Row")
 
-class TokenStream:
+
+class TokenStream(Generic[Row]):
     """Tokens of one sequence. Starts with `token_ids` committed."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids: list[int] = []
         self._hashes: list[int] = [prefix_hash.EMPTY]
-        self._rows: dict[int, bytes] = {}
+        self._rows: dict[int, Row] = {}
         self._append(token_ids)
         self._committed_length = len(self._token_ids)
 
@@ -48,7 +52,7 @@ class TokenStream:
         """Tokens at `[start, stop)`."""
         return tuple(self._token_ids[start:stop])
 
-    def rows(self, start: int, stop: int) -> tuple[bytes, ...]:
+    def rows(self, start: int, stop: int) -> tuple[Row, ...]:
         """Rows of the tokens at `[start, stop)`; none at all unless each has one."""
         rows = tuple(self._rows[position] for position in range(start, stop) if position in self._rows)
         return rows if len(rows) == stop - start else ()
@@ -66,7 +70,7 @@ class TokenStream:
             matched += 1
         return matched
 
-    def extend_tail(self, token_ids: Sequence[int], rows: Sequence[bytes] = ()) -> None:
+    def extend_tail(self, token_ids: Sequence[int], rows: Sequence[Row] = ()) -> None:
         """Append drafted tokens, and their rows where they have any: one each."""
         if rows:
             start = len(self._token_ids)

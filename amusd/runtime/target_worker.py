@@ -20,7 +20,7 @@ from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Op
 from amusd.protocol.target_session import Block, Reception, TargetSession
 from amusd.runtime.tally import Tally
 from amusd.sampling.equality import accept_equal
-from amusd.sampling.rows import unpack_row
+from amusd.sampling.rows import ProbabilityRow, unpack_rows
 from amusd.sampling.sampler import TargetSampler
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
@@ -33,6 +33,9 @@ FINAL_PROGRESS_SECONDS = 0.5
 
 PASS_TIME_MEMORY = 0.8
 """Weight of the past in the running estimate of a pass."""
+
+
+_Session = TargetSession[ProbabilityRow]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +123,8 @@ class TargetWorker:
 
     # One sequence, from its opening to its end
 
-    def _new_session(self, request: Request) -> TargetSession:
-        session = TargetSession(
+    def _new_session(self, request: Request) -> _Session:
+        session = _Session(
             sequence_id=self._next_sequence_id,
             prompt=request.prompt,
             max_length=request.max_length,
@@ -140,7 +143,7 @@ class TargetWorker:
             request.distribution, self.model.vocab_size, prompt=request.prompt, logprobs=request.logprobs
         )
 
-    def _open(self, session: TargetSession, request: Request) -> KVCache:
+    def _open(self, session: _Session, request: Request) -> KVCache:
         """Send the prompt first, so that the draft prefills while the target does."""
         if request.drafter is not None and self.has_draft:
             assert self.peer is not None
@@ -166,7 +169,7 @@ class TargetWorker:
         self.recorder.span("target_prefill", start_ns, time.monotonic_ns(), session.sequence_id)
         return self._cache
 
-    def _next_block(self, session: TargetSession, policy: Policy) -> Block:
+    def _next_block(self, session: _Session, policy: Policy) -> Block:
         """Drain what has arrived and let the policy decide, until it decides to verify."""
         ready_ns = time.monotonic_ns()
         while True:
@@ -186,7 +189,7 @@ class TargetWorker:
                 return session.begin(min(decision.num_candidates, limit))
             self._wait(session, decision.seconds)
 
-    def _verify(self, session: TargetSession, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
+    def _verify(self, session: _Session, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
         start_ns = time.monotonic_ns()
         if self._sampler is None:
@@ -215,7 +218,7 @@ class TargetWorker:
         return emission
 
     def _pass_done(
-        self, session: TargetSession, block: Block, start_ns: int, end_ns: int, *, num_judged: int, num_accepted: int
+        self, session: _Session, block: Block, start_ns: int, end_ns: int, *, num_judged: int, num_accepted: int
     ) -> None:
         seconds = (end_ns - start_ns) / 1e9
         memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
@@ -241,33 +244,33 @@ class TargetWorker:
             committed_length=session.committed_length,
         )
 
-    def _close(self, session: TargetSession, reason: FinishReason) -> None:
+    def _close(self, session: _Session, reason: FinishReason) -> None:
         if session.attached and self._send(Close(session.sequence_id, reason)):
             self._await_final_progress(session)
         session.detach()
         self.recorder.flush()
 
-    def _await_final_progress(self, session: TargetSession) -> None:
+    def _await_final_progress(self, session: _Session) -> None:
         deadline = time.monotonic() + FINAL_PROGRESS_SECONDS
         while self._tally.draft is None and self.has_draft and (left := deadline - time.monotonic()) > 0:
             self._take(session, left)
 
     # The draft's messages
 
-    def _drain(self, session: TargetSession) -> None:
+    def _drain(self, session: _Session) -> None:
         if session.attached and not self.has_draft:
             session.detach()
         while session.attached and self._take(session, 0.0):
             pass
 
-    def _wait(self, session: TargetSession, seconds: float) -> None:
+    def _wait(self, session: _Session, seconds: float) -> None:
         start_ns = time.monotonic_ns()
         self._take(session, seconds)
         end_ns = time.monotonic_ns()
         self._tally.waited(end_ns - start_ns)
         self.recorder.span("target_wait", start_ns, end_ns, session.sequence_id)
 
-    def _take(self, session: TargetSession, timeout: float) -> bool:
+    def _take(self, session: _Session, timeout: float) -> bool:
         """Receive and handle one message; False when none came."""
         if not self.has_draft:
             return False
@@ -281,7 +284,7 @@ class TargetWorker:
             self._handle(session, message)
         return message is not None
 
-    def _handle(self, session: TargetSession, message: Message) -> None:
+    def _handle(self, session: _Session, message: Message) -> None:
         if isinstance(message, Candidate):
             self._receive_candidate(session, message)
         elif isinstance(message, Failed):
@@ -297,18 +300,18 @@ class TargetWorker:
                 open_ns=message.open_ns,
             )
 
-    def _check_rows(self, candidate: Candidate) -> None:
-        """Raise `PeerProtocolError` for what no draft could have drawn from: nothing that the peer says is trusted."""
+    def _rows(self, candidate: Candidate) -> tuple[ProbabilityRow, ...]:
+        """What its tokens were drawn from. Raises `PeerProtocolError` for what no draft could have drawn from."""
+        if not candidate.draft_probs:
+            return ()
         try:
-            for token_id, row in zip(candidate.token_ids, candidate.draft_probs, strict=False):
-                unpack_row(row, token_id, self.model.vocab_size)
+            return unpack_rows(candidate.draft_probs, candidate.token_ids, self.model.vocab_size)
         except ValueError as error:
             raise PeerProtocolError(f"candidate: {error}") from error
 
-    def _receive_candidate(self, session: TargetSession, candidate: Candidate) -> None:
+    def _receive_candidate(self, session: _Session, candidate: Candidate) -> None:
         try:
-            self._check_rows(candidate)
-            reception = session.receive(candidate)
+            reception = session.receive(candidate, self._rows(candidate))
         except PeerProtocolError:
             self._tally.num_refused += 1
             self.recorder.instant("refused", session.sequence_id)
@@ -336,7 +339,7 @@ class TargetWorker:
             return False
         return True
 
-    def _lose_draft(self, session: TargetSession, reason: str) -> None:
+    def _lose_draft(self, session: _Session, reason: str) -> None:
         self.draft_failure = reason
         session.detach()
         self.recorder.instant("draft_lost", session.sequence_id, reason=reason)

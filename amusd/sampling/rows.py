@@ -9,6 +9,7 @@ with it in the same message, so that the two cannot come apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,11 @@ def pack_row(row: ProbabilityRow) -> bytes:
 def certain(token_id: int) -> bytes:
     """The row of a token that was not drawn: looked up, or chosen in any way that uses no chance."""
     return pack_row(ProbabilityRow(np.array([token_id], dtype=np.int32), np.array([1.0], dtype=np.float32)))
+
+
+def unpack_rows(rows: Sequence[bytes], token_ids: Sequence[int], vocab_size: int) -> tuple[ProbabilityRow, ...]:
+    """The row of each token. Raises `ValueError`."""
+    return tuple(unpack_row(row, token_id, vocab_size) for row, token_id in zip(rows, token_ids, strict=True))
 
 
 def unpack_row(data: bytes, token_id: int, vocab_size: int) -> ProbabilityRow:

@@ -17,7 +17,7 @@ from amusd.sampling.logits import Columns, LogitsProcessor, Row
 from amusd.sampling.matching import NoisyArgmax
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of, uniform
 from amusd.sampling.rejection import Probabilities, is_accepted, residual
-from amusd.sampling.rows import ProbabilityRow, pack_row, unpack_row
+from amusd.sampling.rows import ProbabilityRow, pack_row
 
 DRAFT_SUPPORT = 1024
 """Tokens that a draft draws from at most under the ratio test: what its rows carry."""
@@ -120,13 +120,17 @@ class TargetSampler(TokenSampler):
         domain = Domain.RESAMPLE if rule == "rejection" else Domain.MATCHING
         super().__init__(distribution, vocab_size, prompt=prompt, domain=domain)
         self._rejects = rule == "rejection"
-        self._vocab_size = vocab_size
         self._wants_logprobs = logprobs
         self.logprobs: tuple[float, ...] = ()
         """Of the tokens last accepted, under the model alone; empty unless asked for."""
 
     def accept(
-        self, logits: Tensor, start: int, block: Sequence[int], judged: Sequence[int], rows: Sequence[bytes] = ()
+        self,
+        logits: Tensor,
+        start: int,
+        block: Sequence[int],
+        judged: Sequence[int],
+        rows: Sequence[ProbabilityRow] = (),
     ) -> Acceptance:
         """What a pass over `block`, whose first token stands at `start`, commits.
 
@@ -148,7 +152,7 @@ class TargetSampler(TokenSampler):
         start: int,
         block: Sequence[int],
         judged: Sequence[int],
-        rows: Sequence[bytes],
+        rows: Sequence[ProbabilityRow],
     ) -> Acceptance:
         del self._context[start:]
         for number, (token_id, row_logits) in enumerate(zip(block, logits, strict=True)):
@@ -156,8 +160,7 @@ class TargetSampler(TokenSampler):
             position = start + number + 1
             if number == len(judged):  # all accepted, and the pass has scored one position more
                 return Acceptance((*judged, self._choose(row_logits, position)), number)
-            candidate = judged[number]
-            q = unpack_row(rows[number], candidate, self._vocab_size)
+            candidate, q = judged[number], rows[number]
             p = self._probabilities(row_logits)
             if not is_accepted(candidate, p, q, uniform(self._key(position, Domain.ACCEPT))):
                 return Acceptance((*judged[:number], self._resample(residual(p, q), position)), number)

@@ -127,6 +127,19 @@ def test_a_late_candidate_is_judged_in_the_place_of_the_bonus_token() -> None:
     assert session.begin(6).candidates == (6,)
 
 
+def test_a_block_keeps_what_it_was_drawn_from_when_its_chain_ends_during_the_pass() -> None:
+    session = TargetSession(
+        sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, max_lookahead=6, wants_rows=True
+    )
+    session.attach(1)
+    session.receive(candidate(4, 5), ("row of 4", "row of 5"))
+    session.begin(1)
+    assert session.rows_to_judge() == ("row of 4", "row of 5")  # a late candidate is judged too
+    assert session.receive(candidate(7, behind=(*PROMPT, 4, 5, 6)), ("row of 7",)) is Reception.GAP
+    assert session.candidates_to_judge() == (4,)
+    assert session.rows_to_judge() == ("row of 4",)
+
+
 def test_a_verdict_carries_all_that_the_draft_may_not_know() -> None:
     session, other = target(), draft(4)
     session.receive(candidate(4))

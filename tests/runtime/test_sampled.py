@@ -19,6 +19,9 @@ from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.engine import Engine, Generation
 from amusd.errors import ConfigError
 from amusd.models.table import TableModel
+from amusd.protocol.messages import Candidate, Message
+from amusd.sampling.rows import certain
+from amusd.transport.memory import MemoryTransport
 from amusd.types import Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
@@ -170,6 +173,59 @@ def test_under_the_ratio_test_every_drafter_works_and_some_candidates_are_reject
             assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
         assert engine.draft_failure is None
     assert draft.error is None
+
+
+class LyingLink:
+    """Passes messages on; every fifth candidate loses what it was drawn from, or comes with what it cannot be."""
+
+    def __init__(self, link: MemoryTransport, lie: Callable[[Candidate], tuple[bytes, ...]]) -> None:
+        self._link = link
+        self._lie = lie
+        self._num_candidates = 0
+        self.send, self.close = link.send, link.close
+
+    def receive(self, timeout: float) -> Message | None:
+        message = self._link.receive(timeout)
+        if isinstance(message, Candidate) and message.token_ids:
+            self._num_candidates += 1
+            if self._num_candidates % 5 == 0:
+                return replace(message, draft_probs=self._lie(message))
+        return message
+
+
+LIES: dict[str, Callable[[Candidate], tuple[bytes, ...]]] = {
+    "none at all": lambda _: (),
+    "one too many": lambda candidate: (*candidate.draft_probs, candidate.draft_probs[0]),
+    "of another token": lambda candidate: (
+        certain(VOCAB_SIZE - 1 - candidate.token_ids[0]),
+        *candidate.draft_probs[1:],
+    ),
+    "not a row": lambda candidate: (b"1234567", *candidate.draft_probs[1:]),
+    "an id that the target does not have": lambda candidate: (certain(VOCAB_SIZE), *candidate.draft_probs[1:]),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_row_that_nothing_can_be_drawn_from_is_refused_and_the_answer_goes_on(lie: str) -> None:
+    wanted = params(1.0, acceptance="rejection")
+    wrap: Callable[[MemoryTransport], Any] = lambda link: LyingLink(link, LIES[lie])  # noqa: E731
+    with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, draft):
+        answer = engine.generate(PROMPT, wanted, decoding=decoding(Mode.ASYNCHRONOUS, 5, tokens_per_message=2))
+        assert engine.draft_failure is None
+    assert len(answer.token_ids) == NUM_TOKENS
+    assert answer.metrics.num_refused > 1
+    assert answer.metrics.num_accepted > 1  # what is refused is offered again
+    assert draft.error is None
+
+
+def test_rows_that_nobody_asked_for_are_refused() -> None:
+    add_rows = lambda candidate: tuple(map(certain, candidate.token_ids))  # noqa: E731
+    wrap: Callable[[MemoryTransport], Any] = lambda link: LyingLink(link, add_rows)  # noqa: E731
+    with pair({"same": DRAFTERS["same"]}, wrap_target_link=wrap) as (engine, _):
+        expected = plain(engine, params(1.0)).token_ids
+        answer = engine.generate(PROMPT, params(1.0), decoding=decoding(Mode.ASYNCHRONOUS, 5))
+    assert answer.token_ids == expected
+    assert answer.metrics.num_refused > 1
 
 
 def test_a_draft_that_is_told_the_answer_does_not_fit_the_ratio_test() -> None:

@@ -23,6 +23,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
 from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.logits import LogitsProcessor
+from amusd.sampling.rows import ProbabilityRow, unpack_rows
 from amusd.sampling.sampler import TargetSampler
 
 VOCAB_SIZE = 5
@@ -152,7 +153,7 @@ class Experiment:
     def _answer(self, seed: int, drafter: AutoregressiveDrafter) -> tuple[int, ...]:
         schedule = random.Random(seed)
         distribution = _seeded(self.distribution, seed)
-        session = TargetSession(
+        session = TargetSession[ProbabilityRow](
             sequence_id=1,
             prompt=PROMPT,
             max_length=MAX_LENGTH,
@@ -196,19 +197,19 @@ class Experiment:
         if offer is not None:
             candidates.append(encode(self.filter_offer(offer), 7))
 
-    def _take(self, session: TargetSession, candidates: deque[bytes]) -> None:
-        message = decode(candidates.popleft())[1]
+    def _take(self, session: TargetSession[ProbabilityRow], candidates: deque[bytes]) -> None:
+        message = decode(candidates.popleft()).message
         assert isinstance(message, Candidate)
-        session.receive(message)
+        session.receive(message, unpack_rows(message.draft_probs, message.token_ids, VOCAB_SIZE))
 
     def _hear(self, manager: RollbackManager, verdicts: deque[bytes]) -> None:
-        message = decode(verdicts.popleft())[1]
+        message = decode(verdicts.popleft()).message
         assert isinstance(message, Verdict)
         manager.apply(message)
 
     def _verify(
         self,
-        session: TargetSession,
+        session: TargetSession[ProbabilityRow],
         sampler: TargetSampler,
         cache: Cache,
         verdicts: deque[bytes],
