@@ -266,8 +266,11 @@ class TransportConfig:
     """`ipc://PATH` or `tcp://HOST:PORT`; None picks a private one. The target binds it, the draft connects."""
     insecure: bool = False
     """Allow an address that is not on this machine, unencrypted and unauthenticated."""
+    delay_ms: float = 0.0
+    """Hand over every message this long after it was sent: what distance costs. Both workers on one machine."""
 
     def __post_init__(self) -> None:
+        _require(0 <= self.delay_ms <= 10_000, "transport.delay_ms", self.delay_ms, "must be between 0 and 10000")
         _require(
             self.kind != "shared_memory" or self.address is None,
             "transport.address",

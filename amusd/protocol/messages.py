@@ -12,7 +12,7 @@ from typing import TypeAlias
 from amusd.config import GREEDY, Distribution
 from amusd.types import FinishReason, Role
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)

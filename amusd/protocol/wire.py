@@ -7,6 +7,7 @@ Little-endian, no padding, one frame per message. Every frame begins with the he
     4       2     PROTOCOL_VERSION
     6       2     kind (`_LAYOUTS`)
     8       8     session nonce: any 64-bit number, chosen by the target for one link
+    16      8     when it was sent, in nanoseconds of the sender's monotonic clock; says nothing about the message
 
 The body is the message's fields in the order of `_LAYOUTS`: first the fixed part of every field, then the tails of the
 fields that have one, both in that order.
@@ -34,7 +35,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from amusd.config import MAX_BIASES, AcceptanceRule, Distribution
 from amusd.errors import ConfigError, WireError
@@ -66,7 +67,7 @@ MAX_FRAME_BYTES = 8 << 20
 """Bytes of a frame at most, header included."""
 
 _MAGIC = b"AMSD"
-_HEADER = struct.Struct("<4sHHQ")
+_HEADER = struct.Struct("<4sHHQQ")
 _LENGTH = struct.Struct("<I")
 _DISTRIBUTION = struct.Struct("<5dqqB")
 """temperature, top_p, min_p, repetition_penalty, presence_penalty, top_k, seed, index in `_RULES`."""
@@ -244,7 +245,7 @@ class _Layout:
         self._packed = tuple((index, field.pack) for index, field in enumerate(fields.values()) if field.pack)
         self._unpacked = tuple((index, field.unpack) for index, field in enumerate(fields.values()) if field.unpack)
 
-    def encode(self, message: Message, nonce: int) -> bytes:
+    def encode(self, message: Message, nonce: int, sent_ns: int) -> bytes:
         """The whole frame. Raises ValueError."""
         values = list(self._values(message))
         tails = [b""]
@@ -255,7 +256,7 @@ class _Layout:
             for index in self._counts:
                 if values[index] < 0:
                     raise ValueError(f"{self.field_names[index]}={values[index]} is negative")
-            tails[0] = self._frame.pack(_MAGIC, PROTOCOL_VERSION, self.kind, nonce, *values)
+            tails[0] = self._frame.pack(_MAGIC, PROTOCOL_VERSION, self.kind, nonce, sent_ns, *values)
         except (struct.error, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.message_type.__name__} does not fit a frame: {error}") from error
         frame = b"".join(tails)
@@ -349,21 +350,29 @@ _BY_KIND = {layout.kind: layout for layout in _LAYOUTS}
 _BY_TYPE: dict[type, _Layout] = {layout.message_type: layout for layout in _LAYOUTS}
 
 
-def encode(message: Message, nonce: int) -> bytes:
+class Frame(NamedTuple):
+    """What a frame says."""
+
+    nonce: int
+    sent_ns: int
+    message: Message
+
+
+def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
     """One frame. Raises ValueError when a field does not fit, because that is the caller's mistake, not the peer's."""
     layout = _BY_TYPE.get(type(message))
     if layout is None:
         raise ValueError(f"{type(message).__name__} is not a message")
-    return layout.encode(message, nonce)
+    return layout.encode(message, nonce, sent_ns)
 
 
-def decode(frame: bytes | memoryview) -> tuple[int, Message]:
-    """The session nonce and the message of one frame. Raises WireError, and nothing else, on any other bytes."""
+def decode(frame: bytes | memoryview) -> Frame:
+    """What one frame says. Raises WireError, and nothing else, on any other bytes."""
     size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
     if not _HEADER.size <= size <= MAX_FRAME_BYTES:
         raise WireError(f"frame of {size} bytes, {_HEADER.size} to {MAX_FRAME_BYTES} are allowed")
     frame = bytes(frame)  # no copy when it is bytes already
-    magic, version, kind, nonce = _HEADER.unpack_from(frame)
+    magic, version, kind, nonce, sent_ns = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
         raise WireError("not a frame of this protocol")
     if version != PROTOCOL_VERSION:
@@ -371,4 +380,4 @@ def decode(frame: bytes | memoryview) -> tuple[int, Message]:
     layout = _BY_KIND.get(kind)
     if layout is None:
         raise WireError(f"unknown message kind {kind}")
-    return nonce, layout.decode(frame)
+    return Frame(nonce, sent_ns, layout.decode(frame))

@@ -34,6 +34,11 @@ class Transport(Protocol):
         """Frames dropped because they were malformed or of another session."""
         ...
 
+    @property
+    def sent_ns(self) -> int:
+        """When the message that `receive` returned last was sent: nanoseconds of its sender's monotonic clock."""
+        ...
+
     def send(self, message: Message) -> None:
         """Queue a message. Raises `PeerLostError` when the peer is known to be gone or has stopped reading."""
         ...
@@ -75,17 +80,20 @@ class FrameFilter:
     def __init__(self, nonce: int) -> None:
         self._nonce = nonce
         self.num_rejected = 0
+        self.sent_ns = 0
+        """Of the frame that was accepted last."""
 
     def accept(self, frame: bytes) -> Message | None:
         """The message of a frame, or None when the frame is dropped."""
         try:
-            nonce, message = decode(frame)
+            nonce, sent_ns, message = decode(frame)
         except WireError as error:
             self.reject(str(error))
             return None
         if nonce != self._nonce:
             self.reject("it belongs to another session")
             return None
+        self.sent_ns = sent_ns
         return message
 
     def reject(self, reason: str) -> None:

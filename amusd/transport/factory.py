@@ -10,11 +10,24 @@ from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY
 from amusd.transport.base import Listener, Rendezvous, Transport
+from amusd.transport.delayed import DelayedListener, DelayedTransport
 from amusd.transport.zeromq import ZeroMQTransport
 
 
 def listen(config: TransportConfig, nonce: int) -> Listener:
-    """The target's end; does not wait for the draft. Raises ConfigError.
+    """The target's end; does not wait for the draft. Raises ConfigError."""
+    link = _listen(config, nonce)
+    return DelayedListener(link, config.delay_ms / 1e3) if config.delay_ms else link
+
+
+def connect(config: TransportConfig, rendezvous: Rendezvous) -> Transport:
+    """The draft's end, to where `listen` said it listens; does not wait for the target. Raises ConfigError."""
+    link = _connect(config, rendezvous)
+    return DelayedTransport(link, config.delay_ms / 1e3) if config.delay_ms else link
+
+
+def _listen(config: TransportConfig, nonce: int) -> Listener:
+    """The kind of link that is wanted.
 
     Without an address both workers are on this machine. `auto` then takes the first of these that works here: shared
     memory, ZeroMQ over a private socket file, ZeroMQ over loopback TCP.
@@ -35,8 +48,7 @@ def listen(config: TransportConfig, nonce: int) -> Listener:
     return ZeroMQTransport.bind(LOOPBACK, nonce)
 
 
-def connect(config: TransportConfig, rendezvous: Rendezvous) -> Transport:
-    """The draft's end, to where `listen` said it listens; does not wait for the target. Raises ConfigError."""
+def _connect(config: TransportConfig, rendezvous: Rendezvous) -> Transport:
     if rendezvous.address.startswith(SHARED_MEMORY):
         from amusd.transport.shared_memory import SharedMemoryTransport
 

@@ -78,6 +78,11 @@ class MemoryTransport:
         return self._filter.num_rejected
 
     @property
+    def sent_ns(self) -> int:
+        """When the message received last was sent, by its sender's monotonic clock."""
+        return self._filter.sent_ns
+
+    @property
     def delay_seconds(self) -> float:
         """Added to the delay of every message sent from now on; later messages never overtake delayed ones."""
         return self._outgoing.delay_seconds
@@ -89,7 +94,7 @@ class MemoryTransport:
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""
-        self.inject(encode(message, self._nonce))
+        self.inject(encode(message, self._nonce, time.monotonic_ns()))
 
     def inject(self, frame: bytes) -> None:
         """Queue any bytes, as a broken or foreign peer might. Raises PeerLostError."""

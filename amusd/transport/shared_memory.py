@@ -94,9 +94,14 @@ class SharedMemoryTransport:
         """Frames and records dropped because they were malformed or of another session, and strangers turned away."""
         return self._filter.num_rejected
 
+    @property
+    def sent_ns(self) -> int:
+        """When the message received last was sent, by its sender's monotonic clock."""
+        return self._filter.sent_ns
+
     def send(self, message: Message) -> None:
         """Put a message into the ring. Raises PeerLostError."""
-        self._put(encode(message, self._nonce))
+        self._put(encode(message, self._nonce, time.monotonic_ns()))
 
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""

@@ -106,9 +106,14 @@ class ZeroMQTransport:
         """Frames dropped because they were malformed or of another session."""
         return self._filter.num_rejected
 
+    @property
+    def sent_ns(self) -> int:
+        """When the message received last was sent, by its sender's monotonic clock."""
+        return self._filter.sent_ns
+
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""
-        frame = encode(message, self._nonce)
+        frame = encode(message, self._nonce, time.monotonic_ns())
         if time.monotonic() >= self._next_look:
             self._watch_peer()
         if not self._is_lost and not self._pending and self._try_send(frame):

@@ -34,40 +34,40 @@ FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES
 DRAWN = Distribution(temperature=0.5, top_k=3, seed=9, logit_bias=((4, -1.5), (5, 2.0)))
 CANDIDATE = Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True)
 GOLDEN = {
-    CANDIDATE: "414d5344 0300 0300 efcdab8967452301"
+    CANDIDATE: "414d5344 0400 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0300000000000000 0a00000000000000 0c00000000000000"
     "02000000 ffffffffffffffff 01 00000000 05000000 06000000",
-    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN): "414d5344 0300 0200 efcdab8967452301"
+    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN): "414d5344 0400 0200 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
     "02000000 05000000 61 06000000 08000000 000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
     "0000000000000000 0300000000000000 0900000000000000 00 04000000 000000000000f8bf 05000000 0000000000000040",
-    Close(7, FinishReason.LENGTH): "414d5344 0300 0500 efcdab8967452301 0700000000000000 02",
-    Failed(Role.DRAFT, "E", "ü"): "414d5344 0300 0700 efcdab8967452301 01 01000000 02000000 45 c3bc",
-    Shutdown(): "414d5344 0300 0800 efcdab8967452301",
+    Close(7, FinishReason.LENGTH): "414d5344 0400 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
+    Failed(Role.DRAFT, "E", "ü"): "414d5344 0400 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
+    Shutdown(): "414d5344 0400 0800 efcdab8967452301 1500000000000000",
 }
-"""Frames of version 3. A change here is a change of PROTOCOL_VERSION."""
+"""Frames of version 4. A change here is a change of PROTOCOL_VERSION."""
 
 
 def decodes_or_refuses(frame: bytes) -> None:
     """Either `WireError`, or a message whose only frame this is."""
     try:
-        nonce, message = decode(frame)
+        nonce, sent_ns, message = decode(frame)
     except WireError:
         return
-    assert encode(message, nonce) == frame
+    assert encode(message, nonce, sent_ns) == frame
 
 
 @settings(deadline=None)
-@given(message=messages, nonce=nonces)
-def test_every_message_comes_back_equal_with_its_nonce(message: Message, nonce: int) -> None:
-    frame = encode(message, nonce)
-    assert decode(frame) == (nonce, message)
-    assert decode(memoryview(frame)) == (nonce, message)
+@given(message=messages, nonce=nonces, sent_ns=nonces)
+def test_every_message_comes_back_equal_with_its_header(message: Message, nonce: int, sent_ns: int) -> None:
+    frame = encode(message, nonce, sent_ns)
+    assert decode(frame) == (nonce, sent_ns, message)
+    assert decode(memoryview(frame)) == (nonce, sent_ns, message)
 
 
 @pytest.mark.parametrize("message", GOLDEN, ids=lambda message: type(message).__name__)
 def test_the_layout_of_this_version_does_not_change(message: Message) -> None:
-    assert encode(message, NONCE).hex() == GOLDEN[message].replace(" ", "")
+    assert encode(message, NONCE, 0x15).hex() == GOLDEN[message].replace(" ", "")
 
 
 def test_every_message_type_has_a_layout_with_its_fields_in_order() -> None:
@@ -88,7 +88,7 @@ def test_random_bytes_raise_only_wire_errors(frame: bytes) -> None:
 @settings(max_examples=500, deadline=None)
 @given(kind=st.integers(0, 10), body=st.binary(max_size=120))
 def test_random_bodies_behind_a_sound_header_raise_only_wire_errors(kind: int, body: bytes) -> None:
-    decodes_or_refuses(struct.pack("<4sHHQ", b"AMSD", PROTOCOL_VERSION, kind, NONCE) + body)
+    decodes_or_refuses(struct.pack("<4sHHQQ", b"AMSD", PROTOCOL_VERSION, kind, NONCE, 0) + body)
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -118,18 +118,18 @@ def test_bytes_behind_the_end_are_refused(name: str) -> None:
     ("offset", "value", "reason"),
     [
         (0, b"AMSE", "not a frame"),
-        (4, b"\x01\x00", "protocol version 1, this side speaks 3"),
+        (4, b"\x01\x00", "protocol version 1, this side speaks 4"),
         (6, b"\x00\x00", "unknown message kind 0"),
         (6, b"\x63\x00", "unknown message kind 99"),
-        (16, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
-        (56, b"\xff" * 4, "4294967295 token ids, at most"),
-        (56, struct.pack("<I", MAX_TOKENS), "token ids announced, 19 bytes left"),
-        (69, b"\xff" * 4, "4294967295 rows, at most"),
-        (69, struct.pack("<I", 9), "9 rows announced, 11 bytes left"),
-        (81, struct.pack("<I", MAX_ROW_BYTES + 1), "bytes of a row, at most"),
-        (81, struct.pack("<I", 100), "bytes of a row announced, 7 bytes left"),
-        (68, b"\x02", "none of"),
-        (73, b"\xff" * 4, "negative token id"),
+        (24, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
+        (64, b"\xff" * 4, "4294967295 token ids, at most"),
+        (64, struct.pack("<I", MAX_TOKENS), "token ids announced, 19 bytes left"),
+        (77, b"\xff" * 4, "4294967295 rows, at most"),
+        (77, struct.pack("<I", 9), "9 rows announced, 11 bytes left"),
+        (89, struct.pack("<I", MAX_ROW_BYTES + 1), "bytes of a row, at most"),
+        (89, struct.pack("<I", 100), "bytes of a row announced, 7 bytes left"),
+        (76, b"\x02", "none of"),
+        (81, b"\xff" * 4, "negative token id"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_reason(offset: int, value: bytes, reason: str) -> None:
@@ -141,11 +141,11 @@ def test_a_bad_value_is_refused_with_its_reason(offset: int, value: bytes, reaso
 
 def test_bad_utf8_and_oversized_texts_and_names_are_refused() -> None:
     frame = FRAMES["Failed"]
-    head, text_length = frame[:21], struct.unpack_from("<I", frame, 17)[0]
+    head, text_length = frame[:29], struct.unpack_from("<I", frame, 25)[0]
     with pytest.raises(WireError, match="not UTF-8"):
-        decode(frame[:25] + b"\xff" * text_length + frame[25 + text_length :])
+        decode(frame[:33] + b"\xff" * text_length + frame[33 + text_length :])
     with pytest.raises(WireError, match="bytes of text, at most"):
-        decode(head[:17] + struct.pack("<II", MAX_TEXT_BYTES + 1, 0) + b"a" * (MAX_TEXT_BYTES + 1))
+        decode(head[:25] + struct.pack("<II", MAX_TEXT_BYTES + 1, 0) + b"a" * (MAX_TEXT_BYTES + 1))
     hello = encode(Hello(1, Role.DRAFT, 1, 10, "", ("a",)), NONCE)
     with pytest.raises(WireError, match="names, at most"):
         decode(hello[:-9] + struct.pack("<I", MAX_NAMES + 1) + b"\0" * 4 * (MAX_NAMES + 1))
@@ -155,7 +155,7 @@ def test_bad_utf8_and_oversized_texts_and_names_are_refused() -> None:
 
 def test_an_announced_length_allocates_nothing_before_it_is_checked() -> None:
     frame = bytearray(FRAMES["Candidate"])
-    frame[56:60] = struct.pack("<I", MAX_TOKENS)
+    frame[64:68] = struct.pack("<I", MAX_TOKENS)
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
@@ -174,7 +174,7 @@ def test_the_longest_open_fits_a_frame() -> None:
     for num_reference in (0, MAX_TOKENS // 3):  # prompt and answer together are at most as long
         prompt, answer = (2**31 - 1,) * (MAX_TOKENS - num_reference), (2**31 - 1,) * num_reference
         message = Open(1, 1, prompt, MAX_TOKENS, "x" * MAX_TEXT_BYTES, 1, 1, answer)
-        assert decode(encode(message, 0)) == (0, message)
+        assert decode(encode(message, 0)).message == message
 
 
 def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from amusd.protocol.messages import Message
 from amusd.transport.base import Transport
+from amusd.transport.delayed import DelayedTransport
 from amusd.transport.memory import MemoryTransport, memory_pair
 from amusd.transport.shared_memory import SharedMemoryTransport
 from amusd.transport.zeromq import ZeroMQTransport
@@ -94,9 +95,28 @@ class SharedMemoryLink:
             end.close()
 
 
+class DelayedLink(MemoryLink):
+    """A memory link whose ends hold messages back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wrapped = {id(end): DelayedTransport(end, 0.002) for end in self._ends}
+
+    def listen(self) -> Transport:
+        return self._wrapped[id(self._ends[0])]
+
+    def connect(self) -> Transport:
+        return self._wrapped[id(self._ends[1])]
+
+    def inject(self, end: Transport, frame: bytes) -> None:
+        assert isinstance(end, DelayedTransport)
+        super().inject(end._link, frame)
+
+
 LINKS: dict[str, Callable[[], Link]] = {
     "memory": MemoryLink,
     "memory, delayed": lambda: MemoryLink(max_delay_seconds=0.002),
+    "memory, held back": DelayedLink,
     "zeromq over a socket file": lambda: ZeroMQLink(None),
     "zeromq over tcp": lambda: ZeroMQLink("tcp://127.0.0.1:*"),
 }
