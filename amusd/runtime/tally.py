@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
@@ -29,6 +30,18 @@ class Tally:
     _num_accepted: int = 0
     _num_late_accepted: int = 0
     _accepted_by_position: list[int] = field(default_factory=list)
+    _acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _chunk_gaps_ns: list[int] = field(default_factory=list)
+
+    @property
+    def start_ns(self) -> int:
+        """When the request started."""
+        return self._start_ns
+
+    @property
+    def last_ns(self) -> int:
+        """When the last tokens were committed; now, before the first."""
+        return self._last_ns or time.monotonic_ns()
 
     def prefilled(self, duration_ns: int) -> None:
         """The prompt is in the cache."""
@@ -42,8 +55,11 @@ class Tally:
         self, duration_ns: int, *, num_tokens: int, num_candidates: int, num_judged: int, num_accepted: int
     ) -> None:
         """A pass over `num_candidates` committed `num_tokens`; `num_judged` includes a late candidate."""
-        self._last_ns = time.monotonic_ns()
-        self._first_ns = self._first_ns or self._last_ns
+        now_ns = time.monotonic_ns()
+        if self._last_ns is not None:
+            self._chunk_gaps_ns.append(now_ns - self._last_ns)
+        self._last_ns = now_ns
+        self._first_ns = self._first_ns or now_ns
         self._pass_ns += duration_ns
         self._num_passes += 1
         self._num_tokens += num_tokens
@@ -52,14 +68,14 @@ class Tally:
         self._num_drafts += num_judged > 0
         self._num_accepted += num_accepted
         self._num_late_accepted += num_accepted > num_candidates
+        self._acceptance[num_judged, num_accepted] += num_judged > 0
         self._accepted_by_position.extend([0] * (num_accepted - len(self._accepted_by_position)))
         for position in range(num_accepted):
             self._accepted_by_position[position] += 1
 
     def metrics(self) -> GenerationMetrics:
         """What has been counted so far."""
-        now_ns = time.monotonic_ns()
-        last_ns = self._last_ns or now_ns
+        last_ns = self.last_ns
         return GenerationMetrics(
             num_prompt_tokens=self.num_prompt_tokens,
             num_tokens=self._num_tokens,
@@ -74,6 +90,8 @@ class Tally:
             num_accepted=self._num_accepted,
             num_late_accepted=self._num_late_accepted,
             accepted_by_position=tuple(self._accepted_by_position),
+            acceptance={key: count for key, count in self._acceptance.items() if count},
+            chunk_gaps_ns=tuple(self._chunk_gaps_ns),
             num_stale_candidates=self.num_stale_candidates,
             num_refused=self.num_refused,
             draft=self.draft,

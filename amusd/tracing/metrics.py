@@ -3,12 +3,35 @@
 Names follow the serving world where it has one: `acceptance_rate` is accepted / verified candidates (drafted tokens
 that were never verified are not in it), `mean_acceptance_length` is tokens per verification, the target's own included,
 `acceptance_by_position[i]` is the share of verifications with candidates whose i-th candidate was accepted.
+
+Latencies are of the tokens as they leave the target, in milliseconds:
+
+    time_to_first_token_ms          from the request to the first committed tokens
+    time_per_output_token_ms        (end of the answer - first token) / (tokens - 1)
+    median_inter_token_latency_ms   between two chunks, that is, between two passes: each commits one token or more, so
+    p99_inter_token_latency_ms      these differ from the time per output token; None with fewer than two chunks
+
+`speculative_decoding` repeats the counts under the names and with the meanings that benchmark clients read from a
+server's `metrics.speculative_decoding`. There a step is a pass that had candidates to judge; passes without candidates,
+which only an asynchronous target makes, are outside of it:
+
+    mean_acceptance_length                 1 + accepted / steps
+    draft_acceptance_rate                  accepted / judged candidates
+    acceptance_histogram                   [j]: steps that accepted exactly j candidates, 0 <= j <= num_spec_tokens
+    acceptance_histogram_by_draft_length   of each number of candidates judged in a step: the same, over those steps
+    num_spec_steps                         steps
+    num_accepted_draft_tokens              candidates accepted
+    num_draft_tokens                       candidates judged; drafted tokens that no pass judged are not among them
+    num_spec_tokens                        the most candidates that a step judged: here no setting fixes their number
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -52,6 +75,10 @@ class GenerationMetrics:
     num_late_accepted: int = 0
     """Of these, candidates that arrived during the pass and stood where the bonus token would have come."""
     accepted_by_position: tuple[int, ...] = ()
+    acceptance: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """(candidates judged, accepted) -> how many passes with candidates ended so."""
+    chunk_gaps_ns: tuple[int, ...] = ()
+    """Between the commits of two passes that follow each other."""
     num_stale_candidates: int = 0
     """Candidate messages from before a rollback."""
     num_refused: int = 0
@@ -73,6 +100,11 @@ class GenerationMetrics:
             "tokens_per_second": _ratio(self.num_tokens * 1e9, self.total_ns),
             "ms_per_token": _ratio(self.total_ns / 1e6, self.num_tokens),
             "time_to_first_token_ms": _ratio(self.first_token_ns / 1e6, self.num_prompts),
+            "time_per_output_token_ms": _ratio(self.decode_ns / 1e6, max(0, self.num_tokens - self.num_prompts)),
+            "median_inter_token_latency_ms": statistics.median(self.chunk_gaps_ns) / 1e6
+            if self.chunk_gaps_ns
+            else None,
+            "p99_inter_token_latency_ms": _percentile(self.chunk_gaps_ns, 0.99) / 1e6 if self.chunk_gaps_ns else None,
             "num_passes": self.num_passes,
             "num_spec_steps": self.num_drafts,
             "num_draft_tokens": self.num_verified,
@@ -91,6 +123,25 @@ class GenerationMetrics:
             "draft_idle_fraction": _ratio(draft.open_ns - draft.busy_ns, draft.open_ns) if draft else None,
             "num_stale_candidates": self.num_stale_candidates,
             "num_refused": self.num_refused,
+            "speculative_decoding": self._speculative_decoding(),
+        }
+
+    def _speculative_decoding(self) -> dict[str, Any]:
+        longest = max((judged for judged, _ in self.acceptance), default=0)
+        rows = {
+            judged: [self.acceptance.get((judged, accepted), 0) for accepted in range(judged + 1)]
+            for judged in sorted({judged for judged, _ in self.acceptance})
+        }
+        histogram = [sum(row[j] for row in rows.values() if j < len(row)) for j in range(longest + 1)]
+        return {
+            "mean_acceptance_length": 1 + self.num_accepted / self.num_drafts if self.num_drafts else None,
+            "draft_acceptance_rate": _ratio(self.num_accepted, self.num_verified),
+            "acceptance_histogram": histogram,
+            "acceptance_histogram_by_draft_length": {str(judged): row for judged, row in rows.items()},
+            "num_spec_steps": self.num_drafts,
+            "num_accepted_draft_tokens": self.num_accepted,
+            "num_draft_tokens": self.num_verified,
+            "num_spec_tokens": longest,
         }
 
 
@@ -99,15 +150,24 @@ def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
     sums = {
         f.name: sum(getattr(part, f.name) for part in parts)
         for f in fields(GenerationMetrics)
-        if f.name not in ("accepted_by_position", "draft")
+        if f.name not in ("accepted_by_position", "acceptance", "chunk_gaps_ns", "draft")
     }
     width = max((len(part.accepted_by_position) for part in parts), default=0)
     by_position = tuple(
         sum(part.accepted_by_position[i] for part in parts if i < len(part.accepted_by_position)) for i in range(width)
     )
+    acceptance: Counter[tuple[int, int]] = Counter()
+    for part in parts:
+        acceptance.update(part.acceptance)
     drafts = [part.draft for part in parts if part.draft is not None]
     draft = DraftCounts(**{f.name: sum(getattr(d, f.name) for d in drafts) for f in fields(DraftCounts)})
-    return GenerationMetrics(**sums, accepted_by_position=by_position, draft=draft if drafts else None)
+    return GenerationMetrics(
+        **sums,
+        accepted_by_position=by_position,
+        acceptance=acceptance,
+        chunk_gaps_ns=tuple(gap for part in parts for gap in part.chunk_gaps_ns),
+        draft=draft if drafts else None,
+    )
 
 
 def overlap_fraction(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> float | None:
@@ -124,6 +184,11 @@ def overlap_fraction(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int
             inside += min(end, outer[k][1]) - max(start, outer[k][0])
             k += 1
     return _ratio(inside, sum(end - start for start, end in inner))
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed (nearest rank)."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

@@ -1,20 +1,24 @@
 """Spans and instants of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
-Times are `time.monotonic_ns()`, one clock for all processes of a host. Recording appends to a list: no I/O, no
-formatting and no lock on the hot path.
+Times are `time.monotonic_ns()`, one clock for all processes of a host; the first event of a worker, `worker`, says
+which host that is. Recording appends to a list: no I/O, no formatting and no lock on the hot path.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from amusd.tracing.host import host_identity
+
+NO_SEQUENCE = -1
+"""Sequence id of what belongs to none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened: a span when `end_ns > start_ns`, else an instant."""
 
     name: str
@@ -22,6 +26,11 @@ class Event:
     end_ns: int
     sequence_id: int
     fields: dict[str, Any]
+
+    @property
+    def duration_ns(self) -> int:
+        """0 for an instant."""
+        return self.end_ns - self.start_ns
 
 
 class Recorder:
@@ -31,6 +40,7 @@ class Recorder:
         self.role = role
         self._path = path
         self._events: list[Event] = []
+        self.instant("worker", NO_SEQUENCE, host=host_identity(), pid=os.getpid())
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
@@ -38,6 +48,10 @@ class Recorder:
 
     def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
+        self.mark(name, sequence_id, fields)
+
+    def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
+        """As `instant`, with fields that the caller gives away."""
         now = time.monotonic_ns()
         self._events.append(Event(name, now, now, sequence_id, fields))
 
@@ -45,6 +59,10 @@ class Recorder:
     def events(self) -> tuple[Event, ...]:
         """Everything recorded since the last `flush`."""
         return tuple(self._events)
+
+    def events_after(self, num_seen: int) -> list[Event]:
+        """What was recorded behind the first `num_seen` events since the last `flush`."""
+        return self._events[num_seen:]
 
     def flush(self) -> None:
         """Append what was recorded to the file, one JSON object a line, and forget it. Call between requests."""

@@ -1,38 +1,104 @@
-"""The events of a run read back, and what the two workers did at the same time."""
+"""The events of a run read back, on one time axis, and what the two workers did at the same time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amusd.tracing.clock import Clock, compare_clocks
+from amusd.tracing.messages import Flow, match_messages
 from amusd.tracing.metrics import overlap_fraction
+from amusd.tracing.recorder import Event
 
 DRAFT_WORK = ("draft_prefill", "draft_step", "advance", "rollback")
 TARGET_WORK = ("target_prefill", "target_pass")
 
+_HEADS = ("name", "start_ns", "end_ns", "sequence_id")
 
-def read_events(run_directory: Path, role: str) -> list[dict[str, Any]]:
-    """The events of one worker, in the order in which they were recorded; empty when it left none."""
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What both workers recorded, the draft's times on the target's clock. Without a draft its part is empty."""
+
+    target: tuple[Event, ...]
+    draft: tuple[Event, ...]
+    to_draft: tuple[Flow, ...]
+    """Messages that arrived, in order."""
+    to_target: tuple[Flow, ...]
+    clock: Clock
+
+    @classmethod
+    def of(cls, target: Sequence[Event], draft: Sequence[Event]) -> Timeline:
+        """From events as recorded, each worker's on its own clock."""
+        clock = compare_clocks(target, draft, match_messages(target, draft), match_messages(draft, target))
+        moved = [_moved(event, -clock.offset_ns) for event in draft]
+        return cls(
+            target=tuple(target),
+            draft=tuple(moved),
+            to_draft=tuple(match_messages(target, moved)),
+            to_target=tuple(match_messages(moved, target)),
+            clock=clock,
+        )
+
+    def only(self, sequence_id: int) -> Timeline:
+        """The part of one sequence."""
+        return Timeline(
+            target=tuple(event for event in self.target if event.sequence_id == sequence_id),
+            draft=tuple(event for event in self.draft if event.sequence_id == sequence_id),
+            to_draft=tuple(flow for flow in self.to_draft if flow.sent.sequence_id == sequence_id),
+            to_target=tuple(flow for flow in self.to_target if flow.sent.sequence_id == sequence_id),
+            clock=self.clock,
+        )
+
+    def draft_overlap(self, sequence_ids: Collection[int]) -> float | None:
+        """Share of the draft's working time on these sequences that lies inside target work; None without any."""
+
+        def spans(events: Sequence[Event], names: tuple[str, ...]) -> list[tuple[int, int]]:
+            return sorted(
+                (event.start_ns, event.end_ns)
+                for event in events
+                if event.name in names and event.sequence_id in sequence_ids
+            )
+
+        return overlap_fraction(spans(self.draft, DRAFT_WORK), spans(self.target, TARGET_WORK))
+
+
+def read_timeline(run_directory: Path) -> Timeline:
+    """The timeline of a run; empty where it left no events."""
+    return Timeline.of(read_events(run_directory, "target"), read_events(run_directory, "draft"))
+
+
+def read_events(run_directory: Path, role: str) -> list[Event]:
+    """The events of one worker, in the order in which they were recorded; empty when it left none.
+
+    Raises `ValueError` for lines that are no events.
+    """
     path = run_directory / "events" / f"{role}.jsonl"
     if not path.is_file():
         return []
     with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+        return [_event(json.loads(line)) for line in file]
 
 
-def draft_overlap(run_directory: Path, sequence_ids: Collection[int]) -> float | None:
-    """Share of the draft's working time on these sequences that lies inside target work; None without events.
+def by_sequence(events: Sequence[Event]) -> dict[int, list[Event]]:
+    """The events of each sequence, in order."""
+    found: dict[int, list[Event]] = {}
+    for event in events:
+        found.setdefault(event.sequence_id, []).append(event)
+    return found
 
-    Both workers have to run on one machine: their clocks are compared as they are.
-    """
 
-    def spans(role: str, names: tuple[str, ...]) -> list[tuple[int, int]]:
-        return sorted(
-            (event["start_ns"], event["end_ns"])
-            for event in read_events(run_directory, role)
-            if event["name"] in names and event["sequence_id"] in sequence_ids
-        )
+def _event(record: Any) -> Event:
+    try:
+        name, start_ns, end_ns, sequence_id = (record[key] for key in _HEADS)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an event: {record!r:.100}") from error
+    fields = {key: value for key, value in record.items() if key not in (*_HEADS, "role")}
+    return Event(name, start_ns, end_ns, sequence_id, fields)
 
-    return overlap_fraction(spans("draft", DRAFT_WORK), spans("target", TARGET_WORK))
+
+def _moved(event: Event, by_ns: int) -> Event:
+    return event._replace(start_ns=event.start_ns + by_ns, end_ns=event.end_ns + by_ns)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics, overlap_fraction, total
-from amusd.tracing.recorder import Recorder
-from amusd.tracing.timeline import draft_overlap, read_events
+from amusd.tracing.recorder import Event, Recorder
+from amusd.tracing.timeline import read_events, read_timeline
 
 ONE = GenerationMetrics(
     num_tokens=10,
@@ -71,8 +71,11 @@ def test_events_come_back_from_the_file(tmp_path: Path) -> None:
     draft.span("draft_step", 150, 250, 1)
     draft.flush()
     events = read_events(tmp_path, "target")
-    assert [event["name"] for event in events] == ["target_pass", "target_pass", "draft_lost"]
-    assert events[0]["num_candidates"] == 3
-    assert draft_overlap(tmp_path, {1}) == 0.5
-    assert draft_overlap(tmp_path, {2}) is None
+    assert [event.name for event in events] == ["worker", "target_pass", "target_pass", "draft_lost"]
+    assert events[1] == Event("target_pass", 100, 200, 1, {"num_candidates": 3})
+    assert events[3].fields == {"reason": "gone"}
+    timeline = read_timeline(tmp_path)
+    assert timeline.clock.same_host
+    assert timeline.draft_overlap({1}) == 0.5
+    assert timeline.draft_overlap({2}) is None
     assert target.events == ()

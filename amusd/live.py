@@ -1,0 +1,250 @@
+"""`view=live`: below the streaming text, what the target has been doing, drawn in place.
+
+The target knows the draft only by what arrives: candidates, the prefix they build on, and their epoch, which rises with
+every rollback. So that is what the draft's lane shows.
+
+    target   one group for each pass: # a candidate accepted, x one rejected, o the target's own token; . a wait
+    draft    + a candidate that fits on arrival, - one that came too late; / the draft has rolled back
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, TextIO
+
+from amusd.tracing.recorder import Event, Recorder
+
+REFRESH_SECONDS = 0.1
+"""The lanes are drawn again this often at most."""
+
+_REMEMBERED = 400
+"""Groups of a lane that are kept: more than fit on a line."""
+_COLOURS = {"#": "34", "+": "34", "x": "33", "-": "33", "/": "33", "o": "1", ".": "2"}
+"""How the symbols are set off (blue, yellow, bold, dim): with colour or without, the symbol says it."""
+_LEGEND = "# accepted  x rejected  o target's own  . wait  + candidate  - too late  / rolled back"
+_FALLBACK_SIZE = os.terminal_size((80, 24))
+
+
+@dataclass
+class LiveState:
+    """What the target has seen of one answer so far."""
+
+    passes: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Symbols of each pass and each wait, oldest first."""
+    messages: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Symbols of each candidate message."""
+    num_tokens: int = 0
+    num_passes: int = 0
+    num_judged: int = 0
+    num_accepted: int = 0
+    num_rollbacks: int = 0
+    first_ns: int | None = None
+    last_ns: int = 0
+    _committed_length: int = 0
+    _chain_end: int = 0
+
+    @property
+    def num_ready(self) -> int:
+        """Candidates that wait for the next pass."""
+        return max(0, self._chain_end - self._committed_length)
+
+    def take(self, event: Event) -> None:
+        """Take in what happened next."""
+        if event.name == "target_pass":
+            self._take_pass(event)
+        elif event.name == "target_wait":
+            self.passes.append(".")
+        elif event.name == "receive" and event.fields["message"] == "candidate":
+            self._take_candidate(event)
+
+    def _take_pass(self, event: Event) -> None:
+        fields = event.fields
+        num_tokens, num_judged, num_accepted = fields["num_tokens"], fields["num_judged"], fields["num_accepted"]
+        self.first_ns = self.first_ns or event.start_ns
+        self.last_ns = event.end_ns
+        self.num_passes += 1
+        self.num_tokens += num_tokens
+        self.num_judged += num_judged
+        self.num_accepted += num_accepted
+        self._committed_length = fields["committed_length"]
+        if num_accepted < num_judged:
+            self._chain_end = self._committed_length
+        own = "o" * (num_tokens - num_accepted)
+        self.passes.append("#" * num_accepted + "x" * (num_judged - num_accepted) + own)
+
+    def _take_candidate(self, event: Event) -> None:
+        fields = event.fields
+        rolled_back = fields["epoch"] > self.num_rollbacks
+        self.num_rollbacks = max(self.num_rollbacks, fields["epoch"])
+        fits = fields["reception"] == "taken"
+        if fits:
+            self._chain_end = fields["start"] + fields["num_tokens"]
+        symbols = ("+" if fits else "-") * fields["num_tokens"]
+        if rolled_back or symbols:
+            self.messages.append("/" * rolled_back + symbols)
+
+
+def render(state: LiveState, width: int) -> list[str]:
+    """The lines to show, each at most `width` columns wide, colours aside."""
+    seconds = (state.last_ns - (state.first_ns or state.last_ns)) / 1e9
+    figures = [f"{state.num_tokens} tokens"]
+    if seconds > 0:
+        figures.append(f"{state.num_tokens / seconds:.1f} tokens/s")
+    if state.num_judged:
+        share = 100 * state.num_accepted / state.num_judged
+        figures.append(f"{state.num_accepted} of {state.num_judged} candidates accepted ({share:.0f} %)")
+    figures += [f"{state.num_ready} ready", f"{state.num_rollbacks} rollbacks"]
+    return [
+        "",
+        _lane("target ", " ".join(state.passes), width),
+        _lane("draft  ", "".join(state.messages), width),
+        "; ".join(figures)[:width],
+        f"\x1b[2m{_LEGEND[:width]}\x1b[0m",
+    ]
+
+
+def _lane(name: str, symbols: str, width: int) -> str:
+    """The newest symbols that fit, the newest at the right end."""
+    room = max(0, width - len(name))
+    return name[:width] + _coloured(symbols[max(0, len(symbols) - room) :].rjust(room))
+
+
+def _coloured(symbols: str) -> str:
+    parts = []
+    for index, symbol in enumerate(symbols):
+        if symbol in _COLOURS and symbols[index - 1 : index] != symbol:
+            parts.append(f"\x1b[0;{_COLOURS[symbol]}m")
+        elif symbol == " ":
+            parts.append("\x1b[0m")
+        parts.append(symbol)
+    return "".join(parts) + "\x1b[0m"
+
+
+class Screen(Protocol):
+    """Text that streams, with a panel below it."""
+
+    @property
+    def width(self) -> int:
+        """Columns that a line of the panel may have."""
+        ...
+
+    def write(self, text: str) -> None:
+        """Append to the text."""
+        ...
+
+    def show(self, lines: list[str]) -> None:
+        """Put these lines below the text, in the place of those before."""
+        ...
+
+    def close(self) -> None:
+        """Take the panel away. The text stays, and the cursor behind it."""
+        ...
+
+
+class TerminalScreen:
+    """A terminal that knows the ANSI codes.
+
+    The text is broken into lines here and not by the terminal, so that it is always known when it moves down onto the
+    panel. A character counts at least as wide as any terminal shows it.
+    """
+
+    def __init__(self, out: TextIO, size: Callable[[], os.terminal_size] | None = None) -> None:
+        self._out = out
+        self._size = size or self._terminal_size
+        self._column = 0
+        self._panel: list[str] = []
+
+    @property
+    def width(self) -> int:
+        """One less than the terminal has: nothing ever stands in its last column, where terminals differ."""
+        return max(1, self._size().columns - 1)
+
+    def write(self, text: str) -> None:
+        """Append to the text, at once."""
+        lines = self._broken(text)
+        if "\n" in lines and self._panel:
+            self._out.write(f"\x1b[J{lines}{self._below()}")
+        else:
+            self._out.write(lines)
+        self._out.flush()
+
+    def show(self, lines: list[str]) -> None:
+        """Put these lines below the text; nothing on a terminal that is too low for them."""
+        self._panel = lines if self._size().lines > len(lines) + 1 else []
+        self._out.write(f"\x1b[J{self._below()}")
+        self._out.flush()
+
+    def close(self) -> None:
+        """Take the panel away."""
+        self._out.write("\x1b[J")
+        self._out.flush()
+        self._panel = []
+
+    def _below(self) -> str:
+        """The panel, drawn below the cursor, which ends where it was."""
+        count = len(self._panel)
+        if not count:
+            return ""
+        # Going down scrolls where needed, so that afterwards nothing moves between saving and restoring the cursor.
+        room = "\x1bD" * count + f"\x1b[{count}A"
+        return room + "\x1b7" + "".join(f"\r\n{line}" for line in self._panel) + "\x1b8"
+
+    def _broken(self, text: str) -> str:
+        width, parts = self.width, []
+        for character in text:
+            if character == "\n":
+                self._column = 0
+                parts.append("\n")
+                continue
+            columns = 1 if character.isascii() else 2
+            if self._column + columns > width:
+                parts.append("\n")
+                self._column = 0
+            self._column += columns
+            parts.append(_printable(character))
+        return "".join(parts)
+
+    def _terminal_size(self) -> os.terminal_size:
+        try:
+            return os.get_terminal_size(self._out.fileno())
+        except (OSError, ValueError):
+            return _FALLBACK_SIZE
+
+
+def _printable(character: str) -> str:
+    """An answer may hold control characters, which would move the cursor."""
+    if character == "\t":
+        return " "
+    return character if character.isprintable() else "\ufffd"
+
+
+class LiveView:
+    """One answer on a screen, with what the target's recorder says about it."""
+
+    def __init__(self, screen: Screen, recorder: Recorder, now: Callable[[], float] = time.monotonic) -> None:
+        self._screen = screen
+        self._recorder = recorder
+        self._now = now
+        self._state = LiveState()
+        self._num_seen = 0
+        self._drawn_at = float("-inf")
+
+    def write(self, text: str) -> None:
+        """Append to the answer, and draw the lanes again if it is time."""
+        self._screen.write(text)
+        now = self._now()
+        if now - self._drawn_at < REFRESH_SECONDS:
+            return
+        self._drawn_at = now
+        for event in self._recorder.events_after(self._num_seen):
+            self._state.take(event)
+            self._num_seen += 1
+        self._screen.show(render(self._state, self._screen.width))
+
+    def close(self) -> None:
+        """Leave the answer alone on the screen."""
+        self._screen.close()

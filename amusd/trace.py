@@ -1,0 +1,138 @@
+"""`amusd trace`: what a run did, as files for the trace viewers, as a picture, and as an account of its time.
+
+Reads the events that a run left in its directory. Needs no model and no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from amusd.console import Console
+from amusd.errors import ConfigError
+from amusd.tracing.accounting import Account, accounts
+from amusd.tracing.chrome import chrome_trace
+from amusd.tracing.drafted import Fate, judge_steps
+from amusd.tracing.picture import draw
+from amusd.tracing.recorder import Event
+from amusd.tracing.timeline import Timeline, read_timeline
+
+TRACE_FILE = "trace.json"
+PICTURE_FILE = "timeline.svg"
+
+_LOCKSTEP = {"AutoregressivePolicy": "autoregressive", "SynchronousPolicy": "synchronous"}
+"""Policies that are a mode of their own; every other one is asynchronous."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSequence:
+    """One answer of a run, as its `sequence` event tells it."""
+
+    event: Event
+
+    @property
+    def sequence_id(self) -> int:
+        """Its name in the events."""
+        return self.event.sequence_id
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft took part."""
+        return self.event.fields["drafter"] is not None
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether draft and target worked at the same time."""
+        return self.event.fields["policy"] not in _LOCKSTEP
+
+    @property
+    def schedule(self) -> str:
+        """Mode, policy and drafter, for people."""
+        fields = self.event.fields
+        policy = str(fields["policy"])
+        name = _LOCKSTEP.get(policy) or f"asynchronous ({policy.removesuffix('Policy').lower()})"
+        if policy == "SynchronousPolicy":
+            name += f", blocks of {fields['max_lookahead']}"
+        return f"{name}, drafter {fields['drafter']}" if self.has_draft else name
+
+
+def trace(run_directory: Path, sequence_id: int | None = None) -> int:
+    """Write `trace.json` and `timeline.svg` of one sequence into the run directory, and say where its time went.
+
+    Without a number it is the last sequence with an asynchronous draft, else the last with a draft, else the last.
+    Returns the exit code. Raises `ConfigError` for what is no run directory, or has no such sequence.
+    """
+    console = Console()
+    timeline = _read(run_directory)
+    sequence = _choose([TracedSequence(event) for event in timeline.target if event.name == "sequence"], sequence_id)
+    part = timeline.only(sequence.sequence_id)
+    summary = summary_lines(part)
+    about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": sequence.schedule}
+    _write(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
+    _write(run_directory / PICTURE_FILE, draw(part, sequence.schedule, summary))
+    console.text(f"sequence {sequence.sequence_id}: {sequence.schedule}")
+    for line in summary:
+        console.text(line)
+    for role, account in accounts(timeline, sequence.sequence_id).items():
+        console.text(account_line(role, account))
+    console.text(f"clock: {timeline.clock}")
+    console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
+    console.text(f"{run_directory / PICTURE_FILE}: open it in a browser")
+    return 0
+
+
+def summary_lines(part: Timeline) -> list[str]:
+    """The figures of one sequence, in lines short enough for a picture."""
+    passes = [event.fields for event in part.target if event.name == "target_pass"]
+    whole = next(event for event in part.target if event.name == "sequence")
+    num_tokens = sum(fields["num_tokens"] for fields in passes)
+    lines = [f"{num_tokens} tokens in {len(passes)} passes, {whole.duration_ns / 1e6:.0f} ms with the prompt's prefill"]
+    steps = judge_steps(part.draft, part.target)
+    if steps:
+        num_accepted = sum(fields["num_accepted"] for fields in passes)
+        num_judged = sum(fields["num_judged"] for fields in passes)
+        num_drafted = sum(len(step.fates) for step in steps)
+        num_wasted = sum(step.count(Fate.WASTED) for step in steps)
+        num_rollbacks = sum(event.name == "rollback" for event in part.draft)
+        lines.append(f"{num_accepted} of {num_judged} candidates accepted, {num_judged - num_accepted} rejected")
+        lines.append(f"{num_drafted} tokens drafted, {num_wasted} of them in vain; {num_rollbacks} rollbacks")
+    return lines
+
+
+def account_line(role: str, account: Account) -> str:
+    """Where the wall time of a worker went, the largest part first."""
+    parts = sorted(account.fractions().items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in parts if share > 0)
+    return f"{role}, {account.wall_ns / 1e6:.0f} ms: {shares}"
+
+
+def _read(run_directory: Path) -> Timeline:
+    if not (run_directory / "events").is_dir():
+        raise ConfigError(f"{run_directory}: not a run directory: it has no folder events/")
+    try:
+        timeline = read_timeline(run_directory)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run_directory}/events: cannot be read ({error})") from None
+    if not any(event.name == "sequence" for event in timeline.target):
+        raise ConfigError(f"{run_directory}: its events hold no answer; has the run ended?")
+    return timeline
+
+
+def _choose(sequences: Sequence[TracedSequence], sequence_id: int | None) -> TracedSequence:
+    if sequence_id is None:
+        ranked = sorted(sequences, key=lambda sequence: (sequence.has_draft, sequence.is_asynchronous))
+        return ranked[-1]
+    found = next((sequence for sequence in sequences if sequence.sequence_id == sequence_id), None)
+    if found is None:
+        first, last = sequences[0].sequence_id, sequences[-1].sequence_id
+        raise ConfigError(f"sequence={sequence_id}: no such sequence; this run has {first} to {last}")
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from None

@@ -1,0 +1,124 @@
+"""Where the wall time of a worker went: named parts that add up to it.
+
+    target   from the request to the last committed tokens
+      prefill                   of the prompt
+      full_passes               passes with as many candidates as they could hold
+      partial_passes            passes with fewer
+      passes_without_candidates
+      waits                     because the policy chose to
+      host                      everything between these: choosing, committing, messages, the reader of the answer
+
+    draft    from the opening of the sequence to its end
+      prefill                   of the prompt
+      accepted_steps            the share of each step whose tokens were accepted
+      wasted_steps              the rest of the steps
+      verdicts                  following the target: advancing and rolling back
+      waits                     at the run-ahead limit, or with nothing to propose
+      host                      everything between these
+
+A worker does one thing at a time, so spans of one sequence never overlap; if they did, the parts would add up to more
+than the wall time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from amusd.tracing.drafted import Fate, judge_steps
+from amusd.tracing.recorder import Event
+from amusd.tracing.timeline import Timeline, by_sequence
+
+TARGET_PARTS = ("prefill", "full_passes", "partial_passes", "passes_without_candidates", "waits", "host")
+DRAFT_PARTS = ("prefill", "accepted_steps", "wasted_steps", "verdicts", "waits", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The wall time of one worker, and its parts by name. Nanoseconds."""
+
+    wall_ns: int
+    parts: dict[str, int]
+
+    def fractions(self) -> dict[str, float]:
+        """Each part as a share of the wall time."""
+        return {name: part / self.wall_ns if self.wall_ns else 0.0 for name, part in self.parts.items()}
+
+
+def target_account(events: Sequence[Event]) -> Account | None:
+    """Of the target's events of one sequence; None when it did not record how the sequence went."""
+    parts = [
+        (event, {_target_part(event): event.duration_ns})
+        for event in events
+        if event.name in ("target_prefill", "target_pass", "target_wait")
+    ]
+    return _account(events, parts, TARGET_PARTS)
+
+
+def draft_account(draft: Sequence[Event], target: Sequence[Event]) -> Account | None:
+    """Of the draft's events of one sequence; the target's say what became of its tokens. None as above."""
+    names = {"draft_prefill": "prefill", "advance": "verdicts", "rollback": "verdicts", "draft_wait": "waits"}
+    parts = [(event, {names[event.name]: event.duration_ns}) for event in draft if event.name in names]
+    for step in judge_steps(draft, target):
+        duration_ns = step.event.duration_ns
+        useful_ns = duration_ns * step.count(Fate.ACCEPTED) // max(1, len(step.fates))
+        parts.append((step.event, {"accepted_steps": useful_ns, "wasted_steps": duration_ns - useful_ns}))
+    return _account(draft, parts, DRAFT_PARTS)
+
+
+def accounts(timeline: Timeline, sequence_id: int) -> dict[str, Account]:
+    """Of one sequence, by worker; without those that recorded none."""
+    part = timeline.only(sequence_id)
+    return _accounts(part.target, part.draft)
+
+
+def time_fractions(timeline: Timeline, sequence_ids: Collection[int]) -> dict[str, dict[str, float] | None]:
+    """Over several sequences together: each part as a share of the wall time, by worker; None for one without any."""
+    target, draft = by_sequence(timeline.target), by_sequence(timeline.draft)
+    each = [_accounts(target.get(id_, ()), draft.get(id_, ())) for id_ in sequence_ids]
+    found: dict[str, dict[str, float] | None] = {}
+    for role in ("target", "draft"):
+        own = [account[role] for account in each if role in account]
+        found[role] = _sum(own).fractions() if own else None
+    return found
+
+
+def _accounts(target: Sequence[Event], draft: Sequence[Event]) -> dict[str, Account]:
+    found = {"target": target_account(target), "draft": draft_account(draft, target)}
+    return {role: account for role, account in found.items() if account is not None}
+
+
+def _target_part(event: Event) -> str:
+    if event.name == "target_prefill":
+        return "prefill"
+    if event.name == "target_wait":
+        return "waits"
+    if event.fields["num_candidates"] == 0:
+        return "passes_without_candidates"
+    full = event.fields["num_candidates"] >= event.fields["max_candidates"]
+    return "full_passes" if full else "partial_passes"
+
+
+def _account(
+    events: Iterable[Event], parts: Sequence[tuple[Event, dict[str, int]]], names: Sequence[str]
+) -> Account | None:
+    whole = next((event for event in events if event.name == "sequence"), None)
+    if whole is None:
+        return None
+    found = dict.fromkeys(names, 0)
+    reached_ns = whole.start_ns
+    for event, shares in sorted(parts, key=lambda part: part[0].start_ns):
+        found["host"] += max(0, event.start_ns - reached_ns)
+        for name, share in shares.items():
+            found[name] += share
+        reached_ns = max(reached_ns, event.end_ns)
+    found["host"] += max(0, whole.end_ns - reached_ns)
+    return Account(whole.duration_ns, found)
+
+
+def _sum(each: Sequence[Account]) -> Account:
+    parts: Counter[str] = Counter()
+    for account in each:
+        parts.update(account.parts)
+    return Account(sum(account.wall_ns for account in each), dict(parts))

@@ -1,0 +1,147 @@
+"""The timeline of one sequence as Chrome trace events, for Perfetto and chrome://tracing.
+
+Two processes (target, draft) with three threads each: `sequence` (from the request to the end), `work` (what the worker
+did, one thing at a time) and `messages` (a short slice for each message sent or received, so that its arrow has two
+ends to hold on to).
+
+References:
+    Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from amusd.tracing.drafted import Fate, Step, judge_steps
+from amusd.tracing.messages import RECEIVE, SEND, Flow
+from amusd.tracing.recorder import Event
+from amusd.tracing.timeline import DRAFT_WORK, TARGET_WORK, Timeline
+
+PROCESSES = {"target": 1, "draft": 2}
+THREADS = {"sequence": 1, "work": 2, "messages": 3}
+WORK = {*TARGET_WORK, *DRAFT_WORK, "target_wait", "draft_wait"}
+MESSAGE_NS = 2_000
+"""Length of a message's slice, unless the next one comes sooner."""
+
+_GREEN, _ORANGE, _RED, _WHITE = "good", "bad", "terrible", "white"
+"""Colours by the names that the viewers give them."""
+
+_Json = dict[str, Any]
+
+
+def chrome_trace(timeline: Timeline, about: _Json) -> _Json:
+    """The trace as a JSON object. `timeline` is of one sequence; `about`: what else the metadata should say."""
+    origin_ns = min((event.start_ns for event in (*timeline.target, *timeline.draft)), default=0)
+    steps = {step.event.start_ns: step for step in judge_steps(timeline.draft, timeline.target)}
+    events: list[_Json] = []
+    for role, own in (("target", timeline.target), ("draft", timeline.draft)):
+        events += _names(role)
+        events += _spans(role, own, steps)
+        events += _message_slices(role, own)
+        events += _instants(role, own)
+    events += _arrows("target", "draft", timeline.to_draft, first_id=1)
+    events += _arrows("draft", "target", timeline.to_target, first_id=1 + len(timeline.to_draft))
+    return {
+        "traceEvents": [_in_microseconds(event, origin_ns) for event in events],
+        "displayTimeUnit": "ms",
+        "metadata": {**about, "clock": str(timeline.clock), "zero_ns": origin_ns},
+    }
+
+
+def _in_microseconds(event: _Json, origin_ns: int) -> _Json:
+    times = {"ts": (event["ts"] - origin_ns) / 1000} if "ts" in event else {}
+    return event | times | ({"dur": event["dur"] / 1000} if "dur" in event else {})
+
+
+def _place(role: str, thread: str) -> _Json:
+    return {"pid": PROCESSES[role], "tid": THREADS[thread], "cat": thread}
+
+
+def _names(role: str) -> list[_Json]:
+    process = {"ph": "M", "name": "process_name", "pid": PROCESSES[role], "args": {"name": role}}
+    return [process] + [
+        {"ph": "M", "name": "thread_name", "pid": PROCESSES[role], "tid": tid, "args": {"name": name}}
+        for name, tid in THREADS.items()
+    ]
+
+
+def _spans(role: str, events: Iterable[Event], steps: dict[int, Step]) -> list[_Json]:
+    found = []
+    for event in sorted(events, key=lambda event: event.start_ns):
+        if event.name != "sequence" and event.name not in WORK:
+            continue
+        place = _place(role, "sequence" if event.name == "sequence" else "work")
+        span = place | {"ph": "X", "name": event.name, "ts": event.start_ns, "dur": event.duration_ns}
+        step = steps.get(event.start_ns) if event.name == "draft_step" else None
+        fates = {fate.value: step.count(fate) for fate in Fate} if step else {}
+        colour = _colour(event, fates)
+        found.append(span | {"args": event.fields | fates} | ({"cname": colour} if colour else {}))
+    return found
+
+
+def _colour(event: Event, fates: dict[str, int]) -> str | None:
+    """Green: all of use. Orange: a part. Red: none. White: waiting. None: the viewer's choice."""
+    if event.name.endswith("_wait"):
+        return _WHITE
+    if event.name == "target_pass":
+        return _share_colour(event.fields["num_accepted"], event.fields["num_judged"])
+    if event.name == "draft_step":
+        return _share_colour(fates["accepted"] + fates["overtaken"], sum(fates.values()))
+    return _RED if event.name == "rollback" else None
+
+
+def _share_colour(num_good: int, num_all: int) -> str | None:
+    if num_all == 0:
+        return None
+    return _GREEN if num_good == num_all else _ORANGE if num_good else _RED
+
+
+def _message_slices(role: str, events: Sequence[Event]) -> list[_Json]:
+    own = sorted((event for event in events if event.name in (SEND, RECEIVE)), key=lambda event: event.start_ns)
+    ends = [min(event.start_ns + MESSAGE_NS, after.start_ns) for event, after in pairwise(own)]
+    ends += [event.start_ns + MESSAGE_NS for event in own[-1:]]
+    return [
+        _place(role, "messages")
+        | {
+            "ph": "X",
+            "name": f"{event.name} {event.fields['message']}",
+            "ts": event.start_ns,
+            "dur": end_ns - event.start_ns,
+            "args": event.fields,
+        }
+        for event, end_ns in zip(own, ends, strict=True)
+    ]
+
+
+def _arrows(sender: str, receiver: str, flows: Sequence[Flow], *, first_id: int) -> list[_Json]:
+    found: list[_Json] = []
+    for number, flow in enumerate(flows, start=first_id):
+        arrow = {"name": flow.message, "id": number}
+        found.append(_place(sender, "messages") | arrow | {"ph": "s", "ts": flow.sent.start_ns})
+        found.append(_place(receiver, "messages") | arrow | {"ph": "f", "bp": "e", "ts": flow.received.start_ns})
+    return found
+
+
+def _instants(role: str, events: Iterable[Event]) -> list[_Json]:
+    return [
+        _place(role, "work") | {"ph": "i", "s": "t", "name": name, "ts": at_ns, "args": event.fields}
+        for event in events
+        for name, at_ns in _marks(event)
+    ]
+
+
+def _marks(event: Event) -> list[tuple[str, int]]:
+    """What deserves a mark of its own: (name, time)."""
+    fields = event.fields
+    if event.name == "rollback":
+        return [("rolled back", event.start_ns)]
+    if event.name == "advance" and fields["num_adopted"]:
+        return [("target's own token adopted", event.start_ns)]
+    if event.name == "target_pass" and fields["num_judged"] > fields["num_candidates"]:
+        late = fields["num_accepted"] > fields["num_candidates"]
+        return [(f"late candidate {'accepted' if late else 'rejected'}", event.end_ns)]
+    if event.name in ("draft_lost", "target_gone"):
+        return [(event.name.replace("_", " "), event.start_ns)]
+    return []

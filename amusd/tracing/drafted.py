@@ -1,0 +1,75 @@
+"""What became of each drafted token, from the events of both workers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from amusd.tracing.recorder import Event
+
+
+class Fate(enum.Enum):
+    """How a drafted token ended."""
+
+    ACCEPTED = "accepted"
+    """The target accepted it as a candidate."""
+    OVERTAKEN = "overtaken"
+    """It was right, but the target chose the same token itself before the candidate could be judged."""
+    WASTED = "wasted"
+    """Rolled back, or never needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One draft step and the fate of each token that it proposed."""
+
+    event: Event
+    fates: tuple[Fate, ...]
+
+    def count(self, fate: Fate) -> int:
+        """How many of its tokens ended so."""
+        return self.fates.count(fate)
+
+
+def accepted_positions(target: Sequence[Event]) -> set[int]:
+    """Positions of one sequence that were filled by an accepted candidate."""
+    positions: set[int] = set()
+    for event in target:
+        if event.name == "target_pass":
+            start = event.fields["committed_length"] - event.fields["num_tokens"]
+            positions.update(range(start, start + event.fields["num_accepted"]))
+    return positions
+
+
+def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
+    """The draft steps of one sequence, in order.
+
+    A token that the draft still held when its position was committed is the one that was accepted there: a position is
+    drafted anew only after a rollback, and what was rolled back had been contradicted.
+    """
+    accepted = accepted_positions(target)
+    fates: list[tuple[Event, list[Fate]]] = []
+    held: dict[int, tuple[int, int]] = {}
+    """Position -> (step, token of that step), for tokens not thrown away."""
+    length = base = 0
+    for event in draft:
+        fields = event.fields
+        if event.name == "draft_prefill":
+            length = base = fields["num_tokens"]
+        elif event.name == "draft_step":
+            fates.append((event, [Fate.WASTED] * fields["num_tokens"]))
+            length = fields["length"]
+            first = length - fields["num_tokens"]
+            held |= {first + index: (len(fates) - 1, index) for index in range(fields["num_tokens"])}
+        elif event.name in ("advance", "rollback"):
+            for position in range(length - fields["num_discarded"], length):
+                held.pop(position, None)
+            base = fields["committed_length"]
+            length = base if fields["num_discarded"] else max(length, base)
+    for position, (step, index) in held.items():
+        if position in accepted:
+            fates[step][1][index] = Fate.ACCEPTED
+        elif position < base:
+            fates[step][1][index] = Fate.OVERTAKEN
+    return [Step(event, tuple(tokens)) for event, tokens in fates]

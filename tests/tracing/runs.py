@@ -1,0 +1,77 @@
+"""Tiny real runs, for what is made of their events: two workers on threads over table models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
+
+from amusd.config import DecodingConfig
+from amusd.drafters.oracle import OracleDrafter, Schedule, right_with_probability
+from amusd.engine import Generation
+from amusd.tracing.recorder import Event, Recorder
+from amusd.tracing.timeline import Timeline
+from amusd.types import Mode
+
+NUM_TOKENS = 40
+
+
+class PacedOracle(OracleDrafter):
+    """Takes a while for each proposal, as a model would."""
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        time.sleep(0.001)
+        return super().propose(max_tokens)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the workers recorded, and the answers whose events they are."""
+
+    target: tuple[Event, ...]
+    draft: tuple[Event, ...]
+    answers: tuple[Generation, ...]
+
+    @property
+    def timeline(self) -> Timeline:
+        return Timeline.of(self.target, self.draft)
+
+    def write(self, directory: Path) -> Path:
+        """As a run directory."""
+        (directory / "events").mkdir()
+        for role, events in (("target", self.target), ("draft", self.draft)):
+            recorder = Recorder(role, directory / "events" / f"{role}.jsonl")
+            for event in events[1:]:  # the recorder has begun with its own worker event
+                recorder.span(event.name, event.start_ns, event.end_ns, event.sequence_id, **event.fields)
+            recorder.flush()
+        return directory
+
+
+def run(*schedules: DecodingConfig, accept: Schedule | None = None, tokens: int = NUM_TOKENS) -> Run:
+    """One answer for each of `schedules`, with a draft that is right with probability 0.7."""
+    known = reference(tokens + 20)
+    schedule = accept or right_with_probability(0.7, 5)
+    with pair({"oracle": lambda: PacedOracle(known, schedule, VOCAB_SIZE)}, pass_seconds=0.004) as (engine, draft):
+        answers = [engine.generate(PROMPT, params(tokens), decoding=each) for each in schedules]
+        target = engine.worker.recorder
+    assert draft.error is None
+    return Run(target.events, draft.recorder.events, tuple(answers))
+
+
+def asynchronous(**changes: object) -> DecodingConfig:
+    return decoding(Mode.ASYNCHRONOUS, 8, **changes)
+
+
+def synchronous(length: int = 4) -> DecodingConfig:
+    return decoding(Mode.SYNCHRONOUS, length)
+
+
+def plain() -> DecodingConfig:
+    return decoding(Mode.AUTOREGRESSIVE)
+
+
+def named(events: Sequence[Event], name: str) -> list[Event]:
+    return [event for event in events if event.name == name]

@@ -1,0 +1,155 @@
+"""Wall time and its parts: they add up, and agree with what the workers counted themselves."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tracing.runs import Run, named
+
+from amusd.tracing.accounting import DRAFT_PARTS, TARGET_PARTS, accounts, draft_account, target_account, time_fractions
+from amusd.tracing.drafted import Fate, judge_steps
+from amusd.tracing.recorder import Event
+
+CLOSE = 0.01
+"""Parts add up to the wall time within this share."""
+
+
+@st.composite
+def target_events(draw: st.DrawFn) -> list[Event]:
+    """A sequence of passes and waits with gaps of any length between them."""
+    start = now = draw(st.integers(0, 10**15))
+    events = []
+    for name in ["target_prefill", *draw(st.lists(st.sampled_from(["target_pass", "target_wait"]), max_size=12))]:
+        now += draw(st.integers(0, 10**7))
+        end = now + draw(st.integers(0, 10**8))
+        room = draw(st.integers(0, 8))
+        fields = {"num_candidates": draw(st.integers(0, room)), "max_candidates": room}
+        events.append(Event(name, now, end, 1, fields if name == "target_pass" else {}))
+        now = end
+    end = now + draw(st.integers(0, 10**7))
+    return [*events, Event("sequence", start, end, 1, {})]
+
+
+@given(events=target_events())
+def test_the_targets_parts_add_up_to_its_wall_time(events: list[Event]) -> None:
+    account = target_account(events)
+    assert account is not None
+    assert set(account.parts) == set(TARGET_PARTS)
+    assert sum(account.parts.values()) == account.wall_ns
+    assert min(account.parts.values()) >= 0
+    passes = [event for event in events if event.name == "target_pass"]
+    in_passes = sum(account.parts[name] for name in TARGET_PARTS if "passes" in name)
+    assert in_passes == sum(event.duration_ns for event in passes)
+    without = sum(event.duration_ns for event in passes if event.fields["num_candidates"] == 0)
+    assert account.parts["passes_without_candidates"] == without
+
+
+@given(events=target_events(), by=st.integers(1, 10**7))
+def test_spans_that_overlap_show_as_parts_that_exceed_the_wall_time(events: list[Event], by: int) -> None:
+    whole = events[-1]
+    twice = Event("target_wait", whole.start_ns, whole.start_ns + by, 1, {})
+    longer = whole._replace(end_ns=whole.end_ns + by)
+    covered = [Event("target_prefill", whole.start_ns, longer.end_ns, 1, {}), twice, longer]
+    account = target_account(covered)
+    assert account is not None
+    assert sum(account.parts.values()) == account.wall_ns + by
+
+
+@given(
+    num_tokens=st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    gaps=st.lists(st.integers(0, 1000), min_size=20, max_size=20),
+    accepted=st.integers(0, 40),
+)
+def test_the_drafts_parts_add_up_and_steps_are_shared_out(
+    num_tokens: list[int], gaps: list[int], accepted: int
+) -> None:
+    now, length = gaps[0], 5
+    draft = [Event("draft_prefill", now, now + 10, 1, {"num_tokens": length})]
+    now += 10
+    for count, gap in zip(num_tokens, gaps[1:], strict=False):
+        length += count
+        draft.append(Event("draft_step", now + gap, now + gap + 100, 1, {"num_tokens": count, "length": length}))
+        now += gap + 100
+    draft.append(Event("sequence", 0, now + 7, 1, {}))
+    accepted = min(accepted, length - 5)
+    fields = {"committed_length": 5 + accepted + 1, "num_tokens": accepted + 1, "num_accepted": accepted}
+    target = [Event("target_pass", 0, 1, 1, fields)]
+    account = draft_account(draft, target)
+    assert account is not None
+    assert set(account.parts) == set(DRAFT_PARTS)
+    assert sum(account.parts.values()) == account.wall_ns
+    steps = judge_steps(draft, target)
+    assert sum(step.count(Fate.ACCEPTED) for step in steps) == accepted
+    shares = sum(100 * step.count(Fate.ACCEPTED) // max(1, len(step.fates)) for step in steps)
+    assert account.parts["accepted_steps"] == shares
+
+
+def test_a_real_runs_parts_add_up_and_agree_with_the_metrics(real_run: Run) -> None:
+    for answer in real_run.answers:
+        found = accounts(real_run.timeline, answer.sequence_id)
+        metrics = answer.metrics
+        for account in found.values():
+            assert sum(account.parts.values()) == pytest.approx(account.wall_ns, rel=CLOSE)
+        target = found["target"]
+        assert target.wall_ns == pytest.approx(metrics.total_ns, rel=CLOSE)
+        assert sum(target.parts[name] for name in TARGET_PARTS if "passes" in name) == metrics.pass_ns
+        assert target.parts["waits"] == metrics.wait_ns
+        assert target.parts["prefill"] == metrics.prefill_ns
+        assert ("draft" in found) == (metrics.draft is not None)
+        if metrics.draft is not None:
+            draft = found["draft"]
+            # The sequence is open a little longer than until its last report.
+            assert metrics.draft.open_ns <= draft.wall_ns < metrics.draft.open_ns + 100_000_000
+            busy = sum(part for name, part in draft.parts.items() if name not in ("waits", "host"))
+            assert busy == metrics.draft.busy_ns
+            assert draft.parts["waits"] == metrics.draft.wait_ns
+            assert draft.parts["accepted_steps"] > 0
+            assert draft.parts["wasted_steps"] > 0
+
+
+def test_every_accepted_candidate_is_found_among_the_drafted_tokens(real_run: Run) -> None:
+    for answer in real_run.answers[1:]:
+        part = real_run.timeline.only(answer.sequence_id)
+        steps = judge_steps(part.draft, part.target)
+        metrics = answer.metrics
+        assert metrics.draft is not None
+        assert sum(step.count(Fate.ACCEPTED) for step in steps) == metrics.num_accepted
+        assert sum(len(step.fates) for step in steps) == metrics.draft.num_drafted
+
+
+def test_rolled_back_tokens_are_wasted_and_kept_ones_may_be_overtaken() -> None:
+    draft = [
+        Event("draft_prefill", 0, 1, 1, {"num_tokens": 4}),
+        Event("draft_step", 1, 2, 1, {"num_tokens": 3, "length": 7}),  # positions 4, 5, 6
+        Event("advance", 2, 3, 1, {"num_discarded": 0, "committed_length": 5}),
+        Event("rollback", 3, 4, 1, {"num_discarded": 1, "committed_length": 7}),  # 6 was wrong
+        Event("draft_step", 4, 5, 1, {"num_tokens": 1, "length": 8}),
+    ]
+    target = [
+        Event("target_pass", 0, 1, 1, {"committed_length": 5, "num_tokens": 1, "num_accepted": 0}),
+        Event("target_pass", 1, 2, 1, {"committed_length": 7, "num_tokens": 2, "num_accepted": 1}),
+    ]
+    fates = [step.fates for step in judge_steps(draft, target)]
+    assert fates == [(Fate.OVERTAKEN, Fate.ACCEPTED, Fate.WASTED), (Fate.WASTED,)]
+
+
+def test_fractions_of_several_sequences_add_up_to_one(real_run: Run) -> None:
+    fractions = time_fractions(real_run.timeline, {2, 3, 4})
+    for role in ("target", "draft"):
+        parts = fractions[role]
+        assert parts is not None
+        assert sum(parts.values()) == pytest.approx(1, rel=CLOSE)
+    assert time_fractions(real_run.timeline, {1})["draft"] is None
+
+
+def test_no_worker_does_two_things_at_once(real_run: Run) -> None:
+    for events, names in (
+        (real_run.target, ("target_prefill", "target_pass", "target_wait")),
+        (real_run.draft, ("draft_prefill", "draft_step", "advance", "rollback", "draft_wait")),
+    ):
+        spans = sorted((event.start_ns, event.end_ns) for event in events if event.name in names)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert len(named(real_run.draft, "rollback")) > 2

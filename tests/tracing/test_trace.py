@@ -1,0 +1,70 @@
+"""`amusd trace` on real run directories, and on folders that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from tracing.runs import Run
+
+from amusd.errors import ConfigError
+from amusd.trace import trace
+
+
+@pytest.fixture
+def run_directory(real_run: Run, tmp_path: Path) -> Path:
+    return real_run.write(tmp_path)
+
+
+def test_both_files_and_an_account_of_the_time(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace(run_directory) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("sequence 3: asynchronous (chain), drafter oracle\n")
+    assert "accepted steps" in printed
+    assert "clock: one host" in printed
+    assert json.loads((run_directory / "trace.json").read_text())["metadata"]["sequence_id"] == 3
+    assert ET.parse(run_directory / "timeline.svg").getroot().get("viewBox")
+
+
+@pytest.mark.parametrize(
+    ("number", "schedule"),
+    [
+        (1, "autoregressive"),
+        (2, "synchronous, blocks of 4, drafter oracle"),
+        (4, "synchronous, blocks of 2, drafter oracle"),
+    ],
+)
+def test_a_sequence_can_be_chosen(
+    run_directory: Path, number: int, schedule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert trace(run_directory, number) == 0
+    assert capsys.readouterr().out.startswith(f"sequence {number}: {schedule}\n")
+    assert f">{schedule}<" in (run_directory / "timeline.svg").read_text()
+
+
+def test_shares_that_are_printed_add_up(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace(run_directory)
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith(("target,", "draft,")):
+            shares = [float(part.rsplit(" ", 2)[-2]) for part in line.split(": ")[1].split(", ")]
+            assert sum(shares) == pytest.approx(100, abs=1)
+
+
+def test_what_cannot_be_traced_is_said_in_one_line(
+    run_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with pytest.raises(ConfigError, match=r"^sequence=9: no such sequence; this run has 1 to 4$"):
+        trace(run_directory, 9)
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(ConfigError, match="not a run directory"):
+        trace(empty)
+    (empty / "events").mkdir()
+    with pytest.raises(ConfigError, match="hold no answer"):
+        trace(empty)
+    for broken in ("not json\n", "[1]\n", '{"name": "target_pass"}\n'):
+        (empty / "events" / "target.jsonl").write_text(broken)
+        with pytest.raises(ConfigError, match="cannot be read") as caught:
+            trace(empty)
+        assert "\n" not in str(caught.value)
