@@ -3,45 +3,84 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from amusd.bench.report import bench_text
 from amusd.bench.run import run_bench
-from amusd.compare import Comparison, rows_of, run_comparison, synchronous_lengths
+from amusd.compare import Comparison, rows_of, run_comparison
 from amusd.config import RunConfig
 from amusd.console import Console, table
 from amusd.doctor import run_doctor
 from amusd.engine import Engine, Generation
+from amusd.errors import ConfigError
+from amusd.live import LiveView, TerminalScreen
 from amusd.models.embedded_draft import export_draft
 from amusd.models.zoo import embedded_target_path
+from amusd.reporting.comparison import write_comparison_page
 from amusd.runtime.startup import make_recorder
-from amusd.tracing.timeline import draft_overlap
+from amusd.tracing.accounting import time_fractions
+from amusd.tracing.timeline import read_timeline
 from amusd.transport.base import Rendezvous
 from amusd.types import Mode, Role
 from amusd.workload import WorkloadPrompt, load_prompts, user_prompt
 
 
-def run_target(command: str, config: RunConfig, run_directory: Path, publish: Callable[[Rendezvous], None]) -> int:
-    """The target's process: load, meet the draft, run `command`, end the draft. Returns the exit code.
+def run_target(
+    command: str, runs: Sequence[tuple[RunConfig, Path]], publish: Callable[[Rendezvous], None]
+) -> Generator[int | ConfigError, None, None]:
+    """The target's process: load, meet the draft, do one run after another, end the draft.
 
-    1 when the draft failed on the way: the result is complete all the same, because the target went on alone.
+    Yields how each run ended: its exit code, or what its user got wrong, which does not concern the next one. The code
+    is 1 when the draft failed on the way: the result is complete all the same, because the target went on alone, and
+    is the last. Each run has a configuration and a directory; the engines of all are alike. Raises `ConfigError` for
+    what no run could work with.
     """
-    console = Console(json_only=config.output == "json")
-    # What can be wrong with the prompts is said before any weights are loaded.
-    prompts = _prompts(command, config)
-    block = max((1, *synchronous_lengths(config))) if command == "compare" else None
-    engine = Engine.connect(
-        config.engine(longest_block=block), publish, make_recorder(Role.TARGET, run_directory), report=console.note
-    )
-    with engine:
-        if command == "compare":
-            result = _compare(config, engine, console, prompts, run_directory)
-        else:
-            result = _generate(config, engine, console, prompts[0], run_directory)
+    recorder = make_recorder(Role.TARGET, [directory for _, directory in runs])
+    with ExitStack() as stack:
+        engine: Engine | None = None
+        for number, (config, run_directory) in enumerate(runs):
+            console = Console(json_only=config.output == "json")
+            try:
+                # What can be wrong with the prompts is said before any weights are loaded.
+                prompts = _prompts(command, config)
+            except ConfigError as mistake:
+                yield mistake
+                continue
+            if engine is None:
+                settings = config.engine_for(command)
+                engine = stack.enter_context(Engine.connect(settings, publish, recorder, report=console.note))
+            engine.begin_run(number)
+            try:
+                exit_code = _run(command, config, engine, console, prompts, run_directory)
+            except ConfigError as mistake:
+                yield mistake
+                continue
+            yield exit_code
+            if engine.draft_failure is not None:
+                return
+
+
+def _run(
+    command: str,
+    config: RunConfig,
+    engine: Engine,
+    console: Console,
+    prompts: Sequence[WorkloadPrompt],
+    run_directory: Path,
+) -> int:
+    if command == "compare":
+        result = _compare(config, engine, console, prompts, run_directory)
+    else:
+        result = _generate(config, engine, console, prompts[0], run_directory)
     result["run_dir"] = str(run_directory)
+    if engine.draft_failure is not None:
+        result["draft_failure"] = engine.draft_failure
     _write_json(run_directory / "result.json", result)
+    if command == "compare":
+        write_comparison_page(run_directory, config, result)
     console.document(result)
     if engine.draft_failure is not None:
         console.note(f"the draft was lost and the target went on alone: {engine.draft_failure.rstrip()}")
@@ -87,19 +126,35 @@ def _generate(
     """One answer, streamed. What there is of it is kept when the run is interrupted."""
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
+    live = live_view(config, engine, console)
     answer = engine.stream(prompt.turns, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
     complete = False
     try:
         for token in answer:
-            console.text(token.text, end="")
+            if live is not None:
+                live.write(token.text)
+            else:
+                console.text(token.text, end="")
         complete = True
     finally:
+        if live is not None:
+            live.close()
         console.text("")
         if not complete:
             partial = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
             _write_json(run_directory / "result.json", partial)
     console.note(_summary(answer.generation))
     return answer.generation.as_dict()
+
+
+def live_view(config: RunConfig, engine: Engine, console: Console) -> LiveView | None:
+    """What shows an answer with `view=live`; None, with a reason, where there is no terminal."""
+    if config.view == "plain":
+        return None
+    if console.terminal is None:
+        console.note("view=live: needs a terminal for its output; going on plain")
+        return None
+    return LiveView(TerminalScreen(console.terminal), engine.worker.recorder)
 
 
 def _summary(generation: Generation) -> str:
@@ -137,8 +192,11 @@ def _compare(
         if not complete and comparison.prompts:
             _write_json(run_directory / "result.json", {"complete": False, "rows": rows_of(comparison, engine)})
     rows = rows_of(comparison, engine)
+    timeline = read_timeline(run_directory)
     for row in rows:
-        row["draft_overlap_fraction"] = draft_overlap(run_directory, row.pop("sequence_ids"))
+        sequence_ids = row.pop("sequence_ids")
+        row["draft_overlap_fraction"] = timeline.draft_overlap(sequence_ids)
+        row["time"] = time_fractions(timeline, sequence_ids)
     console.text(_comparison_table(rows))
     for number, reason in comparison.refused:
         console.note(f"prompt {number} was left out: {reason}")

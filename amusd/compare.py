@@ -73,15 +73,6 @@ class Comparison:
             self.answers[index].append(answer)
 
 
-def synchronous_lengths(config: RunConfig) -> tuple[int, ...]:
-    """Block lengths that `compare` tries: the one that `mode=synchronous` names, else `compare.synchronous_lengths`."""
-    if config.mode is Mode.AUTOREGRESSIVE:
-        return ()
-    if config.mode is Mode.SYNCHRONOUS:
-        return (config.num_speculative_tokens,)
-    return config.compare.synchronous_lengths
-
-
 def contestants_of(config: RunConfig) -> list[Contestant]:
     """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy.
 
@@ -92,7 +83,7 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
     for drafter in (drafter.kind for drafter in config.engine().drafters):
         found += [
             Contestant(replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length), drafter)
-            for length in synchronous_lengths(config)
+            for length in config.synchronous_lengths()
         ]
         if config.mode is Mode.ASYNCHRONOUS:
             found.append(Contestant(decoding, drafter))

@@ -379,6 +379,64 @@ class BenchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SimulateConfig:
+    """What `amusd simulate` assumes beyond `accept`, `verify_ms`, `draft_ms` and `delay_ms`, and what it tries."""
+
+    overhead_ms: float | None = None
+    """Time of the target's host after each pass; None: as calibrated, else 0."""
+    row_ms: float = 0.0
+    """Added to a target pass for each candidate in it; 0, as with `verify_width=fixed`."""
+    jitter: float = 0.0
+    """Standard deviation of passes and draft steps, relative to their time, on top of what was calibrated."""
+    tokens_per_step: int = 1
+    """Tokens that the draft makes in one step where it runs ahead (several in one replay on GPUs)."""
+    num_answers: int = 16
+    """Answers that are simulated; a calibrated replay has the run's own."""
+    num_tokens: int = 512
+    """Tokens of each of them."""
+    seed: int = 0
+    """Of the acceptance and of all drawn times; the same seed gives the same figures."""
+    synchronous_lengths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
+    """Values of num_speculative_tokens tried for synchronous decoding."""
+    min_candidates: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    """Values of min_candidates tried for the chain."""
+    grid: bool = False
+    """Also map which policy wins over `grid_accepts` and `grid_ratios`."""
+    grid_accepts: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+    """Acceptance rates of the map."""
+    grid_ratios: tuple[float, ...] = (2, 4, 8, 16)
+    """Draft steps per target pass of the map; the draft's time per token follows from it."""
+
+    def __post_init__(self) -> None:
+        overhead = self.overhead_ms
+        _require(overhead is None or 0 <= overhead < math.inf, "simulate.overhead_ms", overhead, "must be at least 0")
+        _require(0 <= self.row_ms < math.inf, "simulate.row_ms", self.row_ms, "must be at least 0")
+        _require(0 <= self.jitter <= 0.5, "simulate.jitter", self.jitter, "must be between 0 and 0.5")
+        for name in ("tokens_per_step", "num_answers", "num_tokens"):
+            _require(getattr(self, name) >= 1, f"simulate.{name}", getattr(self, name), "must be at least 1")
+        for name, least in (("synchronous_lengths", 1), ("min_candidates", 0)):
+            values = getattr(self, name)
+            _require(
+                bool(values) and min(values) >= least,
+                f"simulate.{name}",
+                list(values),
+                f"name at least one, each at least {least}",
+            )
+        _require(
+            bool(self.grid_accepts) and all(0 <= accept <= 1 for accept in self.grid_accepts),
+            "simulate.grid_accepts",
+            list(self.grid_accepts),
+            "name at least one, each between 0 and 1",
+        )
+        _require(
+            bool(self.grid_ratios) and all(0 < ratio < math.inf for ratio in self.grid_ratios),
+            "simulate.grid_ratios",
+            list(self.grid_ratios),
+            "name at least one, each above 0",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """What an engine is built from: models, link, devices, numerics."""
 
@@ -437,10 +495,20 @@ class RunConfig:
     prompt: str | None = None
     """`generate`: the user's message; None takes the first prompt of the workload."""
     output: Literal["text", "json"] = "text"
+    view: Literal["plain", "live"] = "plain"
+    """`generate` on a terminal: `live` shows below the text what both workers are doing."""
     run_dir: str | None = None
     """Where the run keeps its files; None: `runs/<date>-<short hash>`."""
     accept: float | None = None
-    """`drafter=synthetic`: short for drafter.accept."""
+    """`drafter=synthetic`: short for drafter.accept. `simulate`: the share of right draft tokens."""
+    verify_ms: float | None = None
+    """`simulate`: time of one target pass; required unless `calibration` says it."""
+    draft_ms: float | None = None
+    """`simulate`: time of the draft for one token; required unless `calibration` says it."""
+    delay_ms: float | None = None
+    """`simulate`: time of a message, one way; None: as calibrated, else 0."""
+    calibration: str | None = None
+    """`simulate`: a run directory, whose measured times and outcomes hold where nothing else is given."""
     mode: Mode = DecodingConfig.mode
     policy: Literal["auto", "chain"] = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
@@ -462,14 +530,31 @@ class RunConfig:
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
+    simulate: SimulateConfig = field(default_factory=SimulateConfig)
 
     def __post_init__(self) -> None:
+        for name, least in (("verify_ms", "above 0"), ("draft_ms", "above 0"), ("delay_ms", "at least 0")):
+            value = getattr(self, name)
+            enough = value is None or 0 < value < math.inf or (value == 0 and least == "at least 0")
+            _require(enough, name, value, f"must be {least}")
         self.decoding()
         self.engine()
 
     def decoding(self) -> DecodingConfig:
         """The schedule part."""
         return DecodingConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(DecodingConfig)})
+
+    def synchronous_lengths(self) -> tuple[int, ...]:
+        """Block lengths that `compare` tries: the one that `mode=synchronous` names, else those of `compare`."""
+        if self.mode is Mode.AUTOREGRESSIVE:
+            return ()
+        if self.mode is Mode.SYNCHRONOUS:
+            return (self.num_speculative_tokens,)
+        return self.compare.synchronous_lengths
+
+    def engine_for(self, command: str) -> EngineConfig:
+        """The target's engine for `command`: with room for every block that it will verify."""
+        return self.engine(longest_block=max((1, *self.synchronous_lengths())) if command == "compare" else None)
 
     def engine(self, *, longest_block: int | None = None) -> EngineConfig:
         """The part an engine is built from. `longest_block`: candidates per verification that have to fit."""
@@ -486,7 +571,13 @@ class RunConfig:
         )
         kinds = self.compare.drafters or (self.drafter.kind,)
         if self.accept is not None:
-            _require("synthetic" in kinds, "accept", self.accept, "only allowed with drafter=synthetic")
+            simulated = self.verify_ms is not None or self.calibration is not None
+            _require(
+                "synthetic" in kinds or simulated,
+                "accept",
+                self.accept,
+                "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration",
+            )
             _require(0 <= self.accept <= 1, "accept", self.accept, "must be between 0 and 1")
         return EngineConfig(
             target=self.target,

@@ -23,6 +23,11 @@ class Console:
             self._out.write(text + end)
             self._out.flush()
 
+    @property
+    def terminal(self) -> TextIO | None:
+        """Where results go, if a person watches it on a terminal."""
+        return self._out if self._out.isatty() and not self._json_only else None
+
     def document(self, value: dict[str, Any]) -> None:
         """The result for a program: one line of JSON."""
         if self._json_only:
@@ -38,8 +43,7 @@ class Console:
     def progress(self, label: str, done: int, num_steps: int) -> None:
         """How far long work is: one line that is rewritten on a terminal, a line for each tenth elsewhere."""
         if self._err.isatty():
-            filled = 20 * done // num_steps
-            line = f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"[:110]
+            line = progress_line(label, done, num_steps)[:110]
             self._err.write("\r" + line.ljust(self._progress_width))
             self._err.flush()
             self._progress_width = len(line)
@@ -52,6 +56,12 @@ class Console:
         if self._progress_width:
             self._err.write("\r" + " " * self._progress_width + "\r")
             self._progress_width = 0
+
+
+def progress_line(label: str, done: int, num_steps: int) -> str:
+    """`[#####...............] 2/8  label`."""
+    filled = 20 * done // num_steps
+    return f"[{'#' * filled}{'.' * (20 - filled)}] {done}/{num_steps}  {label}"
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -192,7 +192,7 @@ class Engine:
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
         torch.set_num_threads(config.hardware.num_threads)
-        recorder = make_recorder(Role.TARGET, None)
+        recorder = make_recorder(Role.TARGET)
         if not config.drafters:
             model, tokenizer = load_target(config, device_of(config.hardware, Role.TARGET))
             return cls(TargetWorker(model=model, recorder=recorder), tokenizer)
@@ -338,6 +338,10 @@ class Engine:
         model.prefill(prefix[:-1], cache)
         logits = model.forward(prefix[-1:], cache).logits[0]
         return float(logits[token_id]) - float(logits[other_id])
+
+    def begin_run(self, number: int) -> None:
+        """What is asked from now on belongs to this run of those that the recorder keeps apart."""
+        self._worker.begin_run(number)
 
     def close(self) -> None:
         """End the draft and release the link. Idempotent."""

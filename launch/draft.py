@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
+from amusd.config import RunConfig
 from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 from .devices import claim_hardware
-from .job import Job, Options, draft_role
+from .group import Group
+from .job import Options, draft_role, prepare_group
 from .lifetime import Interrupted, interrupt_main_thread
-from .run_directory import read_config
 from .store import CONNECT_SECONDS, Place, Store
 from .terminal import tell
 
@@ -41,27 +43,26 @@ def supervise_draft(options: Options, place: Place) -> int:
 
 def run_draft_process(options: Options, place: Place) -> int:
     """Draft until the target has finished; return the exit code. Raises what the draft raises, after reporting it."""
-    if options.run_directory is not None:  # before torch is imported
-        config = read_config(options.run_directory)
-        config = claim_hardware(config, Role.DRAFT, local_world_size=place.local_world_size)
+    if options.group_file is not None:  # before torch is imported
+        group = prepare_group(options)
+        config = claim_hardware(group.config, Role.DRAFT, local_world_size=place.local_world_size)
         store = Store(place)
-        store.get("job", config.startup_timeout_seconds)
-        job = Job(command=options.command, config=config, run_directory=options.run_directory)
+        store.get("group", config.startup_timeout_seconds)
     else:
         store = Store(place)
-        text = store.get("job", CONNECT_SECONDS)
+        text = store.get("group", CONNECT_SECONDS)
         if text is None:
             return 2
-        job = Job.from_text(text)
-        config = claim_hardware(job.config, Role.DRAFT, local_world_size=place.local_world_size)
-        job = dataclasses.replace(job, config=config)
+        group = Group.from_text(text)
+        config = claim_hardware(group.config, Role.DRAFT, local_world_size=place.local_world_size)
     if store.has("finished"):
         return 0
     store.put("draft_pid", os.getpid())
-    return _draft_until_finished(options, job, store)
+    directories = [job.run_directory for job in group.jobs]
+    return _draft_until_finished(options, config, directories, store)
 
 
-def _draft_until_finished(options: Options, job: Job, store: Store) -> int:
+def _draft_until_finished(options: Options, config: RunConfig, directories: Sequence[Path], store: Store) -> int:
     returned = threading.Event()
     met = threading.Event()
 
@@ -70,16 +71,17 @@ def _draft_until_finished(options: Options, job: Job, store: Store) -> int:
             interrupt_main_thread()
 
     def await_rendezvous() -> Rendezvous:
-        values = store.get("rendezvous", job.config.startup_timeout_seconds)
+        values = store.get("rendezvous", config.startup_timeout_seconds)
         if values is None:
             raise Interrupted(signal.SIGTERM)  # the target ended before it was ready, and has said why
         met.set()
         return Rendezvous(**values)
 
-    directory = job.run_directory if job.run_directory.is_dir() else None  # another machine may not have it
+    if not directories[0].is_dir():  # another machine may not have it
+        directories = ()
     try:
         with store.watching("finished", end_soon):
-            return draft_role(options.roles)(job.config, directory, await_rendezvous, options.incarnation or 1)
+            return draft_role(options.roles)(config, directories, await_rendezvous, options.incarnation or 1)
     except Exception as error:
         users_mistake = isinstance(error, ConfigError)
         if users_mistake or not met.is_set():  # once they have met, the link itself tells the target

@@ -1,4 +1,4 @@
-"""One job: its run directory, its pair of workers under torchrun, and what their end means for the exit code."""
+"""A group of jobs: their pair of workers under torchrun, and what its end means for the exit code of each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pathlib import Path
 from amusd.config import RunConfig
 
 from .devices import THREAD_VARIABLES
+from .group import Group, Job
 from .job import Options
-from .process_tree import run_tree
+from .outcome import Outcome, read_outcome
+from .process_tree import Ended, run_tree
 from .run_directory import create_run_directory, discard_run
 from .terminal import tell
 
@@ -21,32 +23,61 @@ _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "R
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOutcome:
-    """How a job ended."""
+class GroupOutcome:
+    """How a group ended."""
 
-    exit_code: int
-    run_directory: Path
-    interrupted: bool = False
+    exit_codes: tuple[int, ...]
+    """Of its first jobs, at least one. The others were not begun: their pair of workers ended before."""
+    signum: int | None = None
+    """The signal that interrupted it."""
 
 
-def run_job(command: str, config: RunConfig, *, folder: Path | None = None, roles: str | None = None) -> JobOutcome:
-    """Run one job to its end. Raises `ConfigError` when the run directory cannot be used."""
-    directory = create_run_directory(config, folder)
+def run_job(command: str, config: RunConfig, *, roles: str | None = None) -> int:
+    """Run one job to its end; return its exit code. Raises `ConfigError` when the run directory cannot be used."""
+    directory = create_run_directory(config)
     tell(f"run directory: {directory}")
-    with tempfile.TemporaryDirectory(prefix="amusd-") as scratch:
-        outcome_file = Path(scratch) / "exit_code"
-        options = Options(run_directory=directory, command=command, outcome_file=outcome_file, roles=roles)
-        ended = run_tree(_torchrun(options.arguments(), Path(scratch)), _environment(config))
-        reported = int(outcome_file.read_text(encoding="utf-8")) if outcome_file.exists() else None
-    if ended.signum is not None:
+    outcome = run_group(Group(command=command, jobs=(Job(config=config, run_directory=directory),)), roles=roles)
+    if outcome.signum is not None:
         tell(f"interrupted; what was measured so far is in {directory}")
-        return JobOutcome(exit_code=128 + ended.signum, run_directory=directory, interrupted=True)
-    if reported is None:
+        return 128 + outcome.signum
+    return outcome.exit_codes[0]
+
+
+def run_group(group: Group, *, roles: str | None = None, json_only: bool = False) -> GroupOutcome:
+    """Run the jobs, whose directories are made, with one pair of workers, until the last ends or the pair does.
+
+    A directory in which nothing was measured is taken back. `json_only` keeps the workers off standard output.
+    """
+    with tempfile.TemporaryDirectory(prefix="amusd-") as scratch:
+        folder = Path(scratch)
+        options = Options(
+            group_file=folder / "group.json", command=group.command, outcome_file=folder / "outcome", roles=roles
+        )
+        (folder / "group.json").write_text(group.to_text(), encoding="utf-8")
+        ended = run_tree(_torchrun(options.arguments(), folder), _environment(group.config), quiet=json_only)
+        told = read_outcome(folder / "outcome")
+    if ended.signum is None and told.exit_code is None:
         tell(f"the workers ended without a result (torchrun: {ended.exit_code}); what they said is above")
-        return JobOutcome(exit_code=ended.exit_code or 1, run_directory=directory)
-    if reported == 2:
-        discard_run(directory)
-    return JobOutcome(exit_code=reported, run_directory=directory)
+    codes = _exit_codes(ended, told, len(group.jobs))
+    for job, code in zip(group.jobs, [*codes, *[None] * (len(group.jobs) - len(codes))], strict=True):
+        if code in (2, None):
+            discard_run(job.run_directory)
+    return GroupOutcome(exit_codes=codes, signum=ended.signum)
+
+
+def _exit_codes(ended: Ended, told: Outcome, num_jobs: int) -> tuple[int, ...]:
+    """Those that were told, and what the end of the workers means for the job that they were at."""
+    codes = told.job_codes
+    num_left = num_jobs - len(codes)
+    if num_left == 0:
+        return codes
+    if ended.signum is not None:
+        return (*codes, 128 + ended.signum)
+    if told.exit_code == 2 and 2 not in codes:  # what no job could work with
+        return (*codes, *[2] * num_left)
+    if told.num_begun > len(codes) or not codes:
+        return (*codes, told.exit_code or ended.exit_code or 1)
+    return codes
 
 
 def _torchrun(arguments: Sequence[str], scratch: Path) -> list[str]:

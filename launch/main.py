@@ -15,7 +15,7 @@ import amusd
 from amusd.config import nearest
 from amusd.errors import ConfigError
 
-from .manual import COMMANDS, EXPORT, overview, reference
+from .manual import COMMANDS, EXPORT, TRACE, overview, reference
 from .terminal import tell
 
 _HELP = frozenset({"-h", "--help"})
@@ -65,7 +65,7 @@ def _parse(argv: Sequence[str]) -> Arguments:
 def _run(arguments: Arguments) -> int:
     command = arguments.command
     if arguments.flags & _HELP:
-        sys.stdout.write(reference(command) if command and command != EXPORT else overview())
+        sys.stdout.write(reference(command) if command and command not in (EXPORT, TRACE) else overview())
         return 0
     if "--version" in arguments.flags:
         sys.stdout.write(f"amusd {amusd.__version__}\n")
@@ -74,6 +74,8 @@ def _run(arguments: Arguments) -> int:
         raise ConfigError(f"name a command: {', '.join(COMMANDS)}; `amusd --help` says what they do")
     if command == EXPORT:
         return _export(arguments)
+    if command == TRACE:
+        return _trace(arguments)
     if arguments.flags & _MULTIRUN:
         return _run_many(command, arguments)
     from .compose import compose_config
@@ -87,9 +89,13 @@ def _run(arguments: Arguments) -> int:
         from .bench import run_bench
 
         return run_bench(config)
+    if command == "simulate":
+        from .simulate import run_simulation
+
+        return run_simulation(config)
     from .jobs import run_job
 
-    return run_job(command, config, roles=arguments.roles).exit_code
+    return run_job(command, config, roles=arguments.roles)
 
 
 def _export(arguments: Arguments) -> int:
@@ -100,8 +106,24 @@ def _export(arguments: Arguments) -> int:
     return export_embedded_draft(Path(arguments.overrides[0]))
 
 
+def _trace(arguments: Arguments) -> int:
+    folders = [argument for argument in arguments.overrides if "=" not in argument]
+    numbers = [argument.removeprefix("sequence=") for argument in arguments.overrides if "=" in argument]
+    if len(folders) != 1 or len(numbers) > 1 or arguments.flags or any("=" in number for number in numbers):
+        raise ConfigError(f"{TRACE}: name the folder of a run, and nothing else: amusd {TRACE} RUN_DIR [sequence=N]")
+    if numbers and not numbers[0].isdecimal():
+        raise ConfigError(f"sequence={numbers[0]}: expected a whole number")
+    from amusd.trace import trace
+
+    from .report import refresh_report
+
+    code = trace(Path(folders[0]), int(numbers[0]) if numbers else None)
+    refresh_report(Path(folders[0]))
+    return code
+
+
 def _run_many(command: str, arguments: Arguments) -> int:
-    if command in ("doctor", "bench"):
+    if command in ("doctor", "bench", "simulate"):
         raise ConfigError(f"-m: `amusd {command}` looks at one configuration; leave -m out")
     from .sweep import run_sweep
 

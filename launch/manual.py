@@ -9,21 +9,27 @@ from .keys import Key, groups, keys
 
 EXPORT = "export-draft"
 """The command that takes a folder and no keys."""
+TRACE = "trace"
+"""The command that takes the folder of a run."""
 COMMANDS = {
     "generate": "answer one prompt; the text streams to the terminal",
     "compare": "all modes on the same prompts, in one table",
+    "simulate": "what each mode would gain, from times and an acceptance rate, or from those of a run",
     "bench": "what one pass, one draft step and one message cost here, beside their floors",
+    TRACE: "what a run did: a timeline for Perfetto, a picture, and where the time went",
     "doctor": "what will and will not work on this machine, and why",
     EXPORT: "write the embedded draft to a new folder, as a transformers checkpoint for other systems",
 }
 
 _USAGE = """\
 usage: amusd COMMAND [-m] [KEY=VALUE ...]
+       amusd trace RUN_DIR [sequence=N]
        amusd export-draft FOLDER
 
 {commands}
 
-  -m, --multirun   a sweep: KEY=a,b,c or KEY=range(1,8,2) or GROUP=glob(*); one pair of workers per job
+  -m, --multirun   a sweep: KEY=a,b,c or KEY=range(1,8,2) or GROUP=glob(*); the same command with the
+                   run_dir of an interrupted sweep goes on with it
   -h, --help       this text; `amusd COMMAND --help` lists every key
   --version        the version
 
@@ -31,6 +37,7 @@ examples:
   amusd generate prompt="Why is the sky blue?"
   amusd generate mode=synchronous num_speculative_tokens=4 prompt="..."
   amusd compare workload.path=prompts.jsonl workload.num_prompts=16
+  amusd simulate accept=0.8 verify_ms=25 draft_ms=2.5 delay_ms=0.05
   amusd compare -m experiment=lookahead_sweep max_lookahead=4,8,16
 """
 

@@ -37,9 +37,10 @@ class Ended:
     """The signal that asked this process to end it."""
 
 
-def run_tree(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+def run_tree(command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False) -> Ended:
     """Run a command until it ends by itself, or until a signal arrives here; then end all that it started.
 
+    `quiet`: what it writes to standard output is dropped.
     To be called in the main thread. SIGINT, SIGTERM and SIGHUP are answered here while it runs.
     """
     _adopt_orphans()
@@ -48,6 +49,7 @@ def run_tree(command: Sequence[str], environment: Mapping[str, str]) -> Ended:
             command,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL if quiet else None,
             start_new_session=True,
             preexec_fn=_die_with_launcher(),  # noqa: PLW1509 - no thread runs here, and one C call is made
         )

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,19 +27,22 @@ RESULT_FILE = "result.json"
 WORKERS_FILE = "workers.json"
 EVENTS_FOLDER = "events"
 WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
+_MADE_FROM_A_RUN = ("report.html", "timeline.svg", "trace.json")
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, "sweep.json")
 
 
-def create_run_directory(config: RunConfig, folder: Path | None = None) -> Path:
+def create_run_directory(
+    config: RunConfig, folder: Path | None = None, environment: Mapping[str, Any] | None = None
+) -> Path:
     """Make the folder of a run and write `config.yaml`, `environment.json` and `events/`; return its absolute path.
 
-    `folder` overrides `config.run_dir`; with neither, it is `runs/<date>-<short hash>`. Raises `ConfigError` when the
-    folder already holds a run or cannot be made.
+    `environment`: what `describe_environment` has just said. `folder` overrides `config.run_dir`; with neither, it is
+    `runs/<date>-<short hash>`. Raises `ConfigError` when the folder already holds a run or cannot be made.
     """
     directory = claim_folder(folder or choose_folder(config))
     values = to_mapping(config) | {"run_dir": str(directory)}
     write_whole(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False, width=120))
-    write_whole(directory / ENVIRONMENT_FILE, json.dumps(describe_environment(), indent=2) + "\n")
+    write_whole(directory / ENVIRONMENT_FILE, json.dumps(environment or describe_environment(), indent=2) + "\n")
     (directory / EVENTS_FOLDER).mkdir()
     return directory
 
@@ -67,6 +71,15 @@ def claim_folder(folder: Path) -> Path:
     if found is not None:
         raise ConfigError(f"run_dir={folder}: already holds a run ({found}); name another folder or delete this one")
     return directory
+
+
+def clear_run(directory: Path) -> None:
+    """Delete what an interrupted run has left, so that the folder can be used again. Other files stay."""
+    files = [directory / name for name in (*WRITTEN_BEFORE_ANY_TOKEN, RESULT_FILE, *_MADE_FROM_A_RUN)]
+    for path in [*files, *(directory / EVENTS_FOLDER).glob("*.jsonl")]:
+        path.unlink(missing_ok=True)
+    if (directory / EVENTS_FOLDER).is_dir():
+        (directory / EVENTS_FOLDER).rmdir()
 
 
 def discard_run(directory: Path) -> None:

@@ -1,90 +1,114 @@
-"""A sweep: one job after another, each with its own pair of workers, and one summary at the end."""
+"""A sweep: jobs that share what can be shared, in numbered folders, and one summary at the end.
+
+An interrupted sweep goes on when the same command is given again with its folder as `run_dir`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from amusd.config import RunConfig
 from amusd.errors import ConfigError
 
-from .compose import compose_config
-from .jobs import JobOutcome, run_job
-from .overrides import expand_sweep
-from .run_directory import RESULT_FILE, choose_folder, claim_folder, write_whole
+from .environment import describe_environment
+from .group import Group, Job, Standing, duration
+from .jobs import run_group
+from .run_directory import clear_run, create_run_directory
+from .sweep_plan import Plan, SweepJob, groups_of, is_done, open_folder, plan_sweep
+from .sweep_summary import Summary, summarize, write_summary
 from .terminal import tell
 
-SUMMARY_FILE = "sweep.json"
-_COLUMNS = ("mode", "tokens_per_second", "speedup_vs_autoregressive", "acceptance_rate")
 
+def run_sweep(command: str, arguments: Sequence[str], *, roles: str | None = None) -> int:
+    """Run every job that is not done yet; return 0, or the exit code of the first that failed.
 
-def run_sweep(command: str, overrides: Sequence[str], *, roles: str | None = None) -> int:
-    """Run every job; return 0, or the exit code of the first that failed.
-
-    All jobs are composed before the first starts, so that a mistake in the last costs nothing: raises `ConfigError`.
-    A job that fails does not stop the others; an interruption does.
+    A job that fails does not stop the others; an interruption does. Raises `ConfigError` before the first job for a
+    mistake in any, and for a folder that cannot be used.
     """
-    jobs = [(job, compose_config(job)) for job in expand_sweep(overrides)]
-    if len({config.run_dir for _, config in jobs}) > 1:
-        raise ConfigError("run_dir: cannot be swept; the jobs of a sweep are numbered inside one folder")
-    folder = claim_folder(choose_folder(jobs[0][1]))
-    tell(f"{len(jobs)} jobs in {folder}")
-    done: list[dict[str, Any]] = []
-    exit_code = 0
-    for number, (job, config) in enumerate(jobs):
-        tell(f"job {number}: {' '.join(job)}")
-        outcome = _run_or_tell(command, config, folder / str(number), roles)
-        exit_code = exit_code or outcome.exit_code
-        done.append(_summary_of(number, job, outcome))
-        write_whole(folder / SUMMARY_FILE, json.dumps(done, indent=2) + "\n")
-        if outcome.interrupted:
-            return outcome.exit_code
-    if jobs[0][1].output == "text":
-        sys.stdout.write(_table(done))
-    return exit_code
+    plan = plan_sweep(command, arguments)
+    folder = open_folder(plan)
+    sweep = _Sweep(plan, folder, roles)
+    tell(f"{len(plan.jobs)} jobs in {folder}{sweep.head_start()}")
+    signum = sweep.run()
+    summary = sweep.save(complete=True)
+    if signum is not None:
+        tell(f"interrupted; the same command with run_dir={folder} goes on from here")
+        return 128 + signum
+    tell(f"{len(plan.jobs)} jobs in {folder}; done in {duration(time.monotonic() - sweep.began)}")
+    if plan.jobs[0].config.output == "json":
+        sys.stdout.write(json.dumps(summary.document()) + "\n")
+    else:
+        sys.stdout.write(summary.table() + "\n")
+    return next((code for _, code in sorted(sweep.exit_codes.items()) if code), 0)
 
 
-def _run_or_tell(command: str, config: RunConfig, folder: Path, roles: str | None) -> JobOutcome:
-    try:
-        return run_job(command, config, folder=folder, roles=roles)
-    except ConfigError as error:
-        tell(str(error))
-        return JobOutcome(exit_code=2, run_directory=folder)
+class _Sweep:
+    """The jobs of a plan on their way."""
 
+    def __init__(self, plan: Plan, folder: Path, roles: str | None) -> None:
+        self.plan = plan
+        self.folder = folder
+        self.roles = roles
+        self.began = time.monotonic()
+        self.exit_codes = {job.number: 0 for job in plan.jobs if is_done(job, self._directory(job))}
+        self._num_earlier = len(self.exit_codes)
 
-def _summary_of(number: int, job: Sequence[str], outcome: JobOutcome) -> dict[str, Any]:
-    path = outcome.run_directory / RESULT_FILE
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {
-        "job": number,
-        "overrides": list(job),
-        "exit_code": outcome.exit_code,
-        "run_dir": str(outcome.run_directory),
-        "rows": _rows_of(result),
-    }
+    def head_start(self) -> str:
+        """What an earlier attempt has left, for the first line."""
+        return f", {self._num_earlier} of them done before" if self._num_earlier else ""
 
+    def run(self) -> int | None:
+        """All jobs that are left, group by group. Returns the signal that interrupted them, if one did."""
+        self.save()
+        for group in groups_of(self.plan.command, [job for job in self.plan.jobs if job.number not in self.exit_codes]):
+            left = group
+            while left:
+                left, signum = self._run_group(left)
+                self.save()
+                if signum is not None:
+                    return signum
+        return None
 
-def _rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a comparison; of an answer, its figures; nothing when the job did not come that far."""
-    if "metrics" in result:
-        return [{"mode": result["mode"], **result["metrics"]}]
-    rows: list[dict[str, Any]] = result.get("rows", [])
-    return rows
+    def save(self, *, complete: bool = False) -> Summary:
+        """Write what is known; `complete`: with the table and the page, for which a job in between need not wait."""
+        summary = summarize(self.plan, self.folder, self.exit_codes)
+        write_summary(summary, complete=complete)
+        return summary
 
+    def _run_group(self, jobs: Sequence[SweepJob]) -> tuple[list[SweepJob], int | None]:
+        """Run jobs with one pair of workers; return those that it did not come to, and the signal that ended it."""
+        ready = self._prepare(jobs)
+        if not ready:
+            return [], None
+        num_done = len(self.exit_codes)
+        standing = Standing(
+            num_jobs=len(self.plan.jobs), num_done=num_done, num_timed=num_done - self._num_earlier, began=self.began
+        )
+        group = Group(command=self.plan.command, jobs=tuple(ready.values()), standing=standing)
+        outcome = run_group(group, roles=self.roles, json_only=group.config.output == "json")
+        self.exit_codes.update(zip(ready, outcome.exit_codes, strict=False))
+        return [job for job in jobs if job.number not in self.exit_codes], outcome.signum
 
-def _table(done: Sequence[dict[str, Any]]) -> str:
-    """One line a job, and under it one a row of its result."""
-    lines = []
-    for job in done:
-        lines.append(f"{job['job']:>3}  exit {job['exit_code']}  {' '.join(job['overrides'])}")
-        for row in job["rows"]:
-            cells = [f"{name}={_short(row[name])}" for name in _COLUMNS if row.get(name) is not None]
-            lines.append(f"       {'  '.join(cells)}")
-    return "\n".join(lines) + "\n"
+    def _prepare(self, jobs: Sequence[SweepJob]) -> dict[int, Job]:
+        """Make the directories, by number; one that cannot be made is that job's failure."""
+        environment = describe_environment()
+        ready = {}
+        for job in jobs:
+            directory = self._directory(job)
+            try:
+                clear_run(directory)
+                create_run_directory(job.config, directory, environment)
+            except (ConfigError, OSError) as error:
+                tell(f"job {job.number}: {error}")
+                self.exit_codes[job.number] = 2
+                continue
+            config = dataclasses.replace(job.config, run_dir=str(directory))
+            ready[job.number] = Job(config=config, run_directory=directory, title=job.title)
+        return ready
 
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    def _directory(self, job: SweepJob) -> Path:
+        return self.folder / str(job.number)

@@ -1,10 +1,12 @@
-"""Rank 0: prepares the job for both ranks, runs the target, and hears of a draft that cannot start."""
+"""Rank 0: prepares the jobs for both ranks, runs the target, and hears of a draft that cannot start."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import suppress
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Any
 
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
@@ -12,8 +14,10 @@ from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 from .devices import claim_hardware
-from .job import Job, Options, target_role
+from .group import Group
+from .job import Options, prepare_group, target_role
 from .lifetime import PEER_FAILED, Interrupted, interrupt_main_thread
+from .outcome import tell_begin, tell_job_code
 from .run_directory import write_workers
 from .store import Place, Store
 from .terminal import tell
@@ -23,25 +27,24 @@ _FAILURE_SECONDS = 1.0
 
 
 def run_target_process(options: Options, place: Place) -> int:
-    """Run the target to its end; return its exit code.
+    """Run the target to its end; return its exit code: the first of its jobs' that is not 0.
 
     Raises `ConfigError` for the user's mistakes (the draft's included), `PeerFailedError` when the draft could not
     start, and what the target raises.
     """
     try:
-        job = Job.prepare(options)
+        group = prepare_group(options)
     except ConfigError:
-        Store(place).put("job", None)  # the draft waits for it
+        Store(place).put("group", None)  # the draft waits for it
         raise
-    if options.run_directory is None:
-        tell(f"run directory: {job.run_directory}")
-    config = claim_hardware(job.config, Role.TARGET, local_world_size=place.local_world_size)
+    if options.group_file is None:
+        tell(f"run directory: {group.jobs[0].run_directory}")
+    hardware = claim_hardware(group.config, Role.TARGET, local_world_size=place.local_world_size).hardware
     store = Store(place)
-    store.put("job", job.to_text())
-    draft_pid = store.get("draft_pid", config.startup_timeout_seconds)
-    write_workers(job.run_directory, target=os.getpid(), draft=draft_pid)
+    store.put("group", group.to_text())
+    draft_pid = store.get("draft_pid", group.config.startup_timeout_seconds)
     try:
-        return _run_beside_draft(options, dataclasses.replace(job, config=config), store)
+        return _run_beside_draft(options, group.on(hardware), draft_pid, store)
     finally:
         with suppress(PeerLostError):  # nobody is left to tell
             if not store.has("rendezvous"):
@@ -49,13 +52,13 @@ def run_target_process(options: Options, place: Place) -> int:
             store.put("finished", True)
 
 
-def _run_beside_draft(options: Options, job: Job, store: Store) -> int:
+def _run_beside_draft(options: Options, group: Group, draft_pid: int, store: Store) -> int:
     def publish(rendezvous: Rendezvous) -> None:
         store.put("rendezvous", dataclasses.asdict(rendezvous))
 
     try:
         with store.watching("draft_failure", interrupt_main_thread):
-            code = target_role(options.roles)(job.command, job.config, job.run_directory, publish)
+            code = _do_jobs(options, group, draft_pid, publish)
     except Interrupted as interruption:
         if interruption.signum != PEER_FAILED:
             raise
@@ -67,6 +70,27 @@ def _run_beside_draft(options: Options, job: Job, store: Store) -> int:
     if code != 0 and store.has("draft_failure"):
         _raise_failure_of_draft(store)
     return code
+
+
+def _do_jobs(options: Options, group: Group, draft_pid: int, publish: Callable[[Rendezvous], None]) -> int:
+    """One job after another, until one fails other than by its user's mistake: the pair is spent then."""
+    runs = [(job.config, job.run_directory) for job in group.jobs]
+    first_code = 0
+    with closing(target_role(options.roles)(group.command, runs, publish)) as endings:
+        for number, job in enumerate(group.jobs):
+            tell_begin(options.outcome_file)
+            write_workers(job.run_directory, target=os.getpid(), draft=draft_pid)
+            if group.standing is not None:
+                tell(group.standing.line(job.title, number, time.monotonic()))
+            ending = next(endings)
+            if isinstance(ending, ConfigError):
+                tell(str(ending))
+                ending = 2
+            tell_job_code(options.outcome_file, ending)
+            first_code = first_code or ending
+            if ending not in (0, 2):
+                break
+    return first_code
 
 
 def _raise_failure_of_draft(store: Store) -> None:

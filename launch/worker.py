@@ -2,7 +2,7 @@
 
 Rank 0 is the target. Rank 1 supervises the process that drafts, so that its death does not make torchrun end the
 target. Exit codes: 0 done, 2 the user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a
-traceback). Started by `amusd`, a rank leaves its code in a file and exits with 0: torchrun then has nothing to say.
+traceback). Started by `amusd`, a rank tells its code in a file and exits with 0: torchrun then has nothing to say.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from amusd.errors import ConfigError
 from .draft import run_draft_process, supervise_draft
 from .job import Options
 from .lifetime import Interrupted, end_with_parent, raise_on_signals
-from .run_directory import write_whole
+from .outcome import tell_exit_code
 from .store import Place, place_from_environment
 from .target import run_target_process
 from .terminal import tell
@@ -44,7 +44,7 @@ def run_rank(arguments: Sequence[str]) -> int:
     if options.outcome_file is None or options.incarnation is not None:
         return code
     if is_target:
-        write_whole(options.outcome_file, str(code))
+        tell_exit_code(options.outcome_file, code)
     return 0
 
 

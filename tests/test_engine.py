@@ -142,7 +142,9 @@ class Commands:
         def publish(_rendezvous: Rendezvous) -> None:
             raise AssertionError("nothing to publish")
 
-        return run_target(command, config, self.directory, publish)
+        (ending,) = run_target(command, [(config, self.directory)], publish)
+        assert isinstance(ending, int)
+        return ending
 
     def result(self) -> dict[str, object]:
         result: dict[str, object] = json.loads((self.directory / "result.json").read_text())

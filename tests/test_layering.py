@@ -16,17 +16,17 @@ LAYERS = (
     {"types", "errors"},
     {"config"},
     {"protocol"},
-    {"simulation", "policies", "tracing"},
-    {"models", "sampling", "transport"},
+    {"policies", "tracing"},
+    {"simulation", "models", "sampling", "transport"},
     {"drafters"},
     {"runtime"},
-    {"engine", "workload", "console"},
-    {"bench", "compare", "doctor"},
+    {"engine", "workload", "console", "reporting", "live"},
+    {"bench", "compare", "doctor", "simulate", "trace"},
     {"cli"},
 )
 """Top-level modules and packages of amusd, from the ground up. A new one has to be given its place here."""
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
-STANDARD_LIBRARY_ONLY = {"types", "errors", "config", "protocol", "policies", "tracing", "simulation"}
+STANDARD_LIBRARY_ONLY = {"types", "errors", "config", "protocol", "policies", "tracing", "simulation", "reporting"}
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
@@ -140,6 +140,8 @@ def test_there_is_something_to_check() -> None:
         ("amusd", {"torch", "transformers", "zmq", "hydra"}),
         ("amusd.protocol.wire", {"torch", "numpy", "zmq", "logging"}),
         ("amusd.transport.factory", {"torch", "numpy"}),
+        ("amusd.simulate", {"torch", "numpy", "transformers", "zmq"}),
+        ("amusd.trace", {"torch", "numpy"}),
     ],
 )
 def test_importing_it_in_a_fresh_interpreter_loads_nothing_heavy(module: str, unwanted: set[str]) -> None:

@@ -13,6 +13,7 @@ from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.rollback import RollbackManager
+from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Role
@@ -80,6 +81,7 @@ class DraftWorker:
         may_draft = any(_has_room(sequence) for sequence in self._sequences.values())
         message = self.link.receive(0.0) if may_draft else self._wait()
         while message is not None:
+            record_message(self.recorder, RECEIVE, message)
             if isinstance(message, Verdict):
                 # Cumulative: only the newest one of a sequence needs to be applied.
                 verdicts[message.sequence_id] = message
@@ -95,9 +97,10 @@ class DraftWorker:
         """For a message, because nothing can be drafted before one comes."""
         start_ns = time.monotonic_ns()
         message = self.link.receive(IDLE_SECONDS)
-        waited_ns = time.monotonic_ns() - start_ns
-        for sequence in self._sequences.values():
-            sequence.wait_ns += waited_ns
+        end_ns = time.monotonic_ns()
+        for sequence_id, sequence in self._sequences.items():
+            sequence.wait_ns += end_ns - start_ns
+            self.recorder.span("draft_wait", start_ns, end_ns, sequence_id)
         return message
 
     def _handle(self, message: Message) -> None:
@@ -142,6 +145,7 @@ class DraftWorker:
             "rollback" if transition.num_discarded else "advance",
             start_ns,
             num_discarded=transition.num_discarded,
+            num_adopted=len(transition.token_ids),
             committed_length=transition.committed_length,
             epoch=transition.epoch,
         )
@@ -169,14 +173,14 @@ class DraftWorker:
     def _send(self, sequence: _Sequence) -> None:
         candidate = sequence.manager.session.offer()
         if candidate is not None:
-            self.link.send(candidate)
+            self._post(candidate)
 
     def _close(self, message: Close) -> None:
         sequence = self._sequences.get(message.sequence_id)
         if sequence is None:
             self.num_ignored += 1
             return
-        self.link.send(
+        self._post(
             Progress(
                 role=Role.DRAFT,
                 sequence_id=message.sequence_id,
@@ -192,8 +196,15 @@ class DraftWorker:
         self._forget(message.sequence_id)
         self.recorder.flush()
 
+    def _post(self, message: Message) -> None:
+        record_message(self.recorder, SEND, message)
+        self.link.send(message)
+
     def _forget(self, sequence_id: int) -> None:
         sequence = self._sequences.pop(sequence_id)
+        self.recorder.span(
+            "sequence", sequence.opened_ns, time.monotonic_ns(), sequence_id, drafter=sequence.drafter_name
+        )
         sequence.manager.close()
         self._idle_drafters[sequence.drafter_name].append(sequence.manager.drafter)
 

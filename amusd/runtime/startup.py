@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
+from amusd.tracing.runs import RunsRecorder
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect, listen
 from amusd.types import Role
@@ -35,10 +36,11 @@ def device_of(hardware: HardwareConfig, role: Role) -> str:
     return "cpu"
 
 
-def make_recorder(role: Role, run_directory: Path | None) -> Recorder:
-    """A recorder that writes below the run directory, or only keeps its events when there is none."""
-    path = None if run_directory is None else run_directory / "events" / f"{role.value}.jsonl"
-    return Recorder(role.value, path)
+def make_recorder(role: Role, run_directories: Sequence[Path] = ()) -> Recorder:
+    """A recorder that writes below the directory of each run, or only keeps its events when there is none."""
+    if not run_directories:
+        return Recorder(role.value)
+    return RunsRecorder(role.value, [directory / "events" / f"{role.value}.jsonl" for directory in run_directories])
 
 
 def connect_target(
@@ -80,14 +82,18 @@ def meet_draft(
 
 
 def run_draft(
-    config: RunConfig, run_directory: Path | None, await_rendezvous: Callable[[], Rendezvous], incarnation: int = 1
+    config: RunConfig,
+    run_directories: Sequence[Path],
+    await_rendezvous: Callable[[], Rendezvous],
+    incarnation: int = 1,
 ) -> int:
     """The draft process: connect, load, shake hands, draft until the target is done. Returns the exit code.
 
-    Whatever goes wrong is reported to the target and raised.
+    `run_directories`: of each run that the target will do, in order; none where they are out of reach. Whatever goes
+    wrong is reported to the target and raised.
     """
     engine = config.engine()
-    serve_draft(engine, await_rendezvous(), make_recorder(Role.DRAFT, run_directory), incarnation)
+    serve_draft(engine, await_rendezvous(), make_recorder(Role.DRAFT, run_directories), incarnation)
     return 0
 
 

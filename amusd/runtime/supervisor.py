@@ -75,7 +75,7 @@ def main() -> None:
     if device_of(config.hardware, Role.DRAFT) == "cpu":
         pin_to(cores_for(Role.DRAFT, allowed_cores(), config.hardware))
     torch.set_num_threads(config.hardware.num_threads)
-    serve_draft(config, Rendezvous(**orders["rendezvous"]), make_recorder(Role.DRAFT, None), incarnation=1)
+    serve_draft(config, Rendezvous(**orders["rendezvous"]), make_recorder(Role.DRAFT), incarnation=1)
 
 
 def _end_with(pipe: IO[str]) -> None:

@@ -23,8 +23,10 @@ from amusd.sampling.equality import accept_equal
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
 from amusd.sampling.sampler import TargetSampler
 from amusd.sampling.stopping import Emission, StopChecker
+from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
 from amusd.tracing.recorder import Recorder
+from amusd.tracing.runs import SEQUENCES_PER_RUN
 from amusd.transport.base import Transport
 from amusd.types import FinishReason
 
@@ -80,6 +82,8 @@ class TargetWorker:
     _next_sequence_id: int = 1
     _cache: KVCache = field(init=False)
     _pass_seconds: float = 0.0
+    _max_candidates: int = 0
+    """How many the block under way could have held."""
     _tally: Tally = field(default_factory=Tally)
     _sampler: TargetSampler | None = None
 
@@ -110,8 +114,13 @@ class TargetWorker:
                     reason = emission.finish_reason
                     break
         finally:
+            self._record_sequence(session, request, reason)
             self._close(session, reason)
         return Outcome(reason, self._tally.metrics(), session.sequence_id)
+
+    def begin_run(self, number: int) -> None:
+        """What is decoded from now on belongs to this run of several, and its events to that run's file."""
+        self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:
         """Tell the draft that the session is over, and close the link."""
@@ -165,8 +174,9 @@ class TargetWorker:
         self._cache.truncate(0)
         start_ns = time.monotonic_ns()
         self.model.prefill(request.prompt[:-1], self._cache)
-        self._tally.prefilled(time.monotonic_ns() - start_ns)
-        self.recorder.span("target_prefill", start_ns, time.monotonic_ns(), session.sequence_id)
+        end_ns = time.monotonic_ns()
+        self._tally.prefilled(end_ns - start_ns)
+        self.recorder.span("target_prefill", start_ns, end_ns, session.sequence_id)
         return self._cache
 
     def _next_block(self, session: _Session, policy: Policy) -> Block:
@@ -186,6 +196,7 @@ class TargetWorker:
                 )
             )
             if not isinstance(decision, Wait):
+                self._max_candidates = min(limit, policy.max_lookahead)
                 return session.begin(min(decision.num_candidates, limit))
             self._wait(session, decision.seconds)
 
@@ -238,10 +249,24 @@ class TargetWorker:
             end_ns,
             session.sequence_id,
             num_candidates=num_candidates,
+            max_candidates=self._max_candidates,
             num_judged=num_judged,
             num_accepted=num_accepted,
             num_tokens=num_tokens,
             committed_length=session.committed_length,
+        )
+
+    def _record_sequence(self, session: _Session, request: Request, reason: FinishReason) -> None:
+        self.recorder.span(
+            "sequence",
+            self._tally.start_ns,
+            self._tally.last_ns,
+            session.sequence_id,
+            policy=type(request.policy).__name__,
+            max_lookahead=request.policy.max_lookahead,
+            drafter=request.drafter,
+            num_prompt_tokens=len(request.prompt),
+            finish_reason=reason.value,
         )
 
     def _close(self, session: _Session, reason: FinishReason) -> None:
@@ -286,8 +311,11 @@ class TargetWorker:
 
     def _handle(self, session: _Session, message: Message) -> None:
         if isinstance(message, Candidate):
-            self._receive_candidate(session, message)
-        elif isinstance(message, Failed):
+            reception = self._receive_candidate(session, message)
+            record_message(self.recorder, RECEIVE, message, reception=reception)
+            return
+        record_message(self.recorder, RECEIVE, message)
+        if isinstance(message, Failed):
             self._lose_draft(session, message.text)
         elif isinstance(message, Progress) and message.sequence_id == session.sequence_id:
             self._tally.draft = DraftCounts(
@@ -309,29 +337,23 @@ class TargetWorker:
         except ValueError as error:
             raise PeerProtocolError(f"candidate: {error}") from error
 
-    def _receive_candidate(self, session: _Session, candidate: Candidate) -> None:
+    def _receive_candidate(self, session: _Session, candidate: Candidate) -> str:
+        """Take it in; return what became of it, for the record."""
         try:
             reception = session.receive(candidate, self._rows(candidate))
         except PeerProtocolError:
             self._tally.num_refused += 1
-            self.recorder.instant("refused", session.sequence_id)
-            return
+            return "refused"
         if reception is Reception.FOREIGN:
             self._tally.num_refused += 1
         elif reception is not Reception.TAKEN:
             self._tally.num_stale_candidates += 1
-        self.recorder.instant(
-            "candidate",
-            session.sequence_id,
-            reception=reception.value,
-            start=candidate.start,
-            num_tokens=len(candidate.token_ids),
-            epoch=candidate.epoch,
-        )
+        return reception.value
 
     def _send(self, message: Message) -> bool:
         """Send, or note that the draft is gone; False then."""
         assert self.link is not None
+        record_message(self.recorder, SEND, message)
         try:
             self.link.send(message)
         except PeerLostError as error:

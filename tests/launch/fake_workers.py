@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from amusd.config import RunConfig
@@ -17,10 +17,33 @@ from amusd.transport.base import Rendezvous
 DEADLINE_SECONDS = 60.0
 
 
-def run_target(command: str, config: RunConfig, run_directory: Path, publish: Callable[[Rendezvous], None]) -> int:
-    if config.prompt == "target refuses":
+def run_target(
+    command: str, runs: Sequence[tuple[RunConfig, Path]], publish: Callable[[Rendezvous], None]
+) -> Generator[int | ConfigError, None, None]:
+    if runs[0][0].prompt == "target refuses":
         raise ConfigError("target.model=/nowhere: no such folder")
     publish(Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1))
+    for config, run_directory in runs:
+        yield (
+            _run_by_seed(command, config, run_directory)
+            if config.prompt == "by seed"
+            else _run(command, config, run_directory)
+        )
+
+
+def _run_by_seed(command: str, config: RunConfig, run_directory: Path) -> int | ConfigError:
+    seed = config.sampling.seed
+    if seed == 1:
+        return ConfigError("prompt: refused")
+    sys.stdout.write(f"{command} {seed}\n")
+    sys.stdout.flush()
+    if seed == 2:
+        raise ValueError("a bug in the target")
+    (run_directory / "result.json").write_text(json.dumps({"rows": []}))
+    return 0
+
+
+def _run(command: str, config: RunConfig, run_directory: Path) -> int:
     workers = json.loads((run_directory / "workers.json").read_text())
     if config.prompt == "ignore signals":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -45,7 +68,10 @@ def _act(command: str, config: RunConfig, run_directory: Path, workers: dict[str
 
 
 def run_draft(
-    config: RunConfig, run_directory: Path | None, await_rendezvous: Callable[[], Rendezvous], incarnation: int = 1
+    config: RunConfig,
+    run_directories: Sequence[Path],
+    await_rendezvous: Callable[[], Rendezvous],
+    incarnation: int = 1,
 ) -> int:
     if config.prompt == "draft refuses":
         raise ConfigError("drafter.model=/nowhere: no such folder")

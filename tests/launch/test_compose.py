@@ -86,6 +86,16 @@ def test_every_experiment_begins_with_its_own_command(file: Path) -> None:
         compose_config(job)
 
 
+def test_every_experiment_compares_or_generates_with_few_tokens_on_the_embedded_pair() -> None:
+    """Whoever types the command on a fresh machine gets a result, not a missing model."""
+    for name in groups()["experiment"]:
+        config = compose_config([f"experiment={name}"])
+        assert config.target.kind == "embedded"
+        assert config.drafter.kind in ("embedded", "ngram", "synthetic")
+        assert config.sampling.max_new_tokens <= 128
+        assert config.workload.num_prompts <= 16
+
+
 def test_a_file_changes_what_it_names_and_an_override_wins_over_it() -> None:
     config = compose_config(["experiment=synchronous_sweep", "drafter=ngram", "sampling.max_new_tokens=5"])
     assert config.mode is Mode.SYNCHRONOUS

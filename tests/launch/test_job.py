@@ -8,7 +8,8 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.job import Job, Options
+from launch.group import Group, Job, Standing, duration
+from launch.job import Options
 from launch.store import place_from_environment
 
 TORCHRUN = {
@@ -23,12 +24,12 @@ TORCHRUN = {
 
 def test_options_survive_the_way_through_a_command_line() -> None:
     options = Options(
-        run_directory=Path("/runs/a b"),
+        group_file=Path("/runs/a b"),
         command="compare",
         outcome_file=Path("/tmp/code"),
         roles="some.module",
         incarnation=2,
-        overrides=("prompt=--run-directory=x, -m", "max_lookahead=4"),
+        overrides=("prompt=--group-file=x, -m", "max_lookahead=4"),
     )
     assert Options.parse(options.arguments()) == options
     assert Options.parse(["prompt=hi"]) == Options(overrides=("prompt=hi",))
@@ -36,7 +37,7 @@ def test_options_survive_the_way_through_a_command_line() -> None:
 
 @pytest.mark.parametrize("flag", ["-m", "--multirun"])
 def test_a_sweep_under_torchrun_is_refused(flag: str) -> None:
-    with pytest.raises(ConfigError, match=r"^-m: a sweep starts a pair of workers per job"):
+    with pytest.raises(ConfigError, match=r"^-m: a sweep starts its own pairs of workers"):
         Options.parse(["max_lookahead=1,2", flag])
 
 
@@ -45,10 +46,27 @@ def test_a_command_that_has_no_workers_is_refused_under_torchrun() -> None:
         Options.parse(["doctor"])
 
 
-def test_a_job_survives_the_way_through_the_store() -> None:
+@pytest.mark.parametrize("standing", [None, Standing(num_jobs=3, num_done=1, num_timed=0, began=1.5)])
+def test_a_group_survives_the_way_to_the_ranks(standing: Standing | None) -> None:
     config = RunConfig(prompt="'${x}'\n", sampling=SamplingParams(stop=("a",)))
-    job = Job(command="generate", config=config, run_directory=Path("/runs/x"))
-    assert Job.from_text(job.to_text()) == job
+    jobs = tuple(Job(config=config, run_directory=Path(f"/runs/{n}"), title=f"job {n}") for n in range(2))
+    group = Group(command="generate", jobs=jobs, standing=standing)
+    assert Group.from_text(group.to_text()) == group
+
+
+def test_the_time_left_is_judged_by_the_jobs_that_this_command_ran() -> None:
+    standing = Standing(num_jobs=8, num_done=3, num_timed=1, began=100.0)
+    assert standing.line("job 3: x=1", 0, 110.0) == "[#######.............] 3/8  job 3: x=1; about 50 s left"
+    assert standing.line("job 5: x=2", 1, 130.0) == "[##########..........] 4/8  job 5: x=2; about 60 s left"
+    first = Standing(num_jobs=8, num_done=3, num_timed=0, began=100.0)
+    assert first.line("job 3: x=1", 0, 110.0) == "[#######.............] 3/8  job 3: x=1"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (89.4, "89 s"), (90.0, "2 min"), (3540.0, "59 min"), (7500.0, "2 h 5 min")]
+)
+def test_a_duration_is_as_exact_as_it_is_useful(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
 
 
 def test_a_process_that_torchrun_did_not_start_is_told_how_to(monkeypatch: pytest.MonkeyPatch) -> None:

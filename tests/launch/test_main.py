@@ -11,11 +11,12 @@ import pytest
 import amusd
 from launch.keys import groups, keys
 from launch.main import main
+from launch.manual import COMMANDS
 from tests.launch.processes import amusd_command, environment, run
 
 MISTAKES = [
-    ([], "name a command: generate, compare, bench, doctor, export-draft"),
-    (["generat"], "generat: no such command; allowed: generate, compare, bench, doctor, export-draft; did you"),
+    ([], f"name a command: {', '.join(COMMANDS)}"),
+    (["generat"], f"generat: no such command; allowed: {', '.join(COMMANDS)}; did you"),
     (["prompt=x"], "prompt=x: name a command first"),
     (["generate", "--multirn"], "--multirn: no such option; allowed: --help, --multirun, -h, -m, --version; did you"),
     (["generate", "promt=x"], "promt=x: no such key; did you mean 'prompt'?"),
@@ -25,6 +26,10 @@ MISTAKES = [
     (["compare", "-m", "run_dir=choice(a,b)"], "run_dir: cannot be swept"),
     (["export-draft"], "export-draft: name the folder to write, and nothing else: amusd export-draft PATH"),
     (["export-draft", "/proc/nowhere"], "/proc/nowhere: "),
+    (["trace"], "trace: name the folder of a run, and nothing else: amusd trace RUN_DIR [sequence=N]"),
+    (["trace", "run", "sequnce=1"], "trace: name the folder of a run, and nothing else"),
+    (["trace", "run", "sequence=one"], "sequence=one: expected a whole number"),
+    (["trace", "/proc/nowhere"], "/proc/nowhere: not a run directory: it has no folder events/"),
     (["generate", "run_dir=/proc/nowhere"], "run_dir=/proc/nowhere: cannot be used"),
     (["generate", "prompt=two\nlines", "x"], "x: expected key=value"),
     (["generate", "two\nlines"], "two\\nlines: expected key=value"),

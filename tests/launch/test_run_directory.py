@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
+from launch.report import refresh_report
 from launch.run_directory import (
     choose_folder,
     claim_folder,
+    clear_run,
     create_run_directory,
     discard_run,
     read_config,
@@ -70,6 +73,31 @@ def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -
     (measured / "events" / "target.jsonl").write_text("{}\n")
     discard_run(measured)
     assert (measured / "config.yaml").exists()
+
+
+def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: Path) -> None:
+    clear_run(tmp_path / "nowhere")
+    directory = create_run_directory(RunConfig(), tmp_path / "run")
+    write_workers(directory, target=1, draft=2)
+    for name in ("result.json", "report.html", "timeline.svg", "events/draft.jsonl", "notes.txt"):
+        (directory / name).write_text("{}")
+    clear_run(directory)
+    assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+    assert create_run_directory(RunConfig(), directory) == directory
+
+
+def test_the_page_of_a_comparison_is_made_again_with_its_timeline_and_its_date(tmp_path: Path) -> None:
+    directory = create_run_directory(RunConfig(), tmp_path / "run")
+    row = {"mode": "autoregressive", "tokens_per_second": 20.0, "speedup_vs_autoregressive": 1.0}
+    (directory / "result.json").write_text(json.dumps({"rows": [row], "environment": {}}))
+    assert not refresh_report(directory)
+    page = directory / "report.html"
+    page.write_text("")
+    os.utime(page, (1e9, 1e9))
+    (directory / "timeline.svg").write_text("<svg/>")
+    assert refresh_report(directory)
+    assert "2001-09-09" in page.read_text()
+    assert "data:image/svg+xml;base64,PHN2Zy8+" in page.read_text()
 
 
 def test_the_workers_are_recorded_whole(tmp_path: Path) -> None:

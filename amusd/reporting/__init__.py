@@ -1,0 +1,4 @@
+"""Results as one page of HTML that needs nothing else: no library, no network, no second file.
+
+Standard library only; knows no engine. What it shows comes from `result.json` and the configuration of the run.
+"""

@@ -1,0 +1,170 @@
+"""The page of one comparison."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from amusd.config import RunConfig
+from amusd.reporting.columns import Row, columns_of, percent, row_name
+from amusd.reporting.facts import command_of, facts_of, machine_name, models_name, prompts_name
+from amusd.reporting.figures import bars, lines, stacked
+from amusd.reporting.markup import Html, join, tag
+from amusd.reporting.page import Cell, definitions, facts, figures, page, section, sortable
+
+REPORT_FILE = "report.html"
+MODES = "Plain, synchronous and asynchronous decoding"
+PARTS = {
+    "target": {
+        "prefill": "of the prompt",
+        "full_passes": "passes with as many candidates as they could hold",
+        "partial_passes": "passes with fewer",
+        "passes_without_candidates": "passes with none",
+        "waits": "because the policy chose to",
+        "host": "everything between these: choosing, committing, messages, the reader of the answer",
+    },
+    "draft": {
+        "prefill": "of the prompt",
+        "accepted_steps": "the share of each step whose tokens were accepted",
+        "wasted_steps": "the rest of the steps",
+        "verdicts": "following the target: advancing and rolling back",
+        "waits": "at the run-ahead limit, or with nothing to propose",
+        "host": "everything between these",
+    },
+}
+"""The parts of each worker's time, in a person's words."""
+
+
+def write_comparison_page(run_directory: Path, config: RunConfig, result: Mapping[str, Any]) -> None:
+    """Write `report.html`, with the timeline where a picture of it (`timeline.svg`) lies in the directory.
+
+    A page that was there before keeps its date: that of the measurement.
+    """
+    picture, path = run_directory / "timeline.svg", run_directory / REPORT_FILE
+    when = path.stat().st_mtime if path.is_file() else time.time()
+    date = dt.datetime.fromtimestamp(when).astimezone().date().isoformat()
+    timeline = picture.read_text(encoding="utf-8") if picture.is_file() else None
+    path.write_text(comparison_page(result, config, date=date, timeline=timeline), encoding="utf-8")
+
+
+def comparison_page(result: Mapping[str, Any], config: RunConfig, *, date: str, timeline: str | None = None) -> str:
+    """The result of `amusd compare` as HTML. `timeline` is an SVG document; no prompt and no answer is shown."""
+    rows: Sequence[Row] = result["rows"]
+    environment: Mapping[str, Any] = result.get("environment") or {}
+    columns = columns_of(rows)
+    known = [*facts_of(config, environment), ("Date", date)]
+    num_refused = result.get("num_refused_prompts")
+    if num_refused:
+        known.append(("Left out", f"{num_refused} prompt{'s' if num_refused > 1 else ''} that did not fit"))
+    cells = (
+        [(row_name(row), row_name(row)), *((column.text(row), column.sort_key(row)) for column in columns)]
+        for row in rows
+    )
+    lead = f"{models_name(config)}, on {machine_name(environment)}; {prompts_name(config)}."
+    return page(
+        f"{MODES} compared",
+        tag("p", lead[0].upper() + lead[1:], class_="quiet"),
+        section("Result", sortable("Result", ["mode", *(c.heading for c in columns)], 1, cells), _tuned(rows)),
+        section("Figures", figures(_figures(rows))),
+        _timeline(timeline),
+        _time_table(rows),
+        section(
+            "What was measured", facts(known), tag("p", "The same again:"), tag("pre", command_of("compare", config))
+        ),
+        section("What the columns mean", definitions(columns)),
+        section("What the shares of time mean", facts(_part_meanings()))
+        if any(_times(row) for row in rows)
+        else Html(),
+    )
+
+
+def _figures(rows: Sequence[Row]) -> list[tuple[str, Html, str]]:
+    speedups = [(row_name(row), float(row["speedup_vs_autoregressive"])) for row in rows]
+    drawn = [
+        (
+            "Speed-up over plain decoding",
+            bars("Speed-up by mode", speedups, lambda value: f"{value:.2f}", reference="plain = 1"),
+            "Median over prompts of the ratio of times per token, on the same prompts.",
+        )
+    ]
+    accepting = [
+        (row_name(row), row["acceptance_by_position"], look)
+        for look, row in enumerate(rows)
+        if row.get("acceptance_by_position")
+    ]
+    if accepting:
+        longest = max(len(shares) for _, shares, _ in accepting)
+        series = [(name, [*shares, *[None] * (longest - len(shares))], look) for name, shares, look in accepting]
+        positions = [str(position) for position in range(1, longest + 1)]
+        drawn.append(
+            (
+                "Acceptance by position",
+                lines("Acceptance by position", positions, series, percent, top=1.0, axis="position in the block"),
+                "Share of the verifications with candidates in which the candidate at this position was accepted.",
+            )
+        )
+    for worker in PARTS:
+        stacks = [
+            (row_name(row), {_spaced(part): share for part, share in shares.items()})
+            for row in rows
+            for name, shares in _times(row)
+            if name == worker
+        ]
+        if stacks:
+            drawing = stacked(f"Shares of the {worker}'s time", stacks)
+            drawn.append((f"Where the {worker}'s time went", drawing, "From the events that both workers recorded."))
+    return drawn
+
+
+def _times(row: Row) -> list[tuple[str, Mapping[str, float]]]:
+    """Worker -> part -> share of its time; nothing where it was not recorded."""
+    return [(worker, shares) for worker, shares in (row.get("time") or {}).items() if shares]
+
+
+def _part_meanings() -> list[tuple[str, str]]:
+    return [(f"{worker}: {_spaced(part)}", text) for worker, parts in PARTS.items() for part, text in parts.items()]
+
+
+def _spaced(part: str) -> str:
+    return part.replace("_", " ")
+
+
+def _time_table(rows: Sequence[Row]) -> Html:
+    times = [(row_name(row), worker, shares) for row in rows for worker, shares in _times(row)]
+    if not times:
+        return Html()
+    parts = list(dict.fromkeys(part for _, _, shares in times for part in shares))
+    lines_: list[list[Cell]] = [
+        [
+            (name, name),
+            (worker, worker),
+            *((percent(shares[part]), repr(shares[part])) if part in shares else ("", "") for part in parts),
+        ]
+        for name, worker, shares in times
+    ]
+    return section(
+        "Shares of time", sortable("Shares of time", ["mode", "worker", *(_spaced(part) for part in parts)], 2, lines_)
+    )
+
+
+def _tuned(rows: Sequence[Row]) -> Html:
+    """The lengths that a synchronous row was chosen from."""
+    notes = []
+    for row in rows:
+        if len(row.get("tuned") or {}) > 1:
+            tried = ", ".join(f"{length}: {speed:.1f}" for length, speed in row["tuned"].items())
+            notes.append(tag("p", f"{row_name(row)} was the fastest of (tokens/s) {tried}.", class_="quiet"))
+    return join(notes)
+
+
+def _timeline(svg: str | None) -> Html:
+    """A picture of its own, in which a browser runs and loads nothing."""
+    if svg is None:
+        return Html()
+    data = base64.b64encode(svg.encode()).decode()
+    image = tag("img", src=f"data:image/svg+xml;base64,{data}", alt="What each worker did, over time")
+    return section("Timeline", tag("div", image, class_="scroll", role="region", aria_label="Timeline", tabindex=0))

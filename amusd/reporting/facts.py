@@ -1,0 +1,133 @@
+"""What a measurement depends on, in a person's words: machine, models, prompts, settings, and the command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from amusd.config import DrafterConfig, RunConfig, to_mapping
+
+EMBEDDED_TARGET = "SmolLM2-135M-Instruct (embedded)"
+NOT_SHOWN = ("prompt", "run_dir", "output")
+"""Keys that a comparison does not depend on; a prompt is nobody else's business."""
+
+
+def facts_of(config: RunConfig, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values, in reading order."""
+    return [
+        ("Machine", _machine(environment)),
+        ("Devices", ", ".join(_devices(config))),
+        ("Target", _target(config)),
+        ("Drafter", "; ".join(_drafter(drafter) for drafter in config.engine().drafters)),
+        ("Link", _link(config)),
+        ("Prompts", prompts_name(config)),
+        ("Answers", _answers(config)),
+        ("Software", _software(environment)),
+    ]
+
+
+def machine_name(environment: Mapping[str, Any]) -> str:
+    """The processor or the GPUs."""
+    gpus = environment.get("gpus") or []
+    cpu = environment.get("cpu") or {}
+    return ", ".join(dict.fromkeys(gpu.split(",")[0] for gpu in gpus)) or cpu.get("model") or "an unnamed machine"
+
+
+def models_name(config: RunConfig) -> str:
+    """`target SmolLM2 with drafter ngram`."""
+    drafters = ", ".join(_model(drafter.kind, drafter.model) for drafter in config.engine().drafters)
+    return f"target {config.hardware.synthetic or _target_model(config)}, drafter {drafters}"
+
+
+def prompts_name(config: RunConfig) -> str:
+    """Where they come from; not what they say."""
+    workload = config.workload
+    source = "prompts that come with amusd" if workload.path is None else f"prompts of {PurePath(workload.path).name}"
+    return f"the first {workload.num_prompts} {source}{', without a chat template' if workload.raw else ''}"
+
+
+def command_of(command: str, config: RunConfig) -> str:
+    """The command line that asks for this configuration: what differs from the defaults, by key."""
+    changed = _changed(to_mapping(config), to_mapping(RunConfig()), "")
+    overrides = (f"{key}={_value(value)}" for key, value in changed if key not in NOT_SHOWN)
+    return shlex.join(["amusd", command, *overrides])
+
+
+def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _changed(value, defaults[name], f"{prefix}{name}.")
+        elif value != defaults[name]:
+            yield prefix + name, value
+
+
+def _value(value: Any) -> str:
+    """As the command line reads it: texts as they are, unless they would be read as something else."""
+    if isinstance(value, str):
+        quoted = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
+        return "'" + value.replace("'", "\\'") + "'" if quoted or value == "null" else value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    cpu = environment.get("cpu") or {}
+    parts = [f"{cpu.get('model', 'unknown processor')}, {cpu.get('allowed_cores', '?')} cores"]
+    return "; ".join([*parts, *(environment.get("gpus") or []), str(environment.get("platform", ""))]).rstrip("; ")
+
+
+def _devices(config: RunConfig) -> Iterator[str]:
+    if not config.hardware.devices:
+        yield "chosen when the workers start"
+        return
+    target, draft = config.hardware.devices
+    yield f"target on {target}"
+    yield f"draft on {draft}"
+    if "cpu" in config.hardware.devices:
+        count = config.hardware.num_threads
+        yield "one thread each" if count == 1 else f"{count} threads each"
+
+
+def _target(config: RunConfig) -> str:
+    if config.hardware.synthetic is not None:
+        return f"{config.hardware.synthetic}, random weights, {config.target.dtype}"
+    return f"{_target_model(config)}, {config.target.dtype}"
+
+
+def _target_model(config: RunConfig) -> str:
+    return EMBEDDED_TARGET if config.target.kind == "embedded" else _model(config.target.kind, config.target.model)
+
+
+def _drafter(drafter: DrafterConfig) -> str:
+    if drafter.kind == "synthetic":
+        return f"synthetic, right with probability {drafter.accept:g}"
+    if drafter.kind == "ngram":
+        return f"ngram, {drafter.min_ngram} to {drafter.max_ngram} tokens"
+    return f"{_model(drafter.kind, drafter.model)}, {drafter.dtype}"
+
+
+def _model(kind: str, model: str | None) -> str:
+    return kind if model is None else model
+
+
+def _link(config: RunConfig) -> str:
+    delay = config.transport.delay_ms
+    return f"{config.transport.kind}, every message {delay:g} ms late" if delay else config.transport.kind
+
+
+def _answers(config: RunConfig) -> str:
+    sampling = config.sampling
+    kind = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}, {sampling.rule}"
+    return f"up to {sampling.max_new_tokens} tokens, {kind}, seed {sampling.seed}; verify_width={config.verify_width}"
+
+
+def _software(environment: Mapping[str, Any]) -> str:
+    packages = environment.get("packages") or {}
+    named = {"amusd": environment.get("amusd"), "Python": environment.get("python")}
+    named |= {name: packages.get(name) for name in ("torch", "transformers")}
+    parts = [f"{name} {version}" for name, version in named.items() if version]
+    if environment.get("commit"):
+        parts.append(f"commit {environment['commit'][:12]}{'+changes' if '+' in environment['commit'] else ''}")
+    return ", ".join(parts)
