@@ -1,0 +1,356 @@
+"""`amusd simulate`: which schedule would win, and by how much, on a machine that need not be at hand.
+
+Plain decoding, synchronous blocks of each length, and the chain, on the same answers. Everything here is arithmetic on
+a virtual clock: no model, no worker process, no torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from amusd.config import DecodingConfig, RunConfig, SimulateConfig
+from amusd.console import Console, table
+from amusd.errors import ConfigError
+from amusd.policies.factory import policy_name
+from amusd.simulation.calibration import Calibration, calibrate
+from amusd.simulation.closed_forms import upper_bound
+from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.simulator import Outcome, Simulator
+from amusd.simulation.tokens import Answer, drawn_answers, replayed_answers
+from amusd.types import Mode
+
+CONFIGURED, TRIED, BEST = "configured", "tried", "best"
+"""Why a row is there: its knobs were asked for, or are one of several values tried, of which one was the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a prediction rests on."""
+
+    simulator: Simulator
+    acceptance: dict[str, Any]
+    """How its answers were had, for the result."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a result: all that the rows follow from, but the knobs."""
+        simulator = self.simulator
+        return {
+            "acceptance": self.acceptance,
+            "num_answers": len(simulator.answers),
+            "num_tokens": sum(map(len, simulator.answers)),
+            "costs": simulator.costs.as_dict(),
+            "max_candidates_in_a_pass": simulator.max_candidates,
+            "tokens_per_step": simulator.tokens_per_step,
+            "seed": simulator.seed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One schedule, and what it came to."""
+
+    decoding: DecodingConfig
+    outcome: Outcome
+    choice: str
+
+    @property
+    def total_ns(self) -> int:
+        """For all answers."""
+        return self.outcome.metrics.total_ns
+
+
+@dataclass
+class Bench:
+    """Tries schedules on one simulated machine, each once."""
+
+    simulator: Simulator
+    decoding: DecodingConfig
+    """The configured one; trials differ from it in what they are about."""
+    report: Callable[[str], None] = lambda _name: None
+    _outcomes: dict[DecodingConfig, Outcome] = field(default_factory=dict)
+
+    def plain(self) -> Trial:
+        """The target alone."""
+        return self._trial(CONFIGURED, mode=Mode.AUTOREGRESSIVE)
+
+    def synchronous(self, lengths: Iterable[int]) -> list[Trial]:
+        """Blocks of each length; the fastest is marked."""
+        trials = [
+            self._trial(TRIED, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length) for length in sorted(set(lengths))
+        ]
+        return _mark_best(trials)
+
+    def chain(self) -> Trial:
+        """As configured."""
+        return self._trial(CONFIGURED, mode=Mode.ASYNCHRONOUS)
+
+    def tuned_chain(self, waits: Iterable[int]) -> list[Trial]:
+        """The chain with each wait after a rejection; the fastest is marked."""
+        trials = [
+            self._trial(TRIED, mode=Mode.ASYNCHRONOUS, min_candidates=min_candidates)
+            for min_candidates in sorted(set(waits))
+        ]
+        return _mark_best(trials)
+
+    def _trial(self, choice: str, **changes: Any) -> Trial:
+        decoding = replace(self.decoding, **changes)
+        if decoding not in self._outcomes:
+            self.report(_name(decoding))
+            self._outcomes[decoding] = self.simulator.run(decoding)
+        return Trial(decoding, self._outcomes[decoding], choice)
+
+
+def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
+    """All rows, and the map where one is asked for; the documented JSON without `run_dir`.
+
+    `events_folder` gets the events of the first answer under the chain as configured.
+    """
+    settings, simulator = config.simulate, inputs.simulator
+    num_trials = 2 + len(set(settings.synchronous_lengths)) + len({*settings.min_candidates} - {config.min_candidates})
+    bench = Bench(simulator, config.decoding(), _progress(console, num_trials))
+    plain = bench.plain()
+    trials = [plain, *bench.synchronous(settings.synchronous_lengths)]
+    trials += [bench.chain(), *bench.tuned_chain(settings.min_candidates)]
+    result: dict[str, Any] = {"rows": _rows(trials, plain), "inputs": inputs.as_dict()}
+    if settings.grid:
+        result["grid"] = _grid(config, simulator, console)
+    console.clear_progress()
+    first = replace(simulator, answers=simulator.answers[:1])
+    first.run(bench.chain().decoding, events_folder=events_folder)
+    return result
+
+
+def simulate_text(result: dict[str, Any]) -> str:
+    """What `simulate` found, for a person."""
+    texts = [_table(result["rows"])]
+    if "grid" in result:
+        texts.append(_grid_text(result["grid"]))
+    return "\n\n".join(texts)
+
+
+# What goes in
+
+
+def inputs_of(config: RunConfig) -> Inputs:
+    """Times and answers, measured or as given; what is given wins. Raises `ConfigError` for what is missing or wrong.
+
+    Passes are as wide as `compare` would make them for the same block lengths.
+    """
+    settings = config.simulate
+    longest_wait = max(settings.min_candidates)
+    if longest_wait > config.max_lookahead:
+        raise ConfigError(
+            f"simulate.min_candidates={longest_wait}: must be at most max_lookahead ({config.max_lookahead})"
+        )
+    width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
+    calibration = None if config.calibration is None else calibrate(Path(config.calibration), config.drafter.kind)
+    if calibration is None:
+        for name in ("accept", "verify_ms", "draft_ms"):
+            if getattr(config, name) is None:
+                raise ConfigError(f"{name}: required to simulate without calibration=RUN_DIR")
+    answers, acceptance = _answers(config, calibration)
+    simulator = Simulator(
+        costs=_costs(config, None if calibration is None else calibration.costs),
+        answers=answers,
+        max_candidates=width - 1,
+        tokens_per_step=settings.tokens_per_step,
+        seed=settings.seed,
+    )
+    return Inputs(simulator, acceptance)
+
+
+def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[Answer, ...], dict[str, Any]]:
+    settings = config.simulate
+    if calibration is not None and config.accept is None:
+        answers = replayed_answers(calibration.traces, settings.seed)
+        return answers, {
+            "kind": "replay",
+            "drafter": calibration.drafter,
+            "accept": calibration.acceptance,
+            "known_fraction": calibration.known_fraction,
+        }
+    assert config.accept is not None
+    return _drawn(settings, config.accept), {"kind": "drawn", "accept": config.accept}
+
+
+def _drawn(settings: SimulateConfig, accept: float) -> tuple[Answer, ...]:
+    return drawn_answers(accept, num_answers=settings.num_answers, num_tokens=settings.num_tokens, seed=settings.seed)
+
+
+def _costs(config: RunConfig, measured: Costs | None) -> Costs:
+    settings = config.simulate
+    costs = _with_spread(measured, settings.jitter) if measured else Costs(passes={}, draft_token=_same(0.0, 0.0))
+    given: dict[str, Any] = {"row_ns": round(settings.row_ms * 1e6)}
+    if config.verify_ms is not None:
+        given["passes"] = {0: _same(config.verify_ms, settings.jitter)}
+    if config.draft_ms is not None:
+        given["draft_token"] = _same(config.draft_ms, settings.jitter)
+    if config.delay_ms is not None:
+        given["to_target"] = given["to_draft"] = Duration.of_ms(config.delay_ms)
+    if settings.overhead_ms is not None:
+        given |= {"host": _same(settings.overhead_ms, 0.0), "host_before_verdict": 1.0}
+    return replace(costs, **given)
+
+
+def _with_spread(costs: Costs, spread: float) -> Costs:
+    def spread_out(shared: Shared) -> Shared:
+        return Shared(replace(shared.alone, spread=spread), replace(shared.together, spread=spread))
+
+    passes = {number: spread_out(shared) for number, shared in costs.passes.items()}
+    return replace(costs, passes=passes, draft_token=spread_out(costs.draft_token))
+
+
+def _same(milliseconds: float, spread: float) -> Shared:
+    return Shared.same(Duration.of_ms(milliseconds, spread))
+
+
+# What comes out
+
+
+def _mark_best(trials: Sequence[Trial]) -> list[Trial]:
+    fastest = min(trials, key=lambda trial: trial.total_ns)
+    return [replace(trial, choice=BEST) if trial is fastest else trial for trial in trials]
+
+
+def _rows(trials: Sequence[Trial], plain: Trial) -> list[dict[str, Any]]:
+    best_synchronous = next(
+        trial for trial in trials if trial.decoding.mode is Mode.SYNCHRONOUS and trial.choice == BEST
+    )
+    return [_row(trial, plain, best_synchronous) for trial in trials]
+
+
+def _row(trial: Trial, plain: Trial, best_synchronous: Trial) -> dict[str, Any]:
+    decoding, metrics = trial.decoding, trial.outcome.metrics.as_dict()
+    ratios = [
+        reference.total_ns / answer.total_ns
+        for reference, answer in zip(plain.outcome.answers, trial.outcome.answers, strict=True)
+    ]
+    return {
+        "mode": decoding.mode.value,
+        "policy": policy_name(decoding),
+        "choice": trial.choice,
+        "num_speculative_tokens": decoding.num_speculative_tokens if decoding.mode is Mode.SYNCHRONOUS else None,
+        "min_candidates": decoding.min_candidates if decoding.mode is Mode.ASYNCHRONOUS else None,
+        "speedup": plain.total_ns / trial.total_ns,
+        # As `compare` has it: the median over the answers, not the ratio of all time.
+        "speedup_vs_autoregressive": statistics.median(ratios),
+        "speedup_vs_best_synchronous": None
+        if decoding.mode is Mode.AUTOREGRESSIVE
+        else best_synchronous.total_ns / trial.total_ns,
+        "tokens_per_verification": metrics["mean_acceptance_length"],
+        **metrics,
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    header = ("mode", "tokens/s", "x plain", "x best sync", "accepted", "tokens/pass", "idle t/d", "wasted")
+    lines = []
+    for row in rows:
+        plain = row["mode"] == Mode.AUTOREGRESSIVE.value
+        lines.append(
+            (
+                _row_name(row),
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['speedup']:.2f}",
+                "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
+                "" if plain else _percent(row["acceptance_rate"]),
+                f"{row['tokens_per_verification']:.2f}",
+                _percent(row["target_idle_fraction"]) + ("" if plain else "/" + _percent(row["draft_idle_fraction"])),
+                "" if plain else _percent(row["wasted_draft_fraction"]),
+            )
+        )
+    return table(header, lines)
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    if row["mode"] == Mode.AUTOREGRESSIVE.value:
+        return str(row["mode"])
+    name = str(row["policy"] or row["mode"])
+    knob = row["min_candidates"] if row["num_speculative_tokens"] is None else row["num_speculative_tokens"]
+    return f"{name} ({knob}{'' if row['choice'] == TRIED else ', ' + row['choice']})"
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def _name(decoding: DecodingConfig) -> str:
+    if decoding.mode is Mode.SYNCHRONOUS:
+        return f"synchronous, {decoding.num_speculative_tokens} tokens"
+    if decoding.mode is Mode.ASYNCHRONOUS:
+        return f"{policy_name(decoding)}, waits for {decoding.min_candidates}"
+    return str(decoding.mode.value)
+
+
+def _progress(console: Console, num_steps: int) -> Callable[[str], None]:
+    done = 0
+
+    def report(name: str) -> None:
+        nonlocal done
+        done += 1
+        console.progress(name, min(done, num_steps), num_steps)
+
+    return report
+
+
+# The map
+
+
+def _grid(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
+    """Each acceptance with each ratio of speeds: the tuned schedules, which of them wins, and by how much."""
+    settings = config.simulate
+    cells = list(product(settings.grid_accepts, settings.grid_ratios))
+    report = _progress(console, len(cells))
+    found = []
+    for accept, ratio in cells:
+        report(f"acceptance {accept:g}, {ratio:g} draft steps a pass")
+        found.append(_cell(config, simulator, accept, ratio))
+    return found
+
+
+def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) -> dict[str, Any]:
+    settings, costs = config.simulate, simulator.costs
+    draft_ms = costs.passes[min(costs.passes)].alone.mean_ms / ratio
+    costs = replace(costs, draft_token=_same(draft_ms, settings.jitter))
+    bench = Bench(replace(simulator, costs=costs, answers=_drawn(settings, accept)), config.decoding())
+    plain = bench.plain()
+    synchronous = _best(bench.synchronous(settings.synchronous_lengths))
+    chain = _best(bench.tuned_chain(settings.min_candidates))
+    speedups = {
+        "autoregressive": 1.0,
+        "synchronous": plain.total_ns / synchronous.total_ns,
+        "chain": plain.total_ns / chain.total_ns,
+    }
+    ranked = sorted(speedups, key=lambda name: speedups[name], reverse=True)
+    return {
+        "accept": accept,
+        "ratio": ratio,
+        "speedups": speedups,
+        "num_speculative_tokens": synchronous.decoding.num_speculative_tokens,
+        "min_candidates": chain.decoding.min_candidates,
+        "winner": ranked[0],
+        "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
+        "upper_bound": upper_bound(accept, ratio),
+    }
+
+
+def _best(trials: Iterable[Trial]) -> Trial:
+    return next(trial for trial in trials if trial.choice == BEST)
+
+
+def _grid_text(cells: Sequence[dict[str, Any]]) -> str:
+    """One line for each acceptance: who wins, its speed-up, and by how much it beats the next."""
+    by_place = {(cell["accept"], cell["ratio"]): cell for cell in cells}
+    ratios = list(dict.fromkeys(cell["ratio"] for cell in cells))
+    header = ("accept \\ verify/draft", *(f"{ratio:g}" for ratio in ratios))
+    lines = []
+    for accept in dict.fromkeys(cell["accept"] for cell in cells):
+        row = [by_place[accept, ratio] for ratio in ratios]
+        shown = [f"{cell['winner']} {max(cell['speedups'].values()):.2f} (+{_percent(cell['margin'])})" for cell in row]
+        lines.append((f"{accept:g}", *shown))
+    return table(header, lines)

@@ -1,0 +1,229 @@
+"""The inputs of a simulation, measured: times and outcomes from the events of a run."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from amusd.errors import ConfigError
+from amusd.protocol.target_session import Reception
+from amusd.simulation.cost import NOTHING, Costs, Duration, Shared
+from amusd.simulation.tokens import Trace, trace_rate
+from amusd.tracing.messages import RECEIVE, SEND, Flow
+from amusd.tracing.recorder import Event
+from amusd.tracing.timeline import DRAFT_WORK, TARGET_WORK, Timeline, by_sequence, read_timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a run has shown."""
+
+    costs: Costs
+    traces: tuple[Trace, ...]
+    """One for each sequence with the draft of which at least one token was compared."""
+    drafter: str
+
+    @property
+    def acceptance(self) -> float:
+        """Share of right tokens among all that were compared."""
+        return statistics.fmean(outcome for trace in self.traces for outcome in trace if outcome is not None)
+
+    @property
+    def known_fraction(self) -> float:
+        """Share of positions whose draft token was compared."""
+        return statistics.fmean(outcome is not None for trace in self.traces for outcome in trace)
+
+
+def calibrate(run_directory: Path, drafter: str) -> Calibration:
+    """Read a run. `drafter`: which one counts, where the run had several.
+
+    Raises `ConfigError` when the run's events do not tell what a simulation has to know.
+    """
+    try:
+        timeline = read_timeline(run_directory)
+    except ValueError as error:
+        raise ConfigError(f"calibration={run_directory}: its events/ cannot be read ({error})") from error
+    sequences = {event.sequence_id: event.fields["drafter"] for event in timeline.target if event.name == "sequence"}
+    drafters = sorted({name for name in sequences.values() if name is not None})
+    if len(drafters) > 1 and drafter not in drafters:
+        raise ConfigError(f"drafter={drafter}: calibration={run_directory} has these: {', '.join(drafters)}")
+    chosen = drafter if drafter in drafters else next(iter(drafters), drafter)
+    kept = {number for number, name in sequences.items() if name in (None, chosen)}
+    target = {number: events for number, events in by_sequence(timeline.target).items() if number in kept}
+    draft = {number: events for number, events in by_sequence(timeline.draft).items() if number in kept}
+    found = (_trace(events) for number, events in target.items() if number in draft)
+    traces = tuple(trace for trace in found if trace_rate(trace) is not None)
+    if not traces:
+        raise ConfigError(
+            f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "
+            "name the run directory of generate or compare"
+        )
+    return Calibration(_Measured(target, draft, timeline).costs(), traces, chosen)
+
+
+def _trace(events: Sequence[Event]) -> Trace:
+    """Which of the draft's own tokens were the target's, from the target's events of one sequence.
+
+    A pass says it of the candidates up to the first rejected one; a token committed before the draft's own arrived is
+    compared when that one comes.
+    """
+    passes = [event for event in events if event.name == "target_pass"]
+    if not passes:
+        return ()
+    committed = start = passes[0].fields["committed_length"] - passes[0].fields["num_tokens"]
+    known: dict[int, bool] = {}
+    for event in events:
+        fields = event.fields
+        if event.name == "target_pass":
+            num_accepted = fields["num_accepted"]
+            known.update((committed + i, True) for i in range(num_accepted))
+            if num_accepted < min(fields["num_judged"], fields["num_tokens"]):
+                known[committed + num_accepted] = False
+            committed = fields["committed_length"]
+        elif event.name == RECEIVE and fields["message"] == "candidate":
+            late = range(fields["start"], min(fields["start"] + fields["num_tokens"], committed))
+            if fields["reception"] == Reception.TAKEN.value:
+                known.update((position, True) for position in late if position not in known)
+            elif fields["reception"] == Reception.CONTRADICTED.value and len(late) == 1:
+                known.setdefault(late[0], False)
+    return tuple(known.get(position) for position in range(start, committed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The events of both workers, by sequence, and what can be read off them."""
+
+    target: dict[int, list[Event]]
+    draft: dict[int, list[Event]]
+    timeline: Timeline
+
+    def costs(self) -> Costs:
+        """All times; those of the link are medians, because a message is timed in both processes at once."""
+        host = self._host()
+        before = _median(self._before_verdict())
+        host_ns = statistics.median(host.together.samples)
+        to_target = _delay(self.timeline.to_target, self.target, "target_wait")
+        to_draft = _delay(self.timeline.to_draft, self.draft, "draft_wait")
+        found = [delay for delay in (to_target, to_draft) if delay is not None]
+        link = max(found, default=0)
+        return Costs(
+            passes=self._passes(),
+            draft_token=self._draft_token(),
+            host=host,
+            host_before_verdict=min(1.0, before / host_ns) if host_ns and before is not None else 1.0,
+            target_prefill=_durations(self.target, "target_prefill"),
+            draft_prefill=_durations(self.draft, "draft_prefill"),
+            advance=_durations(self.draft, "advance"),
+            rollback=_durations(self.draft, "rollback"),
+            to_target=Duration((link if to_target is None else to_target,)),
+            to_draft=Duration((link if to_draft is None else to_draft,)),
+        )
+
+    def _passes(self) -> dict[int, Shared]:
+        """By number of candidates; what was not measured is that of the nearest number, then of the other situation."""
+        draft_work = _Spans(self.draft, DRAFT_WORK)
+        found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
+        for event in _named(self.target, "target_pass"):
+            found[draft_work.contain(event.start_ns)][event.fields["num_candidates"]].append(event.duration_ns)
+
+        def nearest(number: int, *, together: bool) -> Duration:
+            measured = found[together] or found[not together]
+            return Duration(tuple(measured[min(measured, key=lambda known: (abs(known - number), known))]))
+
+        numbers = sorted(set(found[False]) | set(found[True]))
+        return {n: Shared(nearest(n, together=False), nearest(n, together=True)) for n in numbers}
+
+    def _draft_token(self) -> Shared:
+        """Per token, with the draft's own time between two steps. Steps without a proposal are left out."""
+        target_work = _Spans(self.target, TARGET_WORK)
+        pause = _median(self._pauses()) or 0
+        found: dict[bool, list[int]] = {False: [], True: []}
+        for event in _named(self.draft, "draft_step"):
+            num_tokens = event.fields["num_tokens"]
+            if num_tokens:
+                found[target_work.contain(event.start_ns)] += [
+                    round((event.duration_ns + pause) / num_tokens)
+                ] * num_tokens
+        return _shared(found)
+
+    def _pauses(self) -> Iterator[int]:
+        """Between two steps without a message between them, where the draft had room to go on."""
+        for events in self.draft.values():
+            for event, following in pairwise(event for event in events if event.name != SEND):
+                if event.name == following.name == "draft_step":
+                    yield following.start_ns - event.end_ns
+
+    def _host(self) -> Shared:
+        """From one pass to the next, less what was spent waiting: without a draft, and with one."""
+        found: dict[bool, list[int]] = {False: [], True: []}
+        for number, events in self.target.items():
+            last: Event | None = None
+            waited_ns = 0
+            for event in events:
+                if event.name == "target_wait":
+                    waited_ns += event.duration_ns
+                elif event.name == "target_pass":
+                    if last is not None:
+                        found[number in self.draft].append(max(0, event.start_ns - last.end_ns - waited_ns))
+                    last, waited_ns = event, 0
+        return _shared(found)
+
+    def _before_verdict(self) -> Iterator[int]:
+        """From the end of a pass to the sending of its verdict."""
+        for events in self.target.values():
+            last: Event | None = None
+            for event in events:
+                if event.name == "target_pass":
+                    last = event
+                elif event.name == SEND and event.fields["message"] == "verdict" and last is not None:
+                    yield event.start_ns - last.end_ns
+
+
+class _Spans:
+    """When a worker worked: the simulation asks the same when a pass or step begins."""
+
+    def __init__(self, events: dict[int, list[Event]], names: Sequence[str]) -> None:
+        chosen = (event for sequence in events.values() for event in sequence if event.name in names)
+        self._spans = sorted((event.start_ns, event.end_ns) for event in chosen)
+
+    def contain(self, time_ns: int) -> bool:
+        """Whether the worker worked at that time."""
+        index = bisect.bisect_right(self._spans, time_ns, key=lambda span: span[0]) - 1
+        return index >= 0 and time_ns < self._spans[index][1]
+
+
+def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: str) -> int | None:
+    """Median time of the messages that were sent while the receiver was waiting for one; None without any."""
+    waits = {number: [event for event in events if event.name == wait] for number, events in receiver.items()}
+    found = []
+    for flow in flows:
+        own = waits.get(flow.sent.sequence_id, [])
+        index = bisect.bisect_right(own, flow.sent.start_ns, key=lambda event: event.start_ns) - 1
+        if index >= 0 and flow.sent.start_ns < own[index].end_ns:
+            found.append(flow.received.start_ns - flow.sent.start_ns)
+    return _median(found)
+
+
+def _shared(found: dict[bool, list[int]]) -> Shared:
+    """Times with the other worker at rest and at work; where one was never seen, those of the other."""
+    alone, together = found[False] or found[True] or [0], found[True] or found[False] or [0]
+    return Shared(Duration(tuple(alone)), Duration(tuple(together)))
+
+
+def _durations(events: dict[int, list[Event]], name: str) -> Duration:
+    samples = tuple(event.duration_ns for event in _named(events, name))
+    return Duration(samples) if samples else NOTHING
+
+
+def _named(events: dict[int, list[Event]], name: str) -> Iterator[Event]:
+    return (event for sequence in events.values() for event in sequence if event.name == name)
+
+
+def _median(values: Iterable[int]) -> int | None:
+    found = list(values)
+    return int(statistics.median(found)) if found else None

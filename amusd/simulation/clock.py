@@ -1,0 +1,109 @@
+"""A virtual clock, and workers that are busy or listen on it. Times are whole nanoseconds, so that runs repeat exactly.
+
+At equal times messages arrive first, then the draft goes on, then the target: what was sent in time is seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from amusd.errors import InvariantError
+from amusd.protocol.messages import Message
+
+ARRIVAL, DRAFT, TARGET = range(3)
+"""Ranks: who comes first at equal times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """At work for this long; messages that arrive meanwhile wait."""
+
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Idle until a message is there, or for this long; None: for as long as it takes."""
+
+    ns: int | None
+
+
+Process: TypeAlias = Generator[Busy | Listen, None, None]
+"""What a worker does, as a generator that yields how it spends its time."""
+
+
+class VirtualClock:
+    """A queue of what is to happen when."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self._queue: list[tuple[int, int, int, Callable[[], None]]] = []
+        self._num_scheduled = 0
+
+    def schedule(self, time_ns: int, rank: int, action: Callable[[], None]) -> None:
+        """Have `action` called at `time_ns`; equal times go by rank, then in the order of scheduling."""
+        self._num_scheduled += 1
+        heapq.heappush(self._queue, (time_ns, rank, self._num_scheduled, action))
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        while self._queue:
+            self.now_ns, _, _, action = heapq.heappop(self._queue)
+            action()
+
+
+class Worker:
+    """Runs one process on the clock, and keeps the messages that have arrived for it."""
+
+    def __init__(self, clock: VirtualClock, rank: int) -> None:
+        self.mailbox: deque[Message] = deque()
+        self._clock = clock
+        self._rank = rank
+        self._process: Process | None = None
+        self._listening = False
+        self._num_wakes = 0
+
+    def start(self, process: Process) -> None:
+        """Begin now."""
+        self._process = process
+        self._wake_at(self._clock.now_ns)
+
+    def deliver(self, message: Message) -> None:
+        """A message arrives."""
+        self.mailbox.append(message)
+        if self._listening:
+            self._listening = False
+            self._wake_at(self._clock.now_ns)
+
+    def check_ended(self) -> None:
+        """Raise `InvariantError` when the process still waits although nothing can happen any more."""
+        if self._process is not None:
+            raise InvariantError("a simulated worker waits for a message that nobody sends")
+
+    def _wake_at(self, time_ns: int) -> None:
+        self._num_wakes += 1
+        self._clock.schedule(time_ns, self._rank, functools.partial(self._resume, self._num_wakes))
+
+    def _resume(self, wake: int) -> None:
+        """Go on until the process spends time again. A wake-up that a message has overtaken does nothing."""
+        if wake != self._num_wakes or self._process is None:
+            return
+        self._listening = False
+        for spent in self._process:
+            if isinstance(spent, Busy):
+                if spent.ns:
+                    self._wake_at(self._clock.now_ns + spent.ns)
+                    return
+            elif not self.mailbox:
+                self._listening = True
+                if spent.ns is None:
+                    self._num_wakes += 1
+                else:
+                    self._wake_at(self._clock.now_ns + spent.ns)
+                return
+        self._process = None

@@ -1,0 +1,240 @@
+"""The simulated draft: the loop of `DraftWorker`, around something that says what the draft does with its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
+from amusd.simulation.clock import Busy, Listen, Process, VirtualClock, Worker
+from amusd.simulation.cost import Costs
+from amusd.simulation.journal import Journal
+from amusd.simulation.tokens import Answer, draft_token
+from amusd.tracing.messages import RECEIVE, SEND
+from amusd.types import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of the draft's work: what it is called, how long it takes, what its event says."""
+
+    name: str
+    ns: int
+    fields: dict[str, int]
+
+
+class Drafting(Protocol):
+    """What a draft does with its time in one sequence: which work comes next, and what it leads to.
+
+    The effects of a piece of work hold from its beginning; nobody sees them before its end, when `offer` is asked.
+    """
+
+    @property
+    def num_stale(self) -> int:
+        """Verdicts ignored as stale."""
+        ...
+
+    def has_work(self) -> bool:
+        """Whether something can be drafted before the next verdict."""
+        ...
+
+    def step(self, target_works: bool) -> Work:
+        """Draft on; only where there is work. `num_tokens` of the fields says how many tokens were drafted."""
+        ...
+
+    def apply(self, verdict: Verdict) -> Work | None:
+        """Take a verdict in; None when it was stale. `num_discarded` of the fields is above 0 for a rollback."""
+        ...
+
+    def offer(self) -> Candidate | None:
+        """The next message for the target."""
+        ...
+
+
+DraftingFactory = Callable[[Open], Drafting]
+
+
+class ChainDrafting:
+    """One chain of tokens, `tokens_per_step` at a time: synchronous blocks, and the continuous chain."""
+
+    def __init__(self, opening: Open, answer: Answer, costs: Costs, random: Random, tokens_per_step: int) -> None:
+        self._session = DraftSession(opening)
+        self._prompt_length = len(opening.token_ids)
+        self._answer = answer
+        self._costs = costs
+        self._random = random
+        self._tokens_per_step = max(opening.tokens_per_message, tokens_per_step)
+
+    @property
+    def num_stale(self) -> int:
+        """As the session counts them."""
+        return self._session.num_stale
+
+    def has_work(self) -> bool:
+        """While the run-ahead limit leaves room."""
+        return self._session.room > 0
+
+    def step(self, target_works: bool) -> Work:
+        """The next tokens by the answer."""
+        session = self._session
+        start = session.length - self._prompt_length
+        num_tokens = min(session.room, self._tokens_per_step)
+        session.extend([draft_token(i, self._answer[i]) for i in range(start, start + num_tokens)])
+        ns = self._costs.step_ns(num_tokens, target_works, self._random)
+        return Work("draft_step", ns, {"num_tokens": num_tokens, "length": session.length})
+
+    def apply(self, verdict: Verdict) -> Work | None:
+        """As the real rollback manager does."""
+        transition = self._session.preview(verdict)
+        if transition is None:
+            return None
+        self._session.apply(transition)
+        is_rollback = transition.num_discarded > 0
+        duration = self._costs.rollback if is_rollback else self._costs.advance
+        return Work(
+            "rollback" if is_rollback else "advance",
+            duration.draw(self._random),
+            {
+                "num_discarded": transition.num_discarded,
+                "num_adopted": len(transition.token_ids),
+                "committed_length": transition.committed_length,
+                "epoch": transition.epoch,
+            },
+        )
+
+    def offer(self) -> Candidate | None:
+        """As the session has it."""
+        return self._session.offer()
+
+
+@dataclass
+class _Sequence:
+    """The open sequence and its counters."""
+
+    sequence_id: int
+    drafting: Drafting
+    drafter_name: str
+    opened_ns: int
+    busy_ns: int = 0
+    wait_ns: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_rollbacks: int = 0
+
+
+@dataclass
+class DraftActor:
+    """Receive everything, apply the newest verdict, propose, send. What comes amid a step is seen after it."""
+
+    clock: VirtualClock
+    worker: Worker
+    send: Callable[[Message], None]
+    make_drafting: DraftingFactory
+    costs: Costs
+    random: Random
+    journal: Journal
+    target_works: Callable[[], bool]
+    works: bool = False
+    """Spends time on a step, a verdict or a prompt right now."""
+    _sequence: _Sequence | None = None
+    _running: bool = True
+
+    def run(self) -> Process:
+        """Until `Shutdown`."""
+        mailbox = self.worker.mailbox
+        while self._running:
+            if mailbox:
+                yield from self._receive()
+            sequence = self._sequence
+            if sequence is not None and sequence.drafting.has_work():
+                yield from self._propose(sequence)
+            elif not mailbox and self._running:
+                yield from self._wait(sequence)
+
+    def _wait(self, sequence: _Sequence | None) -> Process:
+        """For a message, because nothing can be drafted before one comes."""
+        start_ns = self.clock.now_ns
+        yield Listen(None)
+        if sequence is not None:
+            sequence.wait_ns += self.clock.now_ns - start_ns
+            self.journal.span("draft_wait", start_ns, self.clock.now_ns, sequence.sequence_id)
+
+    def _receive(self) -> Process:
+        """Take in everything that has arrived; of several verdicts the newest says it all."""
+        mailbox = self.worker.mailbox
+        newest: Verdict | None = None
+        while mailbox and self._running:
+            message = mailbox.popleft()
+            self.journal.message(RECEIVE, message)
+            if isinstance(message, Verdict):
+                newest = message
+            elif isinstance(message, Open):
+                yield from self._open(message)
+            elif isinstance(message, Close):
+                newest = None
+                self._close()
+            elif isinstance(message, Shutdown):
+                self._running = False
+        if newest is not None and self._sequence is not None:
+            yield from self._roll_back(self._sequence, newest)
+
+    def _propose(self, sequence: _Sequence) -> Process:
+        work = sequence.drafting.step(self.target_works())
+        sequence.num_steps += 1
+        sequence.num_drafted += work.fields["num_tokens"]
+        yield from self._spend(sequence, work)
+        self._offer(sequence)
+
+    def _open(self, opening: Open) -> Process:
+        drafting = self.make_drafting(opening)
+        self._sequence = _Sequence(opening.sequence_id, drafting, opening.drafter, self.clock.now_ns)
+        ns = self.costs.draft_prefill.draw(self.random)
+        yield from self._spend(self._sequence, Work("draft_prefill", ns, {"num_tokens": len(opening.token_ids)}))
+
+    def _roll_back(self, sequence: _Sequence, verdict: Verdict) -> Process:
+        work = sequence.drafting.apply(verdict)
+        if work is None:
+            return
+        sequence.num_rollbacks += work.fields["num_discarded"] > 0
+        yield from self._spend(sequence, work)
+        self._offer(sequence)
+
+    def _spend(self, sequence: _Sequence, work: Work) -> Process:
+        start_ns = self.clock.now_ns
+        self.works = True
+        yield Busy(work.ns)
+        self.works = False
+        sequence.busy_ns += work.ns
+        self.journal.span(work.name, start_ns, start_ns + work.ns, sequence.sequence_id, **work.fields)
+
+    def _offer(self, sequence: _Sequence) -> None:
+        candidate = sequence.drafting.offer()
+        if candidate is not None:
+            self._post(candidate)
+
+    def _post(self, message: Message) -> None:
+        self.journal.message(SEND, message)
+        self.send(message)
+
+    def _close(self) -> None:
+        sequence, self._sequence = self._sequence, None
+        assert sequence is not None
+        self._post(
+            Progress(
+                role=Role.DRAFT,
+                sequence_id=sequence.sequence_id,
+                num_steps=sequence.num_steps,
+                num_drafted=sequence.num_drafted,
+                num_rollbacks=sequence.num_rollbacks,
+                num_stale=sequence.drafting.num_stale,
+                busy_ns=sequence.busy_ns,
+                wait_ns=sequence.wait_ns,
+                open_ns=self.clock.now_ns - sequence.opened_ns,
+            )
+        )
+        self.journal.span(
+            "sequence", sequence.opened_ns, self.clock.now_ns, sequence.sequence_id, drafter=sequence.drafter_name
+        )

@@ -1,0 +1,231 @@
+"""The simulated target: the loop of `TargetWorker`, with a pass that only takes time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from amusd.errors import InvariantError
+from amusd.policies.base import Policy, TargetView, Wait
+from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown
+from amusd.protocol.target_session import Block, Reception, TargetSession
+from amusd.simulation.clock import Busy, Listen, Process, VirtualClock, Worker
+from amusd.simulation.cost import Costs
+from amusd.simulation.journal import Journal, TargetCounts
+from amusd.simulation.tokens import Answer, target_token, vocab_size
+from amusd.tracing.messages import RECEIVE, SEND
+from amusd.tracing.metrics import DraftCounts
+from amusd.types import FinishReason
+
+PASS_TIME_MEMORY = 0.8
+"""As of the real target: weight of the past in the running estimate of a pass."""
+
+PROMPT_LENGTH = 1
+"""Prompts cost what `Costs` says, whatever their length."""
+
+_INCARNATION = 1
+_DRAFTER = "simulated"
+
+Session = TargetSession[bytes]
+
+
+@dataclass
+class TargetActor:
+    """Drain, decide, verify, commit, answer: one answer after another."""
+
+    clock: VirtualClock
+    worker: Worker
+    send: Callable[[Message], None]
+    answers: Sequence[Answer]
+    policy: Policy
+    max_candidates: int
+    """That a pass can take."""
+    has_draft: bool
+    costs: Costs
+    random: Random
+    journal: Journal
+    draft_works: Callable[[], bool]
+    works: bool = False
+    """In a prefill or a pass right now."""
+    finished: list[TargetCounts] = field(default_factory=list)
+    _pass_seconds: float = 0.0
+
+    def run(self) -> Process:
+        """All answers, then `Shutdown`."""
+        for index, answer in enumerate(self.answers):
+            yield from self._decode(index + 1, len(answer))
+        self._post(Shutdown())
+
+    def _decode(self, sequence_id: int, num_tokens: int) -> Process:
+        counts = TargetCounts(self.clock.now_ns, PROMPT_LENGTH)
+        session = Session(
+            sequence_id=sequence_id,
+            prompt=[0] * PROMPT_LENGTH,
+            max_length=PROMPT_LENGTH + num_tokens,
+            vocab_size=vocab_size(num_tokens),
+            max_lookahead=self.policy.max_lookahead,
+        )
+        yield from self._open(session, counts)
+        while session.remaining:
+            block = yield from self._next_block(session, counts)
+            yield from self._verify(session, block, counts)
+        yield from self._close(session, counts)
+        self.finished.append(counts)
+
+    def _open(self, session: Session, counts: TargetCounts) -> Process:
+        """The prompt goes out first, so that the draft prefills while the target does."""
+        if self.has_draft:
+            session.attach(_INCARNATION)
+            self._post(
+                Open(
+                    sequence_id=session.sequence_id,
+                    incarnation=_INCARNATION,
+                    token_ids=session.committed,
+                    max_length=session.max_length,
+                    drafter=_DRAFTER,
+                    max_lookahead=self.policy.max_lookahead,
+                    tokens_per_message=self.policy.tokens_per_message,
+                )
+            )
+        start_ns = self.clock.now_ns
+        counts.prefill_ns = self.costs.target_prefill.draw(self.random)
+        self.works = True
+        yield Busy(counts.prefill_ns)
+        self.works = False
+        self.journal.span("target_prefill", start_ns, self.clock.now_ns, session.sequence_id)
+
+    def _next_block(self, session: Session, counts: TargetCounts) -> Generator[Busy | Listen, None, Block]:
+        """Drain what has arrived and let the policy decide, until it decides to verify."""
+        ready_ns = self.clock.now_ns
+        limit = self._limit(session)
+        while True:
+            self._drain(session, counts)
+            decision = self.policy.decide(
+                TargetView(
+                    num_candidates=session.num_candidates,
+                    max_candidates=limit,
+                    may_get_more=session.may_get_more,
+                    draft_restarting=session.draft_restarting,
+                    waited_seconds=(self.clock.now_ns - ready_ns) / 1e9,
+                    pass_seconds=self._pass_seconds,
+                )
+            )
+            if not isinstance(decision, Wait):
+                return session.begin(min(decision.num_candidates, limit))
+            start_ns = self.clock.now_ns
+            yield Listen(math.ceil(decision.seconds * 1e9))
+            if self.worker.mailbox:
+                self._handle(session, self.worker.mailbox.popleft(), counts)
+            counts.wait_ns += self.clock.now_ns - start_ns
+            self.journal.span("target_wait", start_ns, self.clock.now_ns, session.sequence_id)
+
+    def _limit(self, session: Session) -> int:
+        """Candidates that the next pass can take."""
+        return min(session.remaining - 1, self.max_candidates)
+
+    def _verify(self, session: Session, block: Block, counts: TargetCounts) -> Process:
+        """One pass; accept, commit, and answer unless the sequence is complete."""
+        start_ns = self.clock.now_ns
+        num_candidates, max_candidates = len(block.candidates), self._limit(session)
+        pass_ns = self.costs.pass_ns(num_candidates, self.draft_works(), self.random)
+        self.works = True
+        yield Busy(pass_ns)
+        self.works = False
+        self._drain(session, counts)
+        judged = session.candidates_to_judge()
+        token_ids, num_accepted = _accept(judged, start=block.start + 1 - PROMPT_LENGTH, num_scored=num_candidates + 1)
+        session.commit(token_ids, num_accepted)
+        # An answer that ends inside the block leaves the candidates behind its end unjudged.
+        num_judged = len(judged) if session.remaining else min(len(judged), len(token_ids))
+        self.journal.span(
+            "target_pass",
+            start_ns,
+            start_ns + pass_ns,
+            session.sequence_id,
+            num_candidates=num_candidates,
+            max_candidates=min(max_candidates, self.policy.max_lookahead),
+            num_judged=num_judged,
+            num_accepted=num_accepted,
+            num_tokens=len(token_ids),
+            committed_length=session.committed_length,
+        )
+        memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
+        self._pass_seconds = memory * self._pass_seconds + (1 - memory) * pass_ns / 1e9
+        host_ns = self.costs.host.when(self.has_draft).draw(self.random)
+        before_ns = round(host_ns * self.costs.host_before_verdict)
+        yield Busy(before_ns)
+        counts.passed(
+            self.clock.now_ns,
+            pass_ns,
+            num_tokens=len(token_ids),
+            num_candidates=num_candidates,
+            num_judged=num_judged,
+            num_accepted=num_accepted,
+        )
+        counts.host_ns += before_ns
+        if session.remaining:
+            if session.attached:
+                self._post(session.verdict())
+            yield Busy(host_ns - before_ns)
+            counts.host_ns += host_ns - before_ns
+
+    def _close(self, session: Session, counts: TargetCounts) -> Process:
+        """Wait for the draft's own counts: it answers every `Close`."""
+        self.journal.span(
+            "sequence",
+            counts.start_ns,
+            counts.last_ns,
+            session.sequence_id,
+            policy=type(self.policy).__name__,
+            max_lookahead=self.policy.max_lookahead,
+            drafter=_DRAFTER if self.has_draft else None,
+            num_prompt_tokens=PROMPT_LENGTH,
+            finish_reason=FinishReason.LENGTH.value,
+        )
+        if not self.has_draft:
+            return
+        self._post(Close(session.sequence_id, FinishReason.LENGTH))
+        while counts.draft is None:
+            yield Listen(None)
+            self._handle(session, self.worker.mailbox.popleft(), counts)
+
+    def _post(self, message: Message) -> None:
+        self.journal.message(SEND, message)
+        self.send(message)
+
+    def _drain(self, session: Session, counts: TargetCounts) -> None:
+        mailbox = self.worker.mailbox
+        while mailbox:
+            self._handle(session, mailbox.popleft(), counts)
+
+    def _handle(self, session: Session, message: Message, counts: TargetCounts) -> None:
+        if isinstance(message, Candidate):
+            reception = session.receive(message)
+            if reception is Reception.FOREIGN:
+                raise InvariantError(f"a simulated candidate at {message.start} was drafted from another prefix")
+            counts.num_stale_candidates += reception is not Reception.TAKEN
+            self.journal.message(RECEIVE, message, reception=reception.value)
+        elif isinstance(message, Progress):
+            self.journal.message(RECEIVE, message)
+            counts.draft = DraftCounts(
+                num_steps=message.num_steps,
+                num_drafted=message.num_drafted,
+                num_rollbacks=message.num_rollbacks,
+                num_stale=message.num_stale,
+                busy_ns=message.busy_ns,
+                wait_ns=message.wait_ns,
+                open_ns=message.open_ns,
+            )
+
+
+def _accept(judged: Sequence[int], *, start: int, num_scored: int) -> tuple[tuple[int, ...], int]:
+    """What a pass commits that scored `num_scored` positions from `start` on, and how many of it were candidates.
+
+    The candidates that equal the target's tokens, then the target's own where it scored one more position.
+    """
+    num_accepted = 0
+    while num_accepted < len(judged) and judged[num_accepted] == target_token(start + num_accepted):
+        num_accepted += 1
+    return tuple(target_token(start + i) for i in range(min(num_accepted + 1, num_scored))), num_accepted

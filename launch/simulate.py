@@ -1,0 +1,26 @@
+"""`amusd simulate`: arithmetic in this process; no workers, no torch."""
+
+from __future__ import annotations
+
+import json
+
+from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.simulate import inputs_of, simulate, simulate_text
+
+from .run_directory import EVENTS_FOLDER, RESULT_FILE, create_run_directory, write_whole
+from .terminal import tell
+
+
+def run_simulation(config: RunConfig) -> int:
+    """Predict; returns the exit code. Raises `ConfigError` when inputs are missing or the run directory is in use."""
+    inputs = inputs_of(config)
+    directory = create_run_directory(config)
+    tell(f"run directory: {directory}")
+    console = Console(json_only=config.output == "json")
+    result = simulate(config, inputs, console, directory / EVENTS_FOLDER)
+    result["run_dir"] = str(directory)
+    write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
+    console.text(simulate_text(result))
+    console.document(result)
+    return 0

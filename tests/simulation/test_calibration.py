@@ -1,0 +1,155 @@
+"""Inputs read back from events: what was put in comes out, and a real run's outcomes are seen as they were."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from runtime.pair import PROMPT
+from simulation.builders import PLAIN, chain, of_answers, synchronous
+from tracing.runs import Run
+
+from amusd.config import DecodingConfig
+from amusd.drafters.oracle import right_with_probability
+from amusd.errors import ConfigError
+from amusd.simulation.calibration import Calibration, calibrate
+from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.simulator import Simulator
+from amusd.simulation.tokens import drawn_answers, replayed_answers
+
+
+def ms(*values: float) -> Duration:
+    return Duration(tuple(round(1e6 * value) for value in values))
+
+
+COSTS = Costs(
+    passes={0: Shared(ms(10.0), ms(11.0)), 4: Shared(ms(12.0), ms(13.0))},
+    draft_token=Shared(ms(1.5), ms(1.7)),
+    host=Shared(ms(0.2), ms(0.4)),
+    host_before_verdict=0.75,
+    target_prefill=ms(20.0),
+    draft_prefill=ms(5.0),
+    advance=ms(0.05),
+    rollback=ms(0.1),
+    to_target=ms(0.08),
+    to_draft=ms(0.06),
+)
+"""Every time another one, so that none can be taken for another."""
+
+
+def machine(costs: Costs = COSTS) -> Simulator:
+    return of_answers(drawn_answers(0.7, num_answers=4, num_tokens=120, seed=2), costs, max_candidates=7)
+
+
+def measured(folder: Path, simulator: Simulator, *schedules: DecodingConfig) -> Calibration:
+    """Simulate, write the events of all schedules as those of one run, read them back."""
+    events = folder / "events"
+    events.mkdir()
+    for index, decoding in enumerate(schedules):
+        part = folder / f"part{index}"
+        part.mkdir()
+        simulator.run(decoding, events_folder=part)
+        for role in ("target", "draft"):
+            lines = [json.loads(line) for line in (part / f"{role}.jsonl").read_text(encoding="utf-8").splitlines()]
+            with (events / f"{role}.jsonl").open("a", encoding="utf-8") as file:
+                for line in lines:
+                    if line["sequence_id"] >= 0:
+                        line["sequence_id"] += 1000 * index
+                        line["start_ns"] += index << 50
+                        line["end_ns"] += index << 50
+                    file.write(json.dumps(line) + "\n")
+    return calibrate(folder, "embedded")
+
+
+def test_the_times_that_went_in_come_out(tmp_path: Path) -> None:
+    found = measured(tmp_path, machine(), PLAIN, synchronous(4), chain(2)).costs
+    for width, (alone, together) in {0: (10_000_000, 11_000_000), 4: (12_000_000, 13_000_000)}.items():
+        assert set(found.passes[width].alone.samples) == {alone}
+        assert set(found.passes[width].together.samples) == {together}
+    assert set(found.draft_token.alone.samples) == {1_500_000}
+    assert set(found.draft_token.together.samples) == {1_700_000}
+    assert found.host == Shared(
+        Duration((200_000,) * len(found.host.alone.samples)), Duration((400_000,) * len(found.host.together.samples))
+    )
+    assert found.host_before_verdict == 0.75
+    for name in ("target_prefill", "draft_prefill", "advance", "rollback", "to_target", "to_draft"):
+        assert set(getattr(found, name).samples) == set(getattr(COSTS, name).samples), name
+
+
+@pytest.mark.parametrize("decoding", [PLAIN, synchronous(4), chain(0), chain(2)], ids=["plain", "block", "0", "2"])
+def test_a_calibrated_simulation_repeats_the_run(tmp_path: Path, decoding: DecodingConfig) -> None:
+    calibration = measured(tmp_path, machine(), PLAIN, synchronous(4), chain(2))
+    replayed = of_answers(replayed_answers(calibration.traces, 0), calibration.costs, max_candidates=7)
+    before, after = (each.run(decoding).metrics for each in (machine(), replayed))
+    assert after.num_tokens == 2 * before.num_tokens  # each answer was seen twice, once under each schedule
+    speeds = [metrics.num_tokens / metrics.total_ns for metrics in (before, after)]
+    assert speeds[1] == pytest.approx(speeds[0], rel=0.02)
+
+
+@pytest.mark.parametrize("decoding", [synchronous(4), chain(0), chain(3)], ids=["synchronous", "0", "3"])
+def test_outcomes_are_seen_as_they_were(tmp_path: Path, decoding: DecodingConfig) -> None:
+    simulator = machine()
+    calibration = measured(tmp_path, simulator, PLAIN, decoding)
+    assert len(calibration.traces) == len(simulator.answers)
+    for trace, answer in zip(calibration.traces, simulator.answers, strict=True):
+        assert all(known in (None, right) for known, right in zip(trace, answer, strict=True))
+    assert calibration.known_fraction > 0.8
+    assert calibration.acceptance == pytest.approx(0.7, abs=0.05)
+
+
+def test_a_real_run_is_seen_as_it_was(tmp_path: Path, real_run: Run) -> None:
+    calibration = calibrate(real_run.write(tmp_path), "embedded")
+    assert calibration.drafter == "oracle"
+    right = right_with_probability(0.7, 5)
+    assert len(calibration.traces) == 2  # plain decoding shows nothing
+    for trace in calibration.traces:
+        known = {len(PROMPT) + i: outcome for i, outcome in enumerate(trace) if outcome is not None}
+        assert len(known) > len(trace) / 2
+        assert known == {position: right(position) for position in known}
+    costs = calibration.costs
+    assert min(costs.passes[0].alone.samples) >= 4_000_000
+    assert min(costs.draft_token.together.samples) >= 1_000_000 / 4  # a step of up to four tokens takes 1 ms
+    assert 0 <= costs.host_before_verdict <= 1
+    assert 0 < costs.to_target.samples[0] < 4_000_000
+
+
+@pytest.mark.parametrize("left_out", ["everything", "the draft", "what was compared"])
+def test_a_run_that_says_too_little_is_refused_in_one_line(tmp_path: Path, left_out: str) -> None:
+    events = tmp_path / "events"
+    if left_out != "everything":
+        events.mkdir()
+        decoding = PLAIN if left_out == "the draft" else synchronous(1)
+        one_token = dataclasses.replace(machine(), answers=((True,),))
+        one_token.run(decoding, events_folder=events)
+    with pytest.raises(ConfigError, match="no draft token that was compared") as caught:
+        calibrate(tmp_path, "embedded")
+    assert "\n" not in str(caught.value)
+
+
+def test_lines_that_are_no_events_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "target.jsonl").write_text('{"name": "target_pass"}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        calibrate(tmp_path, "embedded")
+
+
+def test_one_of_several_drafters_has_to_be_named(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    for index, name in enumerate(("ngram", "embedded")):
+        machine().run(chain(2), events_folder=events)
+        for role in ("target", "draft"):
+            path = events / f"{role}.jsonl"
+            text = path.read_text(encoding="utf-8").replace('"simulated", "num_prompt', f'"{name}", "num_prompt')
+            path.rename(events / f"{role}{index}")
+            (events / f"{role}{index}").write_text(text, encoding="utf-8")
+    second = [json.loads(line) for line in (events / "target1").read_text(encoding="utf-8").splitlines()]
+    moved = [line | {"sequence_id": line["sequence_id"] + 100} for line in second]
+    lines = (events / "target0").read_text(encoding="utf-8") + "".join(json.dumps(line) + "\n" for line in moved)
+    (events / "target.jsonl").write_text(lines, encoding="utf-8")
+    (events / "draft0").rename(events / "draft.jsonl")
+    with pytest.raises(ConfigError, match=r"drafter=hf: calibration=.* has these: embedded, ngram"):
+        calibrate(tmp_path, "hf")
+    assert calibrate(tmp_path, "ngram").drafter == "ngram"

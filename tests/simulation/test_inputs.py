@@ -1,0 +1,76 @@
+"""Times and outcomes that a simulation is given."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.tokens import drawn_answers, replayed_answers, trace_rate
+
+rates = st.floats(0, 1)
+traces = st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=50).map(tuple)
+
+
+def test_measured_times_are_drawn_alike() -> None:
+    random = Random(0)
+    drawn = [Duration((10, 20, 60)).draw(random) for _ in range(3000)]
+    assert {value: round(drawn.count(value) / 1000, 1) for value in set(drawn)} == {10: 1.0, 20: 1.0, 60: 1.0}
+
+
+def test_a_spread_is_a_relative_standard_deviation_around_the_time() -> None:
+    random = Random(0)
+    drawn = [Duration.of_ms(2.0, 0.1).draw(random) for _ in range(4000)]
+    assert statistics.fmean(drawn) == pytest.approx(2_000_000, rel=0.01)
+    assert statistics.stdev(drawn) == pytest.approx(200_000, rel=0.05)
+
+
+def test_a_pass_costs_what_the_nearest_measured_width_costs_and_its_rows() -> None:
+    passes = {width: Shared(Duration((1000 * width,)), Duration((1000 * width + 1,))) for width in (1, 4, 8)}
+    costs = Costs(passes=passes, draft_token=Shared.same(Duration((7,))), row_ns=100)
+
+    def pass_ns(num_candidates: int, draft_works: bool) -> int:
+        return costs.pass_ns(num_candidates, draft_works, Random(0)) - 100 * num_candidates
+
+    assert [pass_ns(n, draft_works=False) for n in (0, 1, 2, 3, 4, 6, 7, 20)] == [
+        1000, 1000, 1000, 4000, 4000, 4000, 8000, 8000,
+    ]  # fmt: skip
+    assert pass_ns(4, draft_works=True) == 4001
+    assert costs.step_ns(3, target_works=True, random=Random(0)) == 21
+
+
+@given(rates, rates, st.integers(0, 5))
+def test_a_token_that_is_right_stays_right_at_a_higher_rate(low: float, high: float, seed: int) -> None:
+    low, high = sorted((low, high))
+    weaker, better = (drawn_answers(a, num_answers=2, num_tokens=40, seed=seed) for a in (low, high))
+    assert all(not w or b for one, other in zip(weaker, better, strict=True) for w, b in zip(one, other, strict=True))
+    assert sum(map(sum, better)) == round(high * 80)
+
+
+def test_drawn_answers_have_no_pattern() -> None:
+    (answer,) = drawn_answers(0.5, num_answers=1, num_tokens=4000, seed=0)
+    repeats = sum(one == other for one, other in pairwise(answer))
+    assert 1900 < repeats < 2100
+    assert drawn_answers(0.5, num_answers=1, num_tokens=4000, seed=1) != (answer,)
+
+
+@given(st.lists(traces, max_size=6), st.integers(0, 3))
+def test_a_replay_keeps_what_is_known(found: list[tuple[bool | None, ...]], seed: int) -> None:
+    usable = [trace for trace in found if trace_rate(trace) is not None]
+    answers = replayed_answers(found, seed)
+    assert [len(answer) for answer in answers] == [len(trace) for trace in usable]
+    for trace, answer in zip(usable, answers, strict=True):
+        assert all(known in (None, outcome) for known, outcome in zip(trace, answer, strict=True))
+    assert answers == replayed_answers(found, seed)
+
+
+def test_what_is_not_known_is_drawn_at_the_rate_of_its_own_sequence() -> None:
+    unknown = (None,) * 2000
+    often, never = replayed_answers([(True, True, True, False, *unknown), (False, *unknown)], seed=0)
+    assert sum(often) / len(often) == pytest.approx(0.75, abs=0.04)
+    assert not any(never)

@@ -1,0 +1,244 @@
+"""The simulated pair: limits that are known, laws that always hold, and the records of the real workers."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation.builders import PLAIN, chain, costs, of_answers, own_tokens, simulator, speedup, synchronous
+from tracing.runs import Run
+
+from amusd.config import DecodingConfig
+from amusd.runtime import target_worker
+from amusd.simulation import closed_forms, target
+from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.simulator import Outcome
+from amusd.simulation.tokens import Answer
+from amusd.tracing.drafted import Fate, judge_steps
+from amusd.tracing.recorder import Event
+from amusd.tracing.timeline import by_sequence
+
+# Known limits
+
+
+def test_plain_decoding_takes_a_pass_a_token() -> None:
+    assert speedup(simulator(0.5, costs(3), num_tokens=50), PLAIN) == 1
+
+
+@pytest.mark.parametrize("c", [1, 3, 8.9])
+@pytest.mark.parametrize("delay", [0.0, 0.1])
+def test_a_draft_that_is_never_right_costs_nothing_where_nobody_waits_for_it(c: float, delay: float) -> None:
+    assert speedup(simulator(0.0, costs(c, delay=delay), num_tokens=300), chain(0)) == 1
+
+
+def test_a_flawless_draft_is_bound_by_its_own_speed_or_by_the_width_of_a_pass() -> None:
+    flawless = simulator(1.0, costs(6), num_tokens=3000)
+    assert speedup(flawless, chain(0)) == pytest.approx(6, rel=0.01)
+    narrow = of_answers(flawless.answers, costs(20), max_candidates=7)
+    assert speedup(narrow, chain(0)) == pytest.approx(8, rel=0.01)  # 7 candidates, and the late one behind them
+
+
+@pytest.mark.parametrize(
+    ("a", "c", "length"), [(0.5, 2.2, 1), (0.5, 10, 4), (0.8, 5, 4), (0.8, 10, 7), (0.95, 2.2, 4), (0.95, 10, 12)]
+)
+def test_synchronous_decoding_is_as_the_formula_has_it(a: float, c: float, length: int) -> None:
+    expected = closed_forms.synchronous(a, c, length, overhead=0.1)
+    simulated = speedup(simulator(a, costs(c, delay=0.05), num_tokens=20_000), synchronous(length))
+    assert simulated == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("a", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("c", [2.2, 10])
+@pytest.mark.parametrize("length", [1, 4, 7])
+@pytest.mark.parametrize("delay", [0.0, 0.05])
+def test_synchronous_rounds_take_block_delays_and_pass_to_the_nanosecond(
+    a: float, c: float, length: int, delay: float
+) -> None:
+    machine = simulator(a, costs(c, delay=delay), num_tokens=150)
+    metrics = machine.run(synchronous(length)).metrics
+    assert metrics.num_passes == num_rounds(machine.answers[0], length)
+    assert metrics.draft is not None
+    pass_ns, delay_ns = machine.costs.passes[0].alone.samples[0], machine.costs.to_draft.samples[0]
+    blocks_ns = metrics.draft.num_steps * 2 * delay_ns + metrics.draft.num_drafted * 1_000_000
+    assert metrics.total_ns == metrics.num_passes * pass_ns + blocks_ns  # the last token needs no block
+
+
+def num_rounds(answer: Answer, length: int) -> int:
+    """Straight from the definition: each round takes the right tokens of a block, and one more."""
+    position = rounds = 0
+    while position < len(answer):
+        block = answer[position : min(position + length, len(answer) - 1)]
+        position += (block.index(False) if False in block else len(block)) + 1
+        rounds += 1
+    return rounds
+
+
+def test_overhead_on_the_host_is_hidden_behind_neither_model() -> None:
+    host = Shared.same(Duration.of_ms(0.5))
+    machine, with_host = (simulator(0.8, costs(5, **more), num_tokens=4000) for more in ({}, {"host": host}))
+    num_passes = with_host.run(synchronous(3)).metrics.num_passes
+    added_ns = with_host.run(synchronous(3)).metrics.total_ns - machine.run(synchronous(3)).metrics.total_ns
+    assert added_ns == num_passes * 500_000
+
+
+@pytest.mark.parametrize("a", [0.6, 0.95])
+@pytest.mark.parametrize("c", [4, 8])
+@pytest.mark.parametrize("wait", [0, 1, 3])
+def test_the_chain_is_as_the_formula_has_it_with_a_whole_step_lost_for_each_restart(
+    a: float, c: int, wait: int
+) -> None:
+    """Without delay, and with c whole, every pass ends where a step begins: the rollback finds a step just begun."""
+    simulated = speedup(simulator(a, costs(c)), chain(wait))
+    assert simulated == pytest.approx(closed_forms.chain(a, c, wait, restart_loss=1), rel=0.02)
+
+
+@pytest.mark.parametrize("a", [0.6, 0.9])
+@pytest.mark.parametrize("delay", [0.05, 0.2])
+@pytest.mark.parametrize("wait", [0, 3])
+def test_the_chain_is_as_the_formula_has_it_with_delay(a: float, delay: float, wait: int) -> None:
+    """The loss follows from the phase: the pass began one delay behind the draft, the rollback comes another later.
+
+    Without a wait, the formula counts the whole steps that fit, and the part of a step that is left over is the loss.
+    """
+    c = 8
+    loss = math.ceil(2 * delay * c) - 2 * delay * c if wait else 0.0
+    simulated = speedup(simulator(a, costs(c, delay=delay)), chain(wait))
+    assert simulated == pytest.approx(closed_forms.chain(a, c, wait, delay=delay, restart_loss=loss), rel=0.02)
+
+
+@pytest.mark.parametrize(("c", "wait"), [(2.2, 0), (4.5, 0), (4.5, 1), (4.5, 3)])
+def test_part_of_a_step_is_carried_over_where_the_formula_forgets_it(c: float, wait: int) -> None:
+    """The formula lets every follow-up pass find floor(c) candidates, but a step amid the pass's end is not lost."""
+    simulated = speedup(simulator(0.9, costs(c)), chain(wait))
+    assert simulated > 1.02 * closed_forms.chain(0.9, c, wait, restart_loss=math.ceil(c) - c)
+    assert simulated < closed_forms.chain(0.9, math.ceil(c), wait)
+
+
+def test_a_wait_is_never_longer_than_it_may_be() -> None:
+    machine = simulator(0.6, costs(4), num_tokens=2000)
+    assert speedup(machine, chain(12, max_wait_passes=1.0)) > 1.2 * speedup(machine, chain(12))
+
+
+# Laws
+
+times = st.integers(0, 20)
+durations = st.lists(times, min_size=1, max_size=3).map(lambda found: Duration(tuple(found)))
+positive = st.lists(st.integers(1, 60), min_size=1, max_size=3).map(lambda found: Duration(tuple(found)))
+any_costs = st.builds(
+    Costs,
+    passes=st.dictionaries(st.integers(0, 8), st.builds(Shared, positive, positive), min_size=1, max_size=3),
+    draft_token=st.builds(Shared, positive, positive),
+    row_ns=st.integers(0, 2),
+    host=st.builds(Shared, durations, durations),
+    host_before_verdict=st.floats(0, 1),
+    target_prefill=durations,
+    draft_prefill=durations,
+    advance=durations,
+    rollback=durations,
+    to_target=durations,
+    to_draft=durations,
+)
+any_answers = st.lists(st.lists(st.booleans(), min_size=1, max_size=40).map(tuple), min_size=1, max_size=3).map(tuple)
+any_schedule = st.one_of(
+    st.just(PLAIN),
+    st.integers(1, 9).map(synchronous),
+    st.builds(
+        lambda wait, extra, message: chain(
+            wait, max_lookahead=wait + extra, tokens_per_message=min(message, wait + extra), max_wait_passes=1.0
+        ),
+        st.integers(0, 6),
+        st.integers(1, 10),
+        st.integers(1, 3),
+    ),
+)
+
+
+@given(any_costs, any_answers, any_schedule, st.integers(1, 9), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_every_token_and_every_nanosecond_is_accounted_for(
+    costs: Costs, answers: tuple[Answer, ...], decoding: DecodingConfig, max_candidates: int, per_step: int
+) -> None:
+    machine = of_answers(answers, costs, max_candidates=max_candidates, tokens_per_step=per_step)
+    outcome = machine.run(decoding, keep_events=True)
+    metrics = outcome.metrics
+    assert [answer.num_tokens for answer in outcome.answers] == [len(answer) for answer in answers]
+    assert metrics.num_tokens == metrics.num_accepted + own_tokens(outcome)
+    assert own_tokens(outcome) <= metrics.num_passes
+    for answer, host_ns in zip(outcome.answers, outcome.host_ns, strict=True):
+        assert answer.total_ns == answer.prefill_ns + answer.pass_ns + answer.wait_ns + host_ns
+        if answer.draft is not None:
+            assert answer.draft.open_ns == answer.draft.busy_ns + answer.draft.wait_ns
+    check_fates(outcome)
+    check_spans(outcome.target_events, ("target_prefill", "target_pass", "target_wait"))
+    check_spans(outcome.draft_events, ("draft_prefill", "draft_step", "advance", "rollback", "draft_wait"))
+    # Every wrong token takes a pass to be found wrong, or to be overtaken.
+    assert metrics.num_passes >= sum(not right for answer in answers for right in answer)
+
+
+def check_fates(outcome: Outcome) -> None:
+    """Each drafted token was accepted, overtaken or wasted; the draft's counts agree with its events."""
+    target, draft = by_sequence(outcome.target_events), by_sequence(outcome.draft_events)
+    for number, answer in enumerate(outcome.answers, start=1):
+        if answer.draft is None:
+            assert number not in draft
+            continue
+        steps = judge_steps(draft[number], target[number])
+        assert sum(len(step.fates) for step in steps) == answer.draft.num_drafted
+        assert sum(step.count(Fate.ACCEPTED) for step in steps) == answer.num_accepted
+        assert sum(event.name == "rollback" for event in draft[number]) == answer.draft.num_rollbacks
+
+
+def check_spans(events: tuple[Event, ...], names: tuple[str, ...]) -> None:
+    """A worker does one thing at a time."""
+    spans = [event for event in events if event.name in names]
+    assert all(before.end_ns <= after.start_ns for before, after in pairwise(spans))
+
+
+@given(st.floats(0.05, 1), st.floats(1.5, 12), st.floats(0, 0.3), st.sampled_from([chain(0), chain(2), synchronous(4)]))
+@settings(max_examples=40, deadline=None)
+def test_no_schedule_exceeds_the_bound(a: float, c: float, delay: float, decoding: DecodingConfig) -> None:
+    machine = simulator(a, costs(c, delay=delay), num_tokens=300)
+    actual = sum(machine.answers[0]) / 300
+    assert speedup(machine, decoding) <= closed_forms.upper_bound(actual, c) * 1.01
+
+
+@pytest.mark.parametrize("decoding", [PLAIN, synchronous(3), chain(2)], ids=["plain", "synchronous", "chain"])
+def test_the_same_inputs_give_the_same_run(decoding: DecodingConfig) -> None:
+    def run(seed: int) -> Outcome:
+        machine = simulator(0.7, costs(6.5, delay=0.03, spread=0.1), num_answers=2, num_tokens=100, seed=seed)
+        return machine.run(decoding, keep_events=True)
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_events_are_recorded_only_where_they_are_wanted() -> None:
+    machine = simulator(0.7, costs(5), num_tokens=50)
+    silent, recorded = machine.run(chain(2)), machine.run(chain(2), keep_events=True)
+    assert silent.answers == recorded.answers
+    assert not silent.target_events
+    assert not silent.draft_events
+
+
+# The real workers
+
+
+def test_the_running_estimate_of_a_pass_is_that_of_the_real_target() -> None:
+    assert target.PASS_TIME_MEMORY == target_worker.PASS_TIME_MEMORY
+
+
+def test_the_events_are_those_of_the_real_workers(real_run: Run) -> None:
+    machine = simulator(0.7, costs(4), num_answers=1, num_tokens=40)
+    runs = [machine.run(decoding, keep_events=True) for decoding in (PLAIN, synchronous(4), chain(2))]
+
+    def kinds(events: list[Event]) -> set[tuple[str, str, tuple[str, ...]]]:
+        return {(event.name, str(event.fields.get("message")), tuple(sorted(event.fields))) for event in events}
+
+    for real, simulated in (
+        (real_run.target, [event for run in runs for event in run.target_events]),
+        (real_run.draft, [event for run in runs for event in run.draft_events]),
+    ):
+        assert kinds(simulated) == kinds(list(real))

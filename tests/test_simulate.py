@@ -1,0 +1,159 @@
+"""`amusd simulate`: from a configuration to rows, a map and a table."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amusd.config import RunConfig, from_mapping
+from amusd.console import Console
+from amusd.errors import ConfigError
+from amusd.simulate import inputs_of, simulate, simulate_text
+from amusd.simulation.closed_forms import best_synchronous, chain, synchronous
+
+SMALL = {"num_answers": 2, "num_tokens": 150, "synchronous_lengths": [2, 4], "min_candidates": [0, 2, 3]}
+
+LONG = {"num_answers": 1, "num_tokens": 3000, "synchronous_lengths": [4], "min_candidates": [2, 3]}
+
+
+def configured(simulate: dict[str, Any] | None = None, **values: Any) -> RunConfig:
+    given = {"accept": 0.7, "verify_ms": 20, "draft_ms": 2.5, "delay_ms": 0.05, "simulate": SMALL | (simulate or {})}
+    return from_mapping(RunConfig, given | values)
+
+
+def predicted(config: RunConfig, folder: Path) -> dict[str, Any]:
+    console = Console(json_only=True, out=io.StringIO(), err=io.StringIO())
+    return simulate(config, inputs_of(config), console, folder)
+
+
+def test_rows_are_plain_every_length_the_chain_and_every_wait(tmp_path: Path) -> None:
+    result = predicted(configured(), tmp_path)
+    rows = result["rows"]
+    assert [(row["mode"], row["num_speculative_tokens"], row["min_candidates"]) for row in rows] == [
+        ("autoregressive", None, None),
+        ("synchronous", 2, None),
+        ("synchronous", 4, None),
+        ("asynchronous", None, 2),
+        ("asynchronous", None, 0),
+        ("asynchronous", None, 2),
+        ("asynchronous", None, 3),
+    ]
+    assert rows[0]["speedup"] == 1
+    assert rows[0]["tokens_per_second"] == pytest.approx(50)
+    assert [row["policy"] for row in rows] == [None] * 3 + ["chain"] * 4
+    best = {row["mode"]: row for row in rows if row["choice"] == "best"}
+    for mode, row in best.items():
+        assert row["speedup"] == max(other["speedup"] for other in rows if other["mode"] == mode)
+    for row in rows[1:]:
+        assert row["tokens_per_second"] == pytest.approx(50 * row["speedup"])
+        assert row["speedup_vs_best_synchronous"] == pytest.approx(row["speedup"] / best["synchronous"]["speedup"])
+    assert result["inputs"]["acceptance"] == {"kind": "drawn", "accept": 0.7}
+    assert result["inputs"]["max_candidates_in_a_pass"] == 7
+    assert result["inputs"]["costs"]["to_draft"]["mean_ms"] == pytest.approx(0.05)
+
+
+def test_speed_ups_are_near_the_formulas(tmp_path: Path) -> None:
+    config = configured(LONG, delay_ms=0, max_lookahead=64, max_verify_width=32)
+    for row in predicted(config, tmp_path)["rows"]:
+        if row["mode"] == "synchronous":
+            assert row["speedup"] == pytest.approx(synchronous(0.7, 8, row["num_speculative_tokens"]), rel=0.02)
+        elif row["mode"] == "asynchronous":
+            assert row["speedup"] == pytest.approx(chain(0.7, 8, row["min_candidates"], restart_loss=1), rel=0.02)
+
+
+def test_the_same_configuration_gives_the_same_bytes(tmp_path: Path) -> None:
+    config = configured({"jitter": 0.1, "grid": True, "grid_accepts": [0.5], "grid_ratios": [4]})
+    texts = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        texts.append(json.dumps(predicted(config, tmp_path / name)))
+    assert texts[0] == texts[1]
+    first, second = ((tmp_path / name / "target.jsonl").read_bytes() for name in ("first", "second"))
+    assert first == second
+
+
+def test_the_map_names_the_winner_of_each_place(tmp_path: Path) -> None:
+    places = {"grid": True, "grid_accepts": [0.0, 0.8], "grid_ratios": [2, 10], "min_candidates": [0, 3]}
+    result = predicted(configured(places), tmp_path)
+    cells = {(cell["accept"], cell["ratio"]): cell for cell in result["grid"]}
+    assert set(cells) == {(0.0, 2.0), (0.0, 10.0), (0.8, 2.0), (0.8, 10.0)}
+    for (accept, ratio), cell in cells.items():
+        ranked = sorted(cell["speedups"].values(), reverse=True)
+        assert cell["speedups"][cell["winner"]] == ranked[0]
+        assert cell["margin"] == pytest.approx(ranked[0] / ranked[1] - 1)
+        expected = best_synchronous(accept, ratio, [2, 4], overhead=0.005)[0]
+        assert cell["speedups"]["synchronous"] == pytest.approx(expected, rel=0.06)
+    assert cells[0.8, 2.0]["winner"] == "chain"
+    assert cells[0.0, 2.0]["speedups"]["chain"] == 1
+
+
+def test_a_run_is_simulated_from_its_own_events(tmp_path: Path) -> None:
+    first = predicted(configured(), run_directory(tmp_path / "run"))
+    config = configured(accept=None, verify_ms=None, draft_ms=None, delay_ms=None, calibration=str(tmp_path / "run"))
+    again = predicted(config, run_directory(tmp_path / "again"))
+    assert again["inputs"]["acceptance"]["kind"] == "replay"
+    assert again["inputs"]["num_answers"] == 1
+    for before, after in zip(first["rows"], again["rows"], strict=True):
+        assert after["speedup"] == pytest.approx(before["speedup"], rel=0.15)  # one answer instead of two
+
+
+def test_what_is_given_wins_over_what_was_measured(tmp_path: Path) -> None:
+    predicted(configured(), run_directory(tmp_path / "run"))
+    config = configured(
+        {"overhead_ms": 3, "row_ms": 0.5}, accept=None, draft_ms=None, delay_ms=None, verify_ms=40,
+        calibration=str(tmp_path / "run"),
+    )  # fmt: skip
+    costs = inputs_of(config).simulator.costs
+    assert costs.passes[0].alone.mean_ms == 40
+    assert costs.draft_token.alone.mean_ms == pytest.approx(2.5)
+    assert costs.host.together.mean_ms == 3
+    assert costs.row_ns == 500_000
+    assert inputs_of(configured(calibration=str(tmp_path / "run"))).acceptance == {"kind": "drawn", "accept": 0.7}
+
+
+def run_directory(path: Path) -> Path:
+    """The events folder of a run directory."""
+    (path / "events").mkdir(parents=True)
+    return path / "events"
+
+
+def test_the_table_has_a_line_for_each_row_and_each_place_of_the_map(tmp_path: Path) -> None:
+    result = predicted(configured({"grid": True, "grid_accepts": [0.6], "grid_ratios": [4, 8]}), tmp_path)
+    rows, places = simulate_text(result).split("\n\n")
+    assert len(rows.splitlines()) == 2 + len(result["rows"])
+    assert "chain (2, configured)" in rows
+    assert "synchronous (2, best)" in rows or "synchronous (4, best)" in rows
+    assert places.splitlines()[0].split() == ["accept", "\\", "verify/draft", "4", "8"]
+    assert places.splitlines()[2].startswith("0.6 ")
+
+
+MISTAKES = [
+    ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
+    ({"draft_ms": None}, "draft_ms: required to simulate without calibration=RUN_DIR"),
+    ({"verify_ms": 0}, "verify_ms=0.0: must be above 0"),
+    ({"draft_ms": -1}, "draft_ms=-1.0: must be above 0"),
+    ({"delay_ms": -1}, "delay_ms=-1.0: must be at least 0"),
+    ({"delay_ms": float("inf")}, "delay_ms=inf: must be at least 0"),
+    ({"max_lookahead": 2}, "simulate.min_candidates=3: must be at most max_lookahead (2)"),
+    ({"max_verify_width": 4}, "max_verify_width=4: must be at least 5: 4 candidates"),
+    ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),
+    ({"simulate": {"num_tokens": 0}}, "simulate.num_tokens=0: must be at least 1"),
+    ({"simulate": {"jitter": 0.6}}, "simulate.jitter=0.6: must be between 0 and 0.5"),
+    ({"simulate": {"overhead_ms": -1}}, "simulate.overhead_ms=-1.0: must be at least 0"),
+    ({"simulate": {"synchronous_lengths": []}}, "simulate.synchronous_lengths=[]: name at least one"),
+    ({"simulate": {"min_candidates": [-1]}}, "simulate.min_candidates=[-1]: name at least one, each at least 0"),
+    ({"simulate": {"grid_accepts": [1.5]}}, "simulate.grid_accepts=[1.5]: name at least one, each between 0 and 1"),
+    ({"simulate": {"grid_ratios": [0]}}, "simulate.grid_ratios=[0.0]: name at least one, each above 0"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), MISTAKES, ids=[message.split(":")[0] for _, message in MISTAKES])
+def test_a_mistake_is_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        inputs_of(configured(values.pop("simulate", None), **values))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
