@@ -387,7 +387,10 @@ class SimulateConfig:
     row_ms: float = 0.0
     """Added to a target pass for each candidate in it; 0, as with `verify_width=fixed`."""
     jitter: float = 0.0
-    """Standard deviation of passes and draft steps, relative to their time, on top of what was calibrated."""
+    """Standard deviation of passes and draft steps, relative to their time, on top of what was calibrated.
+
+    Without any, draft and target stay in step, so that how much of a step a rollback loses is the same every time.
+    """
     tokens_per_step: int = 1
     """Tokens that the draft makes in one step where it runs ahead (several in one replay on GPUs)."""
     num_answers: int = 16
@@ -429,10 +432,10 @@ class SimulateConfig:
             "name at least one, each between 0 and 1",
         )
         _require(
-            bool(self.grid_ratios) and all(0 < ratio < math.inf for ratio in self.grid_ratios),
+            bool(self.grid_ratios) and all(1 <= ratio < math.inf for ratio in self.grid_ratios),
             "simulate.grid_ratios",
             list(self.grid_ratios),
-            "name at least one, each above 0",
+            "name at least one, each at least 1",
         )
 
 

@@ -15,9 +15,9 @@ from amusd.errors import ConfigError
 from amusd.simulate import inputs_of, simulate, simulate_text
 from amusd.simulation.closed_forms import best_synchronous, chain, synchronous
 
-SMALL = {"num_answers": 2, "num_tokens": 150, "synchronous_lengths": [2, 4], "min_candidates": [0, 2, 3]}
+SMALL = {"num_answers": 2, "num_tokens": 100, "synchronous_lengths": [2, 4], "min_candidates": [0, 2, 3]}
 
-LONG = {"num_answers": 1, "num_tokens": 3000, "synchronous_lengths": [4], "min_candidates": [2, 3]}
+LONG = {"num_answers": 1, "num_tokens": 2000, "synchronous_lengths": [4], "min_candidates": [2, 3]}
 
 
 def configured(simulate: dict[str, Any] | None = None, **values: Any) -> RunConfig:
@@ -147,7 +147,7 @@ MISTAKES = [
     ({"simulate": {"synchronous_lengths": []}}, "simulate.synchronous_lengths=[]: name at least one"),
     ({"simulate": {"min_candidates": [-1]}}, "simulate.min_candidates=[-1]: name at least one, each at least 0"),
     ({"simulate": {"grid_accepts": [1.5]}}, "simulate.grid_accepts=[1.5]: name at least one, each between 0 and 1"),
-    ({"simulate": {"grid_ratios": [0]}}, "simulate.grid_ratios=[0.0]: name at least one, each above 0"),
+    ({"simulate": {"grid_ratios": [0.9]}}, "simulate.grid_ratios=[0.9]: name at least one, each at least 1"),
 ]
 
 

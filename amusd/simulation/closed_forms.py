@@ -1,7 +1,7 @@
 """Speed-ups over plain decoding that can be written down, for comparison with the simulated ones.
 
     a      probability that a draft token behind a right prefix is accepted, independent of all others
-    c      draft steps in the time of one target pass
+    c      draft steps in the time of one target pass, at least 1
     delay  of a message, one way, in target passes
     tokens are counted per target pass, whose time does not depend on its width
 
@@ -49,8 +49,8 @@ def chain(a: float, c: float, min_candidates: int, *, delay: float = 0.0, restar
     """A draft that never pauses; after a rejection the target waits for `min_candidates`.
 
     AMUSD, https://arxiv.org/abs/2410.17375; PipeSpec, https://arxiv.org/abs/2505.01572. `restart_loss`: the part of a
-    draft step that is lost because a rollback finds the draft amid it. A draft no faster than the target has c = 1 at
-    least: below that, the follow-up passes that this form assumes find no candidates.
+    draft step that is lost because a rollback finds the draft amid it. Of a step that a pass's end interrupts, the form
+    forgets what is done already: where c is not whole, it is a few percent too low.
     """
     steps = math.floor(c)
     if a == 1:

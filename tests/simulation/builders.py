@@ -35,7 +35,7 @@ def costs(c: float, *, delay: float = 0.0, spread: float = 0.0, **changes: Any) 
     return Costs(**{**settings, **changes})
 
 
-def simulator(a: float, costs: Costs, *, num_answers: int = 1, num_tokens: int = 5000, seed: int = 3) -> Simulator:
+def simulator(a: float, costs: Costs, *, num_answers: int = 1, num_tokens: int = 3000, seed: int = 3) -> Simulator:
     answers = drawn_answers(a, num_answers=num_answers, num_tokens=num_tokens, seed=seed)
     return Simulator(costs=costs, answers=answers, max_candidates=64, seed=seed)
 

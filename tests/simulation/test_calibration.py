@@ -40,7 +40,7 @@ COSTS = Costs(
 
 
 def machine(costs: Costs = COSTS) -> Simulator:
-    return of_answers(drawn_answers(0.7, num_answers=4, num_tokens=120, seed=2), costs, max_candidates=7)
+    return of_answers(drawn_answers(0.7, num_answers=3, num_tokens=100, seed=2), costs, max_candidates=7)
 
 
 def measured(folder: Path, simulator: Simulator, *schedules: DecodingConfig) -> Calibration:

@@ -46,7 +46,7 @@ def test_a_flawless_draft_is_bound_by_its_own_speed_or_by_the_width_of_a_pass() 
 )
 def test_synchronous_decoding_is_as_the_formula_has_it(a: float, c: float, length: int) -> None:
     expected = closed_forms.synchronous(a, c, length, overhead=0.1)
-    simulated = speedup(simulator(a, costs(c, delay=0.05), num_tokens=20_000), synchronous(length))
+    simulated = speedup(simulator(a, costs(c, delay=0.05), num_tokens=12_000), synchronous(length))
     assert simulated == pytest.approx(expected, rel=0.01)
 
 
@@ -157,7 +157,7 @@ any_schedule = st.one_of(
 
 
 @given(any_costs, any_answers, any_schedule, st.integers(1, 9), st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_every_token_and_every_nanosecond_is_accounted_for(
     costs: Costs, answers: tuple[Answer, ...], decoding: DecodingConfig, max_candidates: int, per_step: int
 ) -> None:
@@ -198,7 +198,7 @@ def check_spans(events: tuple[Event, ...], names: tuple[str, ...]) -> None:
 
 
 @given(st.floats(0.05, 1), st.floats(1.5, 12), st.floats(0, 0.3), st.sampled_from([chain(0), chain(2), synchronous(4)]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_schedule_exceeds_the_bound(a: float, c: float, delay: float, decoding: DecodingConfig) -> None:
     machine = simulator(a, costs(c, delay=delay), num_tokens=300)
     actual = sum(machine.answers[0]) / 300
