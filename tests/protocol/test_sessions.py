@@ -175,6 +175,18 @@ def test_candidates_of_an_earlier_life_are_stale() -> None:
     assert session.receive(dataclasses.replace(candidate(4), incarnation=2)) is Reception.TAKEN
 
 
+def test_a_late_message_of_an_earlier_request_changes_nothing() -> None:
+    session = target()
+    session.receive(candidate(4))
+    before = (session.committed, session.num_candidates, session.epoch_floor, session.verdict())
+    assert session.receive(dataclasses.replace(candidate(9), sequence_id=0)) is Reception.STALE
+    assert (session.committed, session.num_candidates, session.epoch_floor, session.verdict()) == before
+    newer = draft(4)
+    verdict = dataclasses.replace(session.verdict(), sequence_id=0, token_ids=(9,))
+    assert newer.preview(verdict) is None
+    assert newer.num_stale == 1
+
+
 def test_a_candidate_from_another_prefix_is_dropped() -> None:
     session = target()
     assert session.receive(dataclasses.replace(candidate(4), prefix_hash=0)) is Reception.FOREIGN
