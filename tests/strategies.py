@@ -29,7 +29,9 @@ distributions = st.builds(
     logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), finite), max_size=4).map(tuple),
     seed=counts,
 )
-opens = st.builds(m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids, distributions)
+opens = st.builds(
+    m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids, distributions, counts, counts
+)
 candidates = st.builds(
     m.Candidate,
     counts,
@@ -42,6 +44,9 @@ candidates = st.builds(
     st.booleans(),
     st.lists(st.binary(max_size=40), max_size=3).map(tuple),
 )
+prepared = st.builds(
+    m.Prepared, counts, counts, counts, counts, nonces, counts, token_ids, token_ids, token_ids, st.booleans()
+)
 verdicts = st.builds(m.Verdict, counts, counts, counts, counts, token_ids, counts)
 closes = st.builds(m.Close, counts, st.sampled_from(FinishReason))
 progresses = st.builds(m.Progress, roles, counts, counts, counts, counts, counts, counts, counts, counts)
@@ -49,7 +54,7 @@ failures = st.builds(m.Failed, roles, texts, texts)
 shutdowns = st.builds(m.Shutdown)
 
 messages: st.SearchStrategy[m.Message] = st.one_of(
-    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns
+    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns, prepared
 )
 """Any message."""
 
@@ -65,6 +70,8 @@ EXAMPLES: tuple[m.Message, ...] = (
         1,
         (3, 4),
         Distribution(temperature=0.7, logit_bias=((3, -1.0),)),
+        3,
+        8,
     ),
     m.Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True, draft_probs=(b"row", b"")),
     m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
@@ -72,5 +79,6 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 10**8, 2 * 10**9),
     m.Failed(Role.TARGET, "ValueError", "Traceback ...\nValueError: no"),
     m.Shutdown(),
+    m.Prepared(7, 1, 10, 9, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 40_000, 1), more=True),
 )
 """One of each type, in the order of their kinds on the wire."""

@@ -14,6 +14,9 @@ from amusd.types import FinishReason, Role
 
 PROTOCOL_VERSION = 4
 
+CERTAINTY = 1 << 16
+"""The weight of a candidate that the draft is sure of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -31,6 +34,8 @@ class Hello:
     """Fingerprint of the tokenizer (hex), compared between the peers; empty from a drafter that works with any."""
     drafters: tuple[str, ...]
     """Names an `Open` may ask for; empty from the target."""
+    tree_drafters: tuple[str, ...] = ()
+    """Names that an `Open` with a `fan_out` may ask for; empty from the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,10 @@ class Open:
     """What the target is going to commit behind `token_ids`; only a synthetic drafter is told, for all others empty."""
     distribution: Distribution = GREEDY
     """What the target draws its tokens from. The draft does the same with its own logits, to guess right."""
+    fan_out: int = 0
+    """Draft a tree, with at most this many candidates behind each token, and send `Prepared`; 0: one chain."""
+    rows_per_step: int = 1
+    """Nodes of the tree that one draft step computes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,34 @@ class Candidate:
     """False: nothing further follows until the draft hears a verdict beyond `base`."""
     draft_probs: tuple[bytes, ...] = ()
     """Under the ratio test: the distribution that each token was drawn from, packed (`sampling/rows.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Draft -> target: candidates for verdicts that are still to come. May be empty, to say only `more=False`.
+
+    Nodes of a tree, numbered `[first, first + len(token_ids))`; a number is given once in a draft's life.
+    """
+
+    sequence_id: int
+    incarnation: int
+    """The draft's life that drafted them."""
+    base: int
+    """Committed length that the draft knew when it sent this."""
+    root: int
+    """Committed length that parent 0 stands for; `base` at most."""
+    prefix_hash: int
+    """64-bit rolling hash of all tokens before `root`."""
+    first: int
+    """Number of the first node, from 1."""
+    parents: tuple[int, ...]
+    """Number of the node that each follows; 0: it follows the first `root` tokens."""
+    token_ids: tuple[int, ...]
+    """The candidate at each node."""
+    weights: tuple[int, ...]
+    """How likely the draft takes each to be the target's token behind its parent, in parts of `CERTAINTY`."""
+    more: bool
+    """False: nothing further follows until the draft hears a verdict beyond `base`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +180,4 @@ class Shutdown:
     """Target -> draft: the session is over, end the process."""
 
 
-Message: TypeAlias = Hello | Open | Candidate | Verdict | Close | Progress | Failed | Shutdown
+Message: TypeAlias = Hello | Open | Candidate | Prepared | Verdict | Close | Progress | Failed | Shutdown

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic
 
-from amusd.errors import InvariantError, PeerProtocolError
-from amusd.protocol.messages import Candidate, Verdict
-from amusd.protocol.token_stream import Row, TokenStream
+from amusd.errors import PeerProtocolError
+from amusd.protocol.messages import Candidate
+from amusd.protocol.token_stream import Row
+from amusd.protocol.verification import Block, Verification
 
 
 class Reception(enum.Enum):
@@ -44,23 +43,8 @@ class Reception(enum.Enum):
     """Its prefix hash denies that it was drafted from this prefix: I6 is at stake, a bug or a hostile peer; dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """What one target pass takes in: the last committed token, then candidates."""
-
-    start: int
-    """Position of the last committed token, `committed_length - 1`."""
-    last_token: int
-    candidates: tuple[int, ...]
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """Input of the forward pass, `1 + len(candidates)` tokens at `[start, start + 1 + len(candidates))`."""
-        return (self.last_token, *self.candidates)
-
-
-class TargetSession(Generic[Row]):
-    """The target's state of one sequence. No draft is attached at first."""
+class TargetSession(Verification[Row]):
+    """A `Verification` of the candidates of one chain."""
 
     def __init__(
         self,
@@ -73,60 +57,26 @@ class TargetSession(Generic[Row]):
         wants_rows: bool = False,
     ) -> None:
         """`wants_rows`: each candidate must come with the distribution that it was drawn from."""
-        if not prompt:
-            raise ValueError("a prompt has at least one token")
-        if max_length <= len(prompt):
-            raise ValueError(f"max_length {max_length} leaves no room behind a prompt of {len(prompt)} tokens")
-        self.sequence_id = sequence_id
-        self.max_length = max_length
-        self.prompt_length = len(prompt)
-        self._vocab_size = vocab_size
-        self._max_lookahead = max_lookahead
+        super().__init__(
+            sequence_id=sequence_id,
+            prompt=prompt,
+            max_length=max_length,
+            vocab_size=vocab_size,
+            max_lookahead=max_lookahead,
+        )
         self._wants_rows = wants_rows
-        self._stream = TokenStream[Row](prompt)
-        self._block: Block | None = None
         self._block_rows: tuple[Row, ...] = ()
-        self._num_accepted = 0
         self._chain_broken = False
-        self._attached = False
-        self._incarnation = 0
         self._epoch_floor = 0
         self._chain_epoch = 0
         self._chain_end = len(prompt)
-        self._draft_base = len(prompt)
-        self._draft_more = True
 
     # What a policy may look at
-
-    @property
-    def committed(self) -> tuple[int, ...]:
-        """All final tokens, prompt included."""
-        return self._stream.committed
-
-    @property
-    def committed_length(self) -> int:
-        """How many they are."""
-        return self._stream.committed_length
-
-    @property
-    def remaining(self) -> int:
-        """Tokens that may still be committed."""
-        return self.max_length - self._stream.committed_length
 
     @property
     def num_candidates(self) -> int:
         """Candidates ready for verification."""
         return self._stream.length - self._stream.committed_length
-
-    @property
-    def attached(self) -> bool:
-        """A draft works on this sequence."""
-        return self._attached
-
-    @property
-    def may_get_more(self) -> bool:
-        """Waiting makes sense: the draft has not said that it is done with the present committed prefix."""
-        return self._attached and (self._draft_more or self._draft_base < self._stream.committed_length)
 
     @property
     def draft_restarting(self) -> bool:
@@ -145,21 +95,10 @@ class TargetSession(Generic[Row]):
 
     def attach(self, incarnation: int) -> None:
         """A draft with this (positive) incarnation is told about the sequence; what an earlier one sent is void."""
-        if incarnation <= self._incarnation:
-            raise PeerProtocolError(f"incarnation {incarnation} follows {self._incarnation}: must rise")
-        self.detach()
-        self._attached = True
-        self._incarnation = incarnation
+        super().attach(incarnation)
         self._epoch_floor = 0
         self._chain_epoch = 0
-        # The opening message carries all that is committed.
-        self._chain_end = self._draft_base = self._stream.committed_length
-        self._draft_more = True
-
-    def detach(self) -> None:
-        """The draft is gone: forget its candidates and go on alone."""
-        self._attached = False
-        self._stream.truncate(self._stream.committed_length)
+        self._chain_end = self._draft_base
 
     def receive(self, candidate: Candidate, rows: Sequence[Row] = ()) -> Reception:
         """Take in a candidate message, and `rows`, which are its `draft_probs` read and checked.
@@ -194,20 +133,12 @@ class TargetSession(Generic[Row]):
     # The target's side
 
     def begin(self, max_candidates: int) -> Block:
-        """Start a verification of at most `max_candidates` of the candidates at hand (0 is always possible).
-
-        One less than `remaining` at most: the pass commits one more token than it accepts.
-        """
-        if self._block is not None:
-            raise InvariantError("a verification is already under way")
-        if self.remaining < 1:
-            raise InvariantError("the sequence is full")
-        start = self._stream.committed_length
-        end = start + max(0, min(max_candidates, self.num_candidates, self.remaining - 1))
-        self._block = Block(start - 1, self._stream.slice(start - 1, start)[0], self._stream.slice(start, end))
-        self._block_rows = self._stream.rows(start, end)
+        """Start a verification of at most `max_candidates` of the candidates at hand (0 is always possible)."""
+        block = super().begin(max_candidates)
+        start = block.start + 1
+        self._block_rows = self._stream.rows(start, start + len(block.candidates))
         self._chain_broken = False
-        return self._block
+        return block
 
     def candidates_to_judge(self) -> tuple[int, ...]:
         """The block's candidates and, if it has arrived by now, the one behind them.
@@ -230,35 +161,6 @@ class TargetSession(Generic[Row]):
         end = self._stream.committed_length + len(self._verifying().candidates)
         num_late = len(self.candidates_to_judge()) - len(self._verifying().candidates)
         return self._block_rows + self._stream.rows(end, end + num_late)
-
-    def commit(self, token_ids: Sequence[int], num_accepted: int) -> None:
-        """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
-
-        Raises `InvariantError` when the acceptance rule produced what it must not; nothing is changed then.
-        """
-        judged = self.candidates_to_judge()
-        tokens = tuple(token_ids)
-        if not 1 <= len(tokens) <= self.remaining:
-            raise InvariantError(f"{len(tokens)} tokens to commit, between 1 and {self.remaining} allowed")
-        if not (num_accepted <= len(judged) and num_accepted <= len(tokens) <= num_accepted + 1):
-            raise InvariantError(f"{len(tokens)} tokens with {num_accepted} accepted of {len(judged)} candidates")
-        if tokens[:num_accepted] != judged[:num_accepted]:
-            raise InvariantError("accepted tokens are not the candidates")
-        self._block = None
-        self._num_accepted = num_accepted
-        self._advance(tokens)
-
-    def verdict(self) -> Verdict:
-        """The newest, cumulative verdict; may be sent at any time, and again."""
-        start = self._draft_base
-        return Verdict(
-            sequence_id=self.sequence_id,
-            incarnation=self._incarnation,
-            epoch_floor=self._epoch_floor,
-            start=start,
-            token_ids=self._stream.slice(start, self._stream.committed_length),
-            num_accepted=self._num_accepted,
-        )
 
     # Inside
 
@@ -300,23 +202,21 @@ class TargetSession(Generic[Row]):
         if contradicted:
             self._break_chain(Reception.CONTRADICTED)
 
-    def _verifying(self) -> Block:
-        if self._block is None:
-            raise InvariantError("no verification is under way")
-        return self._block
+    def _candidates(self, number: int) -> tuple[int, ...]:
+        start = self._stream.committed_length
+        return self._stream.slice(start, start + number)
+
+    def _forget_candidates(self) -> None:
+        self._stream.truncate(self._stream.committed_length)
 
     def _check(self, candidate: Candidate, num_rows: int) -> None:
-        committed_length = self._stream.committed_length
-        if not self.prompt_length <= candidate.base <= committed_length:
-            raise PeerProtocolError(f"candidate builds on {candidate.base} tokens, {committed_length} are committed")
+        self._check_head(candidate.base, candidate.token_ids)
         if candidate.start < candidate.base:
             raise PeerProtocolError(f"candidate starts at {candidate.start}, before its own base {candidate.base}")
         if candidate.start + len(candidate.token_ids) > candidate.base + self._max_lookahead:
             raise PeerProtocolError(f"candidate runs further ahead than {self._max_lookahead} tokens")
         if num_rows != (len(candidate.token_ids) if self._wants_rows else 0):
             raise PeerProtocolError(f"candidate of {len(candidate.token_ids)} tokens has {num_rows} rows")
-        if any(not 0 <= token_id < self._vocab_size for token_id in candidate.token_ids):
-            raise PeerProtocolError(f"candidate has an id outside [0, {self._vocab_size})")
 
     def _check_repeats(self, candidate: Candidate, tail_end: int) -> None:
         start = max(candidate.start, self._stream.committed_length)

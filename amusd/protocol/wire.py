@@ -47,6 +47,7 @@ from amusd.protocol.messages import (
     Hello,
     Message,
     Open,
+    Prepared,
     Progress,
     Shutdown,
     Verdict,
@@ -292,6 +293,7 @@ _LAYOUTS = (
         vocab_size=COUNT,
         tokenizer_hash=TEXT,
         drafters=NAMES,
+        tree_drafters=NAMES,
     ),
     _Layout(
         2,
@@ -305,6 +307,8 @@ _LAYOUTS = (
         tokens_per_message=COUNT,
         reference=IDS,
         distribution=DISTRIBUTION,
+        fan_out=COUNT,
+        rows_per_step=COUNT,
     ),
     _Layout(
         3,
@@ -345,6 +349,20 @@ _LAYOUTS = (
     ),
     _Layout(7, Failed, role=ROLE, kind=TEXT, text=TEXT),
     _Layout(8, Shutdown),
+    _Layout(
+        9,
+        Prepared,
+        sequence_id=COUNT,
+        incarnation=COUNT,
+        base=COUNT,
+        root=COUNT,
+        prefix_hash=HASH,
+        first=COUNT,
+        parents=IDS,
+        token_ids=IDS,
+        weights=IDS,
+        more=FLAG,
+    ),
 )
 _BY_KIND = {layout.kind: layout for layout in _LAYOUTS}
 _BY_TYPE: dict[type, _Layout] = {layout.message_type: layout for layout in _LAYOUTS}

@@ -10,7 +10,8 @@ from random import Random
 from amusd.errors import InvariantError
 from amusd.policies.base import Policy, TargetView, Wait
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown
-from amusd.protocol.target_session import Block, Reception, TargetSession
+from amusd.protocol.target_session import Reception, TargetSession
+from amusd.protocol.verification import Block
 from amusd.simulation.clock import Busy, Listen, Process, VirtualClock, Worker
 from amusd.simulation.cost import Costs
 from amusd.simulation.journal import Journal, TargetCounts

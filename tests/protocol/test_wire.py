@@ -23,6 +23,7 @@ from amusd.protocol.messages import (
     Hello,
     Message,
     Open,
+    Prepared,
     Shutdown,
     Verdict,
 )
@@ -37,9 +38,12 @@ GOLDEN = {
     CANDIDATE: "414d5344 0400 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0300000000000000 0a00000000000000 0c00000000000000"
     "02000000 ffffffffffffffff 01 00000000 05000000 06000000",
-    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN): "414d5344 0400 0200 efcdab8967452301 1500000000000000"
+    Prepared(7, 1, 10, 9, 5, 4, (0, 4), (5, 6), (60_000, 1), more=False): "414d5344 0400 0900 efcdab8967452301"
+    "1500000000000000 0700000000000000 0100000000000000 0a00000000000000 0900000000000000 0500000000000000"
+    "0400000000000000 02000000 02000000 02000000 00 00000000 04000000 05000000 06000000 60ea0000 01000000",
+    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8): "414d5344 0400 0200 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
-    "02000000 05000000 61 06000000 08000000 000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
+    "02000000 0300000000000000 0800000000000000 05000000 61 06000000 08000000 000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
     "0000000000000000 0300000000000000 0900000000000000 00 04000000 000000000000f8bf 05000000 0000000000000040",
     Close(7, FinishReason.LENGTH): "414d5344 0400 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
     Failed(Role.DRAFT, "E", "ü"): "414d5344 0400 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
@@ -86,7 +90,7 @@ def test_random_bytes_raise_only_wire_errors(frame: bytes) -> None:
 
 
 @settings(max_examples=500, deadline=None)
-@given(kind=st.integers(0, 10), body=st.binary(max_size=120))
+@given(kind=st.integers(0, 11), body=st.binary(max_size=120))
 def test_random_bodies_behind_a_sound_header_raise_only_wire_errors(kind: int, body: bytes) -> None:
     decodes_or_refuses(struct.pack("<4sHHQQ", b"AMSD", PROTOCOL_VERSION, kind, NONCE, 0) + body)
 
@@ -179,10 +183,10 @@ def test_the_longest_open_fits_a_frame() -> None:
 
 def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
     frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE))
-    frame[-69:-65] = struct.pack("<I", MAX_TOKENS + 1)
+    frame[-85:-81] = struct.pack("<I", MAX_TOKENS + 1)
     with pytest.raises(WireError, match=f"{MAX_TOKENS + 1} token ids, at most"):
         decode(bytes(frame))
-    frame[-69:-65] = struct.pack("<I", 20)
+    frame[-85:-81] = struct.pack("<I", 20)
     with pytest.raises(WireError, match="20 token ids announced, 61 bytes left"):
         decode(bytes(frame))
 
@@ -194,8 +198,8 @@ def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
         (-57, struct.pack("<d", float("nan")), "temperature=nan: must be finite"),
         (-49, struct.pack("<d", 0.0), "top_p=0.0: must be above 0"),
         (-1, b"\x09", "9 stands for none of"),
-        (-65, struct.pack("<I", 1), "1 biases announced, 57 bytes left"),
-        (-65, struct.pack("<I", 2**31), "biases, at most"),
+        (-81, struct.pack("<I", 1), "1 biases announced, 57 bytes left"),
+        (-81, struct.pack("<I", 2**31), "biases, at most"),
     ],
 )
 def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value: bytes, reason: str) -> None:

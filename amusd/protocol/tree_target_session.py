@@ -1,0 +1,193 @@
+"""Which candidates the target may verify, where the draft sends a tree of them. Pure: values in, values out.
+
+    [0, committed_length)     committed, final
+    behind it                 a tree of candidates: each node one token, with the draft's estimate of its probability
+
+The draft numbers its nodes and names the parent of each; 0 stands for the committed prefix of the length that the
+message names (its root). A node therefore says by itself which prefix it was drafted from, and there are no epochs:
+when tokens are committed, the subtree that goes through them stays, and all else is gone.
+
+Rules
+    B1  A node counts if its parent does: the parent is in the tree, or is a committed token, or is the root, which is a
+        committed prefix (append-only, so it stands for ever). Where a node's place is committed by now, it must be the
+        committed token.
+    B2  What was committed is remembered by number as long as messages that name it may be on their way, which is until
+        the draft is known to build on a longer prefix.
+    B3  The candidates at hand are the path that takes the likeliest child at each node, the first one among equals.
+    B4  Numbers follow each other. Where some are missing, a message was lost: the floor rises, and the next verdict has
+        the draft offer its tree again.
+    B5  `attach` starts a new life of the draft; nodes of any other life are stale.
+    B6  The target alone can always go on, and a refused message changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from amusd.errors import PeerProtocolError
+from amusd.protocol.messages import CERTAINTY, Prepared
+from amusd.protocol.target_session import Reception
+from amusd.protocol.verification import Verification
+
+MAX_NODES = 4096
+"""Candidates in one tree at most: far more than a draft can compute in a few passes."""
+
+
+@dataclass(slots=True)
+class _Node:
+    token_id: int
+    position: int
+    number: int
+    weight: int
+    children: dict[int, _Node] = field(default_factory=dict)
+    """By token."""
+
+
+class TreeTargetSession(Verification[bytes]):
+    """A `Verification` of the likeliest path through a tree of candidates."""
+
+    _children: dict[int, _Node]
+    """Of the committed prefix, by token."""
+    _nodes: dict[int, _Node]
+    """Everything in the tree, by number."""
+    _epoch_floor = 0
+    _next_number = 1
+    _passed: dict[int, int]
+    """Number of a node that was committed -> its position."""
+
+    def __init__(
+        self, *, sequence_id: int, prompt: tuple[int, ...], max_length: int, vocab_size: int, max_lookahead: int
+    ) -> None:
+        super().__init__(
+            sequence_id=sequence_id,
+            prompt=prompt,
+            max_length=max_length,
+            vocab_size=vocab_size,
+            max_lookahead=max_lookahead,
+        )
+        self._forget_candidates()
+
+    @property
+    def num_candidates(self) -> int:
+        """Length of the likeliest path."""
+        return len(self._path())
+
+    @property
+    def epoch_floor(self) -> int:
+        """Rises when nodes were lost."""
+        return self._epoch_floor
+
+    @property
+    def draft_restarting(self) -> bool:
+        """Nothing was prepared for what was committed."""
+        return not self._children
+
+    @property
+    def num_nodes(self) -> int:
+        """Size of the tree."""
+        return len(self._nodes)
+
+    def attach(self, incarnation: int) -> None:
+        """A draft with this (positive) incarnation is told about the sequence; what an earlier one sent is void."""
+        super().attach(incarnation)
+        self._epoch_floor, self._next_number = 0, 1
+
+    def receive(self, prepared: Prepared) -> Reception:
+        """Take in nodes. Raises `PeerProtocolError` for what no correct draft sends."""
+        addressed = prepared.sequence_id == self.sequence_id and prepared.incarnation == self._incarnation
+        if not (addressed and self._attached):
+            return Reception.STALE
+        self._check(prepared)
+        if prepared.prefix_hash != self._stream.hash_before(prepared.root):
+            return Reception.FOREIGN
+        if prepared.base > self._draft_base:
+            self._draft_base = prepared.base
+            # B2: what the draft sends from now on names nothing before its base
+            self._passed = {number: at for number, at in self._passed.items() if at >= prepared.base}
+        self._draft_more = prepared.more
+        self._epoch_floor += prepared.first > self._next_number
+        self._next_number = max(self._next_number, prepared.first + len(prepared.token_ids))
+        taken = False
+        numbers = range(prepared.first, prepared.first + len(prepared.token_ids))
+        for number, parent, token_id, weight in zip(
+            numbers, prepared.parents, prepared.token_ids, prepared.weights, strict=True
+        ):
+            taken |= self._place(number, parent, prepared.root, token_id, weight)
+        return Reception.TAKEN if taken or not prepared.token_ids else Reception.CONTRADICTED
+
+    # Inside
+
+    def _place(self, number: int, parent: int, root: int, token_id: int, weight: int) -> bool:
+        """Put a node where it belongs; False where that place is no longer in the tree. A known number is no news."""
+        if number in self._nodes or number in self._passed:
+            return True
+        above = self._nodes.get(parent)
+        if above is not None:
+            position, siblings = above.position + 1, above.children
+        else:
+            behind = root if parent == 0 else self._passed.get(parent, -1) + 1
+            position, siblings = behind, self._children
+            if behind == 0:
+                return False
+        committed_length = self._stream.committed_length
+        if position < committed_length:
+            agrees = self._stream.slice(position, position + 1)[0] == token_id
+            if agrees:
+                self._passed[number] = position
+            return agrees
+        node = siblings.get(token_id)
+        if node is None:
+            if len(self._nodes) >= MAX_NODES or position >= self.max_length:
+                return False
+            node = siblings[token_id] = _Node(token_id, position, number, weight)
+        self._nodes[number] = node
+        return True
+
+    def _path(self) -> tuple[int, ...]:
+        path = []
+        children = self._children
+        while children:
+            best = max(children.values(), key=_weight)
+            path.append(best.token_id)
+            children = best.children
+        return tuple(path)
+
+    def _candidates(self, number: int) -> tuple[int, ...]:
+        return self._path()[:number]
+
+    def _advance(self, token_ids: tuple[int, ...]) -> None:
+        self._stream.extend_tail(token_ids)
+        self._stream.commit(self._stream.length)
+        for token_id in token_ids:
+            node = self._children.get(token_id)
+            if node is None:
+                self._children, self._nodes = {}, {}
+                return
+            self._passed[node.number] = node.position
+            self._children = node.children
+        self._nodes = {}
+        rest = list(self._children.values())
+        while rest:
+            node = rest.pop()
+            self._nodes[node.number] = node
+            rest += node.children.values()
+
+    def _forget_candidates(self) -> None:
+        self._children, self._nodes, self._passed = {}, {}, {}
+
+    def _check(self, prepared: Prepared) -> None:
+        self._check_head(prepared.base, prepared.token_ids)
+        if not self.prompt_length <= prepared.root <= prepared.base:
+            raise PeerProtocolError(f"nodes hang behind {prepared.root} tokens, their base is {prepared.base}")
+        if not len(prepared.token_ids) == len(prepared.parents) == len(prepared.weights):
+            raise PeerProtocolError("nodes without a parent or a weight each")
+        if prepared.first < 1 or any(
+            not 0 <= parent < prepared.first + index for index, parent in enumerate(prepared.parents)
+        ):
+            raise PeerProtocolError("a node's parent must have a lower number than it has")
+        if any(not 0 <= weight <= CERTAINTY for weight in prepared.weights):
+            raise PeerProtocolError(f"a weight outside [0, {CERTAINTY}]")
+
+
+def _weight(node: _Node) -> int:
+    return node.weight

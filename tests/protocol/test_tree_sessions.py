@@ -1,0 +1,405 @@
+"""The tree of candidates: case by case, under random schedules and faults, and with seeded defects."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from protocol.harness import Faults, Violation, oracle_token
+from protocol.tree_harness import TreeHarness
+
+from amusd.errors import PeerProtocolError
+from amusd.protocol.messages import CERTAINTY, Open, Prepared, Verdict
+from amusd.protocol.prefix_hash import EMPTY, extend
+from amusd.protocol.target_session import Reception
+from amusd.protocol.tree_draft_session import Adoption, Node, TreeDraftSession
+from amusd.protocol.tree_target_session import TreeTargetSession
+
+PROMPT = (1, 2, 3)
+OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1, fan_out=2, rows_per_step=2)
+HALF = CERTAINTY // 2
+
+
+def hash_of(tokens: tuple[int, ...]) -> int:
+    value = EMPTY
+    for token_id in tokens:
+        value = extend(value, token_id)
+    return value
+
+
+def target() -> TreeTargetSession:
+    session = TreeTargetSession(sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, max_lookahead=6)
+    session.attach(1)
+    return session
+
+
+def nodes(
+    first: int, *nodes: tuple[int, int, int], root: tuple[int, ...] = PROMPT, base: int = 3, more: bool = True
+) -> Prepared:
+    """Each node: parent, token, weight."""
+    parents, token_ids, weights = zip(*nodes, strict=True) if nodes else ((), (), ())
+    return Prepared(1, 1, base, len(root), hash_of(root), first, parents, token_ids, weights, more)
+
+
+def judge(session: TreeTargetSession, *tokens: int, accepted: int) -> None:
+    session.begin(6)
+    session.commit(tokens, accepted)
+
+
+# The target
+
+
+def test_the_likeliest_child_at_each_node_makes_the_path() -> None:
+    session = target()
+    session.receive(nodes(1, (0, 4, HALF), (0, 5, HALF + 1), (2, 6, 10), (1, 7, CERTAINTY)))
+    assert session.num_candidates == 2
+    assert session.begin(6).candidates == (5, 6)
+
+
+def test_what_agrees_with_the_committed_tokens_stays() -> None:
+    session = target()
+    session.receive(nodes(1, (0, 4, HALF), (0, 5, 10), (2, 6, 10), (3, 7, 10), (1, 8, 10)))
+    judge(session, 5, accepted=0)  # the chain said 4
+    assert not session.draft_restarting
+    assert session.begin(6).candidates == (6, 7)
+    session.commit((6, 9), 1)
+    assert session.draft_restarting
+    assert session.num_candidates == 0
+
+
+def test_a_node_that_comes_after_its_parent_was_committed_finds_its_place() -> None:
+    session = target()
+    session.receive(nodes(1, (0, 4, HALF)))
+    judge(session, 4, accepted=1)
+    assert session.receive(nodes(2, (1, 5, HALF), (2, 6, HALF))) is Reception.TAKEN
+    assert session.begin(6).candidates == (5, 6)
+    session.commit((5, 6, 7), 2)
+    assert session.receive(nodes(4, (3, 8, HALF))) is Reception.CONTRADICTED  # 7 was committed there
+    assert session.num_candidates == 0
+    assert session.receive(nodes(5, (3, 7, HALF), (5, 9, HALF))) is Reception.TAKEN
+    assert session.begin(6).candidates == (9,)
+
+
+def test_a_node_behind_an_earlier_root_is_compared_with_what_was_committed() -> None:
+    session = target()
+    judge(session, 4, accepted=0)
+    judge(session, 5, accepted=0)
+    message = nodes(1, (0, 4, HALF), (1, 5, HALF), (2, 6, HALF), (0, 9, HALF), (4, 5, HALF))
+    assert session.receive(message) is Reception.TAKEN
+    assert session.num_nodes == 1
+    assert session.begin(6).candidates == (6,)
+
+
+def test_a_node_whose_parent_is_unknown_is_left_out_with_all_behind_it() -> None:
+    session = target()
+    assert session.receive(nodes(3, (2, 5, HALF), (3, 6, HALF))) is Reception.CONTRADICTED
+    assert session.num_candidates == 0
+
+
+def test_a_number_is_given_once() -> None:
+    session = target()
+    for token_id in (4, 5):
+        session.receive(nodes(1, (0, token_id, HALF)))
+    judge(session, 4, accepted=1)
+    session.receive(nodes(1, (0, 9, HALF)))
+    assert session.num_candidates == 0
+    session.receive(nodes(2, (1, 6, HALF)))
+    assert session.begin(6).candidates == (6,)
+
+
+def test_another_life_another_prefix_and_no_draft_are_not_heard() -> None:
+    session = target()
+    message = nodes(1, (0, 4, HALF))
+    assert session.receive(dataclasses.replace(message, incarnation=2)) is Reception.STALE
+    assert session.receive(dataclasses.replace(message, sequence_id=2)) is Reception.STALE
+    assert session.receive(dataclasses.replace(message, prefix_hash=0)) is Reception.FOREIGN
+    session.receive(message)
+    session.detach()
+    assert session.num_candidates == 0
+    assert session.receive(nodes(2, (0, 5, HALF))) is Reception.STALE
+    session.attach(2)
+    assert session.num_candidates == 0
+
+
+def test_a_draft_that_has_nothing_more_is_not_waited_for() -> None:
+    session = target()
+    assert session.may_get_more
+    session.receive(nodes(1, more=False))
+    assert not session.may_get_more
+    judge(session, 9, accepted=0)
+    assert session.may_get_more
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        nodes(1, (0, 4, HALF), base=4),
+        nodes(1, (0, 4, HALF), base=2),
+        nodes(1, (0, 4, HALF), root=(1, 2)),
+        nodes(1, (0, 100, HALF)),
+        nodes(1, (0, -1, HALF)),
+        nodes(1, (0, 4, CERTAINTY + 1)),
+        nodes(1, (0, 4, -1)),
+        nodes(1, (1, 4, HALF)),
+        nodes(1, (-1, 4, HALF)),
+        nodes(0, (0, 4, HALF)),
+        dataclasses.replace(nodes(1, (0, 4, HALF)), weights=()),
+    ],
+)
+def test_an_illegal_message_is_refused_and_changes_nothing(message: Prepared) -> None:
+    session = target()
+    session.receive(nodes(7, (0, 8, HALF)))
+    before = (session.committed, session.num_nodes, session.verdict())
+    with pytest.raises(PeerProtocolError):
+        session.receive(message)
+    assert (session.committed, session.num_nodes, session.verdict()) == before
+    assert session.begin(6).candidates == (8,)
+
+
+def test_a_tree_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.protocol.tree_target_session.MAX_NODES", 5)
+    session = target()
+    session.receive(nodes(1, *((0, token, HALF) for token in range(10))))
+    assert session.num_nodes == 5
+    judge(session, 3, accepted=0)
+    session.receive(nodes(20, *((0, token, HALF) for token in range(3)), root=(*PROMPT, 3), base=4))
+    assert session.num_nodes == 3
+
+
+# The draft
+
+
+def grown() -> TreeDraftSession:
+    """4 (0.6) or 5 (0.3) behind the root; behind 4: 6 (0.5) or 7 (0.2)."""
+    session = TreeDraftSession(OPENING)
+    (root,) = session.next_nodes()
+    session.grow(root, [(4, 0.6), (5, 0.3)])
+    first, _second = session.next_nodes()
+    session.grow(first, [(6, 0.5), (7, 0.2)])
+    return session
+
+
+def verdict(*tokens: int, start: int = 3) -> Verdict:
+    return Verdict(1, 1, 0, start, tokens, 0)
+
+
+def test_the_likeliest_guesses_are_computed_first_whatever_their_depth() -> None:
+    session = TreeDraftSession(OPENING)
+    (root,) = session.next_nodes()
+    assert root is session.root
+    session.grow(root, [(4, 0.6), (5, 0.3)])
+    assert [node.token_id for node in session.next_nodes()] == [4, 5]
+    session = grown()
+    session.grow(session.root.children[1], [(8, 0.9)])
+    assert [(node.token_id, round(node.probability, 2)) for node in session.next_nodes()] == [(6, 0.3), (8, 0.27)]
+
+
+def test_nodes_are_offered_once_with_their_parents() -> None:
+    session = grown()
+    message = session.offer()
+    assert message is not None
+    assert (message.first, message.parents, message.token_ids) == (1, (0, 0, 1, 1), (4, 5, 6, 7))
+    assert message.weights == tuple(round(weight * CERTAINTY) for weight in (0.6, 0.3, 0.5, 0.2))
+    assert message.more
+    assert session.offer() is None
+
+
+def test_a_verdict_that_the_tree_foresaw_keeps_its_subtree() -> None:
+    session = grown()
+    session.offer()
+    adoption = session.preview(verdict(4))
+    assert adoption is not None
+    assert adoption.token_ids == ()
+    assert [node.token_id for node in adoption.kept] == [4]
+    session.apply(adoption)
+    assert session.root.token_id == 4
+    assert [(node.token_id, node.probability) for node in session.root.children] == [(6, 0.5), (7, 0.2)]
+    assert [node.token_id for node in session.next_nodes()] == [6, 7]
+    session.grow(session.root.children[0], [(8, 0.5)])
+    message = session.offer()
+    assert message is not None
+    assert (message.base, message.first, message.parents) == (4, 5, (3,))
+
+
+def test_a_verdict_that_it_did_not_foresee_starts_it_anew() -> None:
+    session = grown()
+    adoption = session.preview(verdict(4, 9, 9))
+    assert adoption is not None
+    assert [node.token_id for node in adoption.kept] == [4]
+    assert adoption.token_ids == (9, 9)
+    session.apply(adoption)
+    assert session.num_nodes == 0
+    assert session.offer() is None  # what had not been sent is gone
+    assert session.next_nodes() == (session.root,)
+    assert session.committed == (*PROMPT, 4, 9, 9)
+
+
+def test_an_unlikely_guess_is_not_computed() -> None:
+    session = TreeDraftSession(OPENING, min_probability=0.1)
+    session.grow(*_root_with(session, (4, 0.05)))
+    assert not session.has_work
+    message = session.offer()
+    assert message is not None
+    assert message.token_ids == (4,)
+    assert not message.more
+    assert session.offer() is None
+
+
+def test_what_was_looked_up_needs_no_computing_and_joins_what_is_known() -> None:
+    session = grown()
+    session.guess_path((4, 6, 9), 0.9)
+    message = session.offer()
+    assert message is not None
+    assert message.token_ids == (4, 5, 6, 7, 9)
+    assert message.parents[-1] == 3
+
+
+def test_what_was_lost_is_offered_again() -> None:
+    session, receiver = grown(), target()
+    session.offer()  # lost
+    session.grow(*_root_with(session, (8, 0.5)))
+    second = session.offer()
+    assert second is not None
+    assert receiver.receive(second) is Reception.CONTRADICTED
+    assert receiver.verdict().epoch_floor == 1
+    session.apply(_adopted(session, receiver.verdict()))
+    again = session.offer()
+    assert again is not None
+    assert receiver.receive(again) is Reception.TAKEN
+    assert receiver.begin(6).candidates == (4, 6, 8)
+    assert session.preview(receiver.verdict()) is None
+
+
+def test_old_and_foreign_verdicts_are_ignored_and_impossible_ones_refused() -> None:
+    session = grown()
+    session.apply(_adopted(session, verdict(4, 6)))
+    for stale in (verdict(4), verdict(4, 6), dataclasses.replace(verdict(4, 6, 7), incarnation=2)):
+        assert session.preview(stale) is None
+    assert session.num_stale == 3
+    for impossible in (verdict(9, 9, 9), verdict(9, start=6), verdict(*range(4, 4 + 18))):
+        with pytest.raises(PeerProtocolError):
+            session.preview(impossible)
+    assert session.committed == (*PROMPT, 4, 6)
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        dataclasses.replace(OPENING, token_ids=()),
+        dataclasses.replace(OPENING, max_length=2),
+        dataclasses.replace(OPENING, max_lookahead=0),
+        dataclasses.replace(OPENING, fan_out=0),
+        dataclasses.replace(OPENING, rows_per_step=0),
+    ],
+)
+def test_an_illegal_opening_is_refused(opening: Open) -> None:
+    with pytest.raises(PeerProtocolError):
+        TreeDraftSession(opening)
+
+
+def _root_with(session: TreeDraftSession, *guesses: tuple[int, float]) -> tuple[Node, list[tuple[int, float]]]:
+    return session.next_nodes()[0], list(guesses)
+
+
+def _adopted(session: TreeDraftSession, of: Verdict) -> Adoption:
+    adoption = session.preview(of)
+    assert adoption is not None
+    return adoption
+
+
+# Both, under random schedules
+
+HARD = Faults(lose=0.1, duplicate=0.2, restart=0.02)
+SEEDS = range(60)
+
+
+@pytest.mark.parametrize("faults", [Faults(), HARD, Faults(right=0.0), Faults(right=1.0, lose=0.3)])
+def test_the_text_is_the_targets_under_any_schedule(faults: Faults) -> None:
+    for seed in SEEDS:
+        TreeHarness(seed, faults).run()
+
+
+def test_every_case_really_happens() -> None:
+    runs = [TreeHarness(seed, HARD) for seed in range(50)]
+    for harness in runs:
+        harness.run()
+    assert sum(harness.num_accepted for harness in runs) > 300
+    assert sum(harness.num_adopted for harness in runs) > 100
+    assert sum(harness.num_missed for harness in runs) > 100
+    assert {reception for harness in runs for reception in harness.receptions} == {
+        Reception.TAKEN,
+        Reception.STALE,
+        Reception.CONTRADICTED,
+    }
+
+
+def test_a_flawless_draft_is_heard_again_after_any_faults() -> None:
+    for seed in range(60):
+        harness = TreeHarness(seed, HARD, max_length=200)
+        for _ in range(150):
+            harness.step()
+        harness.settle()
+        prefix = harness.target.committed
+        assert harness.target.num_candidates > 0
+        assert oracle_token(prefix) in harness.target._children
+
+
+class IgnoresTheLife(TreeTargetSession):
+    def receive(self, prepared: Prepared) -> Reception:
+        return super().receive(dataclasses.replace(prepared, incarnation=self._incarnation))
+
+
+class KeepsTheTree(TreeTargetSession):
+    def _advance(self, token_ids: tuple[int, ...]) -> None:
+        children = self._children
+        super()._advance(token_ids)
+        self._children = self._children or children
+
+
+class DoesNotCompare(TreeTargetSession):
+    def _place(self, number: int, parent: int, root: int, token_id: int, weight: int) -> bool:
+        if not super()._place(number, parent, root, token_id, weight):
+            self._passed[number] = self._stream.committed_length - 1
+        return True
+
+
+class HangsEverythingOnTheEnd(TreeTargetSession):
+    def _place(self, number: int, parent: int, root: int, token_id: int, weight: int) -> bool:
+        return super()._place(number, parent, self._stream.committed_length, token_id, weight)
+
+
+class KeepsItsTree(TreeDraftSession):
+    def apply(self, adoption: Adoption) -> None:
+        children = self._root.children
+        super().apply(adoption)
+        if not self._root.children:
+            self._root.children = children
+            self._num_nodes = len(list(self._root.below()))
+
+
+class NamesTheOldRoot(TreeDraftSession):
+    def _number_of(self, parent: Node | None) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("mutant", [IgnoresTheLife, KeepsTheTree, DoesNotCompare, HangsEverythingOnTheEnd])
+def test_every_defect_of_the_target_is_found(mutant: type[TreeTargetSession]) -> None:
+    assert found(target_class=mutant)
+
+
+@pytest.mark.parametrize("mutant", [KeepsItsTree, NamesTheOldRoot])
+def test_every_defect_of_the_draft_is_found(mutant: type[TreeDraftSession]) -> None:
+    assert found(draft_class=mutant)
+
+
+def test_the_same_schedules_find_nothing_in_the_real_sessions() -> None:
+    assert not found()
+
+
+def found(**classes: type) -> bool:
+    for seed in range(80):
+        try:
+            TreeHarness(seed, HARD, **classes).run()
+        except Violation:
+            return True
+    return False
