@@ -17,6 +17,7 @@ from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
+from amusd.models.tree_pass import Visible, lay_out
 
 _PADDING_ID = 0  # any id will do: rows of padding are never read
 
@@ -120,16 +121,21 @@ class CachedModel:
         """Tokens that `extend` makes in one replay."""
         return self._tokens_per_step
 
-    def new_cache(self, capacity: int) -> PreallocatedCache:
-        """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`."""
+    def new_cache(self, capacity: int, *, spare: int = 0) -> PreallocatedCache:
+        """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`.
+
+        `spare`: slots for nodes of a tree beside these tokens; see `forward_tree`.
+        """
         if not 1 <= capacity <= self._max_length:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self._max_length}")
+        if spare < 0:
+            raise ValueError(f"spare={spare} must be at least 0")
         dtype = self._network.cache_dtype
         if self._capture is None:
-            allocated = self._numerics.allocation(capacity)
+            allocated = self._numerics.allocation(capacity + spare)
             return PreallocatedCache(capacity=capacity, allocated=allocated, dtype=dtype)
         # The borders of captured passes do not depend on the cache, so its memory must reach the last one.
-        allocated = self._numerics.allocation(self._max_length)
+        allocated = self._numerics.allocation(self._max_length + spare)
         cache = _CapturedCache(capacity=capacity, allocated=allocated, dtype=dtype)
         cache.passes = CapturedPasses(
             self._network,
@@ -200,6 +206,45 @@ class CachedModel:
             pending = chosen[-1:]
         cache.truncate(end)
         return chosen[:num_tokens]
+
+    def forward_tree(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        visible: Visible,
+        cache: KVCache,
+    ) -> Tensor:
+        """One pass over 1 to `width` nodes of a tree behind what `cache` holds; returns logits [rows, vocab].
+
+        Row `i` stands at `positions[i]` of its path. Its keys and values go to `slots[i]`, and it attends to the slots
+        `j` where `visible[i, j]` [rows, num_keys]: those of its `positions[i]` ancestors, and its own. An ancestor was
+        computed before, or is a row of this pass. Slots from `num_keys` on are not read, so low ones are cheap.
+
+        After `prefill` of n tokens, slots [0, n) are theirs. The others are the caller's, who may give a slot to
+        another node at any time; `new_cache(capacity, spare=...)` has `capacity + spare` in all. `cache.length` neither
+        matters nor changes; `prefill` and `forward` write from there on, padding included, whatever lies there.
+
+        Rows are never padded, and the pass is not captured, whatever others are. Raises `ValueError`, before any
+        change, for what no path can be.
+        """
+        cache = self._checked((), cache)
+        if not 1 <= len(token_ids) <= self._numerics.width:
+            raise ValueError(f"{len(token_ids)} rows: allowed are 1 to {self._numerics.width}")
+        rows = lay_out(
+            self._network,
+            token_ids,
+            positions,
+            slots,
+            visible,
+            max_length=self._max_length,
+            num_slots=cache.allocated,
+        )
+        cache.begin(len(token_ids), visible.shape[1], rows.slots)
+        with torch.inference_mode():
+            logits = self._network(rows.token_ids, rows.positions, rows.mask, cache, with_logits=True)
+        assert logits is not None
+        return logits
 
     def _tokens(self, columns: list[int]) -> list[int]:
         return columns if self._output_id_list is None else [self._output_id_list[column] for column in columns]

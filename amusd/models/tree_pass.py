@@ -1,0 +1,87 @@
+"""What a network is given for one pass over nodes of a tree: rows of several paths, each at its own position and slot.
+
+A *slot* is where a token's keys and values lie in a cache; a *position* is how far it stands from the start of its
+path, and is rotated into its keys. Tokens of a prompt have slot and position alike. Nodes of different branches may
+share a position, never a slot; and a slot stays where it is when its node is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from amusd.models.network import Network
+
+Visible = npt.NDArray[np.bool_]
+"""[rows, num_keys]: which slots each row attends to, its own among them."""
+
+_ZERO, _MINUS_INFINITY = np.float32(0), np.float32(-np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """One pass, on the network's device."""
+
+    token_ids: Tensor
+    """[rows] int64."""
+    positions: Tensor
+    """[rows] int64."""
+    slots: Tensor
+    """[rows] int64."""
+    mask: Tensor
+    """[1, groups, rows, num_keys]: additive, in the cache's dtype."""
+
+
+def lay_out(
+    network: Network,
+    token_ids: Sequence[int],
+    positions: Sequence[int],
+    slots: Sequence[int],
+    visible: Visible,
+    *,
+    max_length: int,
+    num_slots: int,
+) -> TreeRows:
+    """The rows of one pass of `network`. `max_length`: positions it knows; `num_slots`: those of the cache.
+
+    Raises `ValueError` for what no pass over paths can be.
+    """
+    if not len(token_ids) == len(positions) == len(slots) == len(visible):
+        lengths = (len(token_ids), len(positions), len(slots), len(visible))
+        raise ValueError(f"token ids, positions, slots and visible rows must be as many, not {lengths}")
+    if visible.dtype != np.bool_ or visible.ndim != 2 or visible.shape[1] > num_slots:
+        raise ValueError(f"visible: {visible.dtype} {visible.shape} must be bool [rows, up to {num_slots}]")
+    inputs = np.array((token_ids, positions, slots), dtype=np.int64)  # [3, rows]
+    _check(inputs, visible, (network.num_ids, max_length, visible.shape[1]))
+    rows, num_keys = visible.shape
+    groups = network.num_query_groups
+    mask = np.empty((1, groups, rows, num_keys), dtype=np.float32)
+    mask[:] = np.where(visible, _ZERO, _MINUS_INFINITY)
+    token_rows, position_rows, slot_rows = torch.from_numpy(inputs).to(network.device)
+    return TreeRows(
+        token_ids=token_rows,
+        positions=position_rows,
+        slots=slot_rows,
+        mask=torch.from_numpy(mask).to(network.device, network.cache_dtype),
+    )
+
+
+def _check(inputs: npt.NDArray[np.int64], visible: Visible, limits: tuple[int, int, int]) -> None:
+    """`limits`: what token ids, positions and slots must stay below."""
+    lowest, highest = inputs.min(axis=1).tolist(), inputs.max(axis=1).tolist()
+    for name, low, high, limit in zip(("token ids", "positions", "slots"), lowest, highest, limits, strict=True):
+        if low < 0 or high >= limit:
+            raise ValueError(f"{name} must be in [0, {limit}), not {low} to {high}")
+    _, positions, slots = inputs
+    rows = len(slots)
+    if len(set(slots.tolist())) < rows:
+        raise ValueError(f"slots {slots.tolist()}: each row needs its own")
+    if not visible[np.arange(rows), slots].all():
+        raise ValueError("each row must see its own slot")
+    if not np.array_equal(visible.sum(axis=1), positions + 1):
+        raise ValueError("a row at position p must see p + 1 slots: its path and itself")

@@ -1,0 +1,243 @@
+"""Passes over nodes of a tree: each node's logits are those of its path alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import tiny
+from models.blocks import random_ids, stock_logits
+from torch import Tensor
+
+from amusd.models.cached_model import CachedModel
+from amusd.models.captured import run_each_time
+from amusd.models.huggingface import wrap_model
+from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.numerics import Numerics
+
+WIDTH, PROMPT, SPARE = 8, 11, 24
+NUM_SLOTS = PROMPT + SPARE
+NUMERICS = Numerics(width=WIDTH, fixed=False, border=32, prefill_chunk=32)
+STOCK, MODEL = tiny.wrapped_pair("LlamaConfig", NUMERICS)
+
+
+@dataclass
+class Node:
+    """A token behind `parent`; None: behind the prompt."""
+
+    token_id: int
+    parent: Node | None
+    slot: int = -1  # until it is computed
+
+    @property
+    def path(self) -> list[Node]:
+        return [*([] if self.parent is None else self.parent.path), self]
+
+
+@dataclass
+class Tree:
+    """A prompt in the cache, and nodes behind it in any of the other slots."""
+
+    model: CachedModel
+    prompt: list[int]
+    cache: PreallocatedCache = field(init=False)
+    free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cache = self.model.new_cache(len(self.prompt), spare=SPARE)
+        self.model.prefill(self.prompt, self.cache)
+        self.free = list(range(len(self.prompt), NUM_SLOTS))
+
+    def compute(self, nodes: Sequence[Node]) -> Tensor:
+        for node in nodes:
+            node.slot = self.free.pop()
+        visible = np.zeros((len(nodes), NUM_SLOTS), dtype=np.bool_)
+        visible[:, : len(self.prompt)] = True
+        for row, node in enumerate(nodes):
+            visible[row, [ancestor.slot for ancestor in node.path]] = True
+        token_ids, slots = [node.token_id for node in nodes], [node.slot for node in nodes]
+        positions = [len(self.prompt) + len(node.path) - 1 for node in nodes]
+        return self.model.forward_tree(token_ids, positions, slots, visible, self.cache).clone()
+
+    def expected(self, stock: Any, nodes: Sequence[Node]) -> Tensor:
+        paths = [[*self.prompt, *(ancestor.token_id for ancestor in node.path)] for node in nodes]
+        return torch.stack([stock_logits(stock, path)[-1] for path in paths])
+
+
+def grow(rng: random.Random, nodes: list[Node], number: int) -> None:
+    for _ in range(number):
+        nodes.append(Node(rng.randrange(tiny.VOCAB), rng.choice([None, *nodes])))
+
+
+def check(tree: Tree, stock: Any, nodes: Sequence[Node]) -> None:
+    expected = tree.expected(stock, nodes)
+    assert expected.std() > 0.05, "the weights are too small for this test to see anything"
+    torch.testing.assert_close(tree.compute(nodes), expected, atol=1e-3, rtol=1e-3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(seed: int) -> None:
+    """Nodes are computed in random batches, some in one with their ancestors; subtrees end, and their slots go on."""
+    rng = random.Random(seed)
+    tree = Tree(MODEL, random_ids(PROMPT, seed))
+    rng.shuffle(tree.free)
+    nodes: list[Node] = []
+    for _ in range(6):
+        grow(rng, nodes, rng.randint(1, 5))
+        waiting = [node for node in nodes if node.slot < 0]  # ancestors stand before their descendants
+        batch = waiting[: min(rng.randint(1, WIDTH), len(tree.free))]
+        rng.shuffle(batch)
+        if batch:
+            check(tree, STOCK, batch)
+        ended = rng.choice(nodes)
+        for node in [node for node in nodes if ended in node.path]:
+            nodes.remove(node)
+            if node.slot >= 0:
+                tree.free.append(node.slot)
+        rng.shuffle(tree.free)
+    assert tree.cache.length == PROMPT
+
+
+@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
+def test_a_chain_that_is_not_computed_yet_goes_through_in_one_pass(model_impl: str) -> None:
+    stock, model = tiny.wrapped_pair("LlamaConfig", NUMERICS, model_impl)
+    tree = Tree(model, random_ids(PROMPT))
+    tree.free.reverse()
+    chain: list[Node] = []
+    for token_id in random_ids(WIDTH, seed=2):
+        chain.append(Node(token_id, chain[-1] if chain else None))
+    check(tree, stock, list(reversed(chain)))
+    check(tree, stock, [Node(5, chain[-1]), Node(6, chain[-1]), Node(7, chain[3])])
+
+
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_every_architecture_of_transformers_computes_trees(name: str) -> None:
+    stock, model = tiny.wrapped_pair(name, NUMERICS, model_impl="transformers")
+    tree, rng = Tree(model, random_ids(PROMPT)), random.Random(name)
+    rng.shuffle(tree.free)
+    nodes: list[Node] = []
+    grow(rng, nodes, WIDTH)
+    check(tree, stock, nodes)
+    grow(rng, nodes, WIDTH)
+    check(tree, stock, nodes[WIDTH:])
+
+
+@pytest.mark.parametrize("name", ["Qwen2Config", "Qwen3Config", "MistralConfig"])
+def test_the_decoder_computes_trees_of_its_other_architectures(name: str) -> None:
+    stock, model = tiny.wrapped_pair(name, NUMERICS, model_impl="amusd")
+    tree = Tree(model, random_ids(PROMPT))
+    nodes: list[Node] = []
+    grow(random.Random(0), nodes, WIDTH)
+    check(tree, stock, nodes)
+
+
+def test_a_slot_keeps_nothing_of_the_node_that_had_it() -> None:
+    prompt, nodes = random_ids(PROMPT), [Node(token_id, None) for token_id in random_ids(WIDTH, seed=3)]
+    fresh, used = Tree(MODEL, prompt), Tree(MODEL, prompt)
+    slots = used.free.copy()
+    for start in range(0, SPARE, WIDTH):
+        used.compute([Node(token_id, None) for token_id in random_ids(WIDTH, seed=start)])
+    assert not used.free
+    used.free = slots
+    assert torch.equal(used.compute(nodes), fresh.compute(nodes))  # what is masked counts for exactly nothing
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "GPT2Config"])
+def test_slots_reach_beyond_the_last_position(name: str) -> None:
+    stock, model = tiny.wrapped_pair(name, NUMERICS)
+    prompt, rows = random_ids(tiny.MAX_LENGTH - 2), 3
+    cache = model.new_cache(tiny.MAX_LENGTH, spare=SPARE)
+    model.prefill(prompt, cache)
+    num_slots = tiny.MAX_LENGTH + SPARE
+    slots = [num_slots - 1, num_slots - 2, num_slots - 3]
+    visible = np.zeros((rows, num_slots), dtype=np.bool_)
+    visible[:, : len(prompt)] = True
+    visible[[0, 1, 1, 2, 2], [slots[0], slots[0], slots[1], slots[0], slots[2]]] = True  # two behind the first
+    last = tiny.MAX_LENGTH - 1
+    logits = model.forward_tree([7, 8, 9], [last - 1, last, last], slots, visible, cache)
+    paths = [[*prompt, 7], [*prompt, 7, 8], [*prompt, 7, 9]]
+    expected = torch.stack([stock_logits(stock, path)[-1] for path in paths])
+    torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_where_other_passes_are_padded_and_replayed_a_tree_is_not(fixed: bool) -> None:
+    numerics = Numerics(width=WIDTH, fixed=fixed, border=16, prefill_chunk=32, doubling=True)
+    lm = tiny.tiny_causal_lm(tiny.tiny_config())
+    model = wrap_model(lm, numerics=numerics, max_model_len=tiny.MAX_LENGTH, capture=run_each_time)
+    tree = Tree(model, random_ids(PROMPT))
+    nodes: list[Node] = []
+    tree.cache.truncate(PROMPT - 1)
+    logits = model.forward(tree.prompt[-1:], tree.cache).logits.clone()  # replayed, and written to where nodes come
+    grow(random.Random(1), nodes, 5)
+    check(tree, STOCK, nodes)
+    tree.cache.truncate(PROMPT - 1)
+    assert torch.equal(model.forward(tree.prompt[-1:], tree.cache).logits, logits)
+
+
+def visible_chain(rows: int, num_keys: int = NUM_SLOTS) -> Any:
+    return np.arange(num_keys) <= PROMPT + np.arange(rows)[:, None]
+
+
+GOOD: dict[str, Any] = {
+    "token_ids": [5, 6],
+    "positions": [PROMPT, PROMPT + 1],
+    "slots": [PROMPT, PROMPT + 1],
+    "visible": visible_chain(2),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": []}, "0 rows: allowed are 1 to 8"),
+        ({"token_ids": [1] * 9}, "9 rows: allowed are 1 to 8"),
+        ({"token_ids": [5, 6, 7]}, r"must be as many, not \(3, 2, 2, 2\)"),
+        ({"visible": visible_chain(3)}, r"must be as many, not \(2, 2, 2, 3\)"),
+        ({"token_ids": [5, tiny.VOCAB]}, "token ids must be in"),
+        ({"token_ids": [5, -1]}, "token ids must be in"),
+        ({"positions": [PROMPT, tiny.MAX_LENGTH]}, "positions must be in"),
+        ({"positions": [-1, PROMPT]}, "positions must be in"),
+        ({"slots": [PROMPT, NUM_SLOTS]}, "slots must be in"),
+        ({"slots": [PROMPT, -1]}, "slots must be in"),
+        ({"slots": [PROMPT, PROMPT]}, "each row needs its own"),
+        ({"slots": [PROMPT + 1, PROMPT]}, "must see its own slot"),
+        ({"positions": [PROMPT, PROMPT + 2]}, "must see p [+] 1 slots"),
+        ({"visible": visible_chain(2).astype(np.float32)}, "must be bool"),
+        ({"visible": visible_chain(2, 10_000)}, r"must be bool \[rows, up to"),
+        ({"visible": visible_chain(2)[:, 0]}, "must be bool"),
+    ],
+)
+def test_what_no_path_can_be_is_refused_before_any_change(changes: dict[str, Any], message: str) -> None:
+    tree = Tree(MODEL, random_ids(PROMPT))
+    MODEL.forward_tree(**GOOD, cache=tree.cache)
+    probe = ([9], [PROMPT + 2], [PROMPT + 2], visible_chain(3)[2:], tree.cache)  # behind both
+    before = MODEL.forward_tree(*probe)
+    with pytest.raises(ValueError, match=message):
+        MODEL.forward_tree(**{**GOOD, **changes}, cache=tree.cache)
+    assert tree.cache.length == PROMPT
+    assert torch.equal(MODEL.forward_tree(*probe), before)
+
+
+def test_a_foreign_cache_and_a_negative_spare_are_refused() -> None:
+    with pytest.raises(TypeError, match="new_cache"):
+        MODEL.forward_tree(**GOOD, cache=object())  # type: ignore[arg-type]  # the point of the test
+    with pytest.raises(ValueError, match="spare=-1"):
+        MODEL.new_cache(8, spare=-1)
+
+
+def test_capacity_and_spare_slots_are_all_there() -> None:
+    cache = MODEL.new_cache(1, spare=500)
+    assert cache.capacity == 1
+    visible = np.zeros((1, 501), dtype=np.bool_)
+    visible[0, 500] = True
+    alone = MODEL.forward_tree([5], [0], [500], visible, cache)
+    torch.testing.assert_close(alone, stock_logits(STOCK, [5]), atol=1e-3, rtol=1e-3)

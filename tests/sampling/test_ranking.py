@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import amusd.sampling.ranking
+from amusd.config import GREEDY, Distribution
+from amusd.sampling.logits import LogitsProcessor
+from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
+from amusd.sampling.ranking import RankedTokens, Ranking
+from amusd.sampling.sampler import TokenSampler
+
+NUM_IDS = 700
+ROUNDING = 1e-5
+"""Scores that are closer than this, of logits up to 100 in size, may change places in float32."""
+
+distributions = st.builds(
+    Distribution,
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 2, 50]),
+    top_p=st.sampled_from([1.0, 0.9, 0.2]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    logit_bias=st.sampled_from([(), ((3, 4.0), (650, -2.0))]),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+def random_logits(rng: np.random.Generator, rows: int, columns: int, scale: float) -> Tensor:
+    return torch.from_numpy((rng.standard_normal((rows, columns)) * scale).astype(np.float32))
+
+
+def random_ids(rng: np.random.Generator, some: bool) -> Tensor | None:
+    return torch.from_numpy(np.sort(rng.permutation(NUM_IDS)[: NUM_IDS // 3])) if some else None
+
+
+def exact_scores(distribution: Distribution, row: Tensor, ids: Tensor | None, position: int) -> np.ndarray:
+    """[columns] float64; -inf for those that are filtered out."""
+    id_list = None if ids is None else ids.numpy()
+    processed, columns = LogitsProcessor(distribution, len(row), id_list).process(row.numpy())
+    if distribution.temperature == 0:
+        return processed.astype(np.float64)
+    codes = codes_of(NUM_IDS)[np.arange(len(row)) if id_list is None else id_list]
+    scores = processed + gumbel(counters(key_of(distribution.seed, position, Domain.MATCHING), codes))
+    if columns is not None:
+        scores[np.setdiff1d(np.arange(len(row)), columns)] = -np.inf
+    return scores
+
+
+def rank(row: Any, distribution: Distribution = GREEDY, number: int = 3, position: int = 0) -> RankedTokens:
+    logits = torch.as_tensor(row, dtype=torch.float32).unsqueeze(0)
+    return Ranking(distribution, logits.shape[1], number=number).rank(logits, [position])[0]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    distribution=distributions,
+    seed=st.integers(0, 2**32 - 1),
+    scale=st.sampled_from([0.01, 1.0, 5.0, 20.0]),
+    some=st.booleans(),
+    number=st.integers(2, 4),
+)
+def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
+    distribution: Distribution, seed: int, scale: float, some: bool, number: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    ids = random_ids(rng, some)
+    columns, start = NUM_IDS if ids is None else len(ids), 30
+    logits = random_logits(rng, 4, columns, scale)
+    ranking = Ranking(distribution, columns, ids, number=number)
+    ranked = ranking.rank(logits, range(start + 1, start + 5))
+    chosen = TokenSampler(distribution, columns, ids).choose(logits, start, [0] * 4)
+    id_list = list(range(columns)) if ids is None else ids.tolist()
+    for index, (tokens, column) in enumerate(zip(ranked, chosen, strict=True)):
+        scores = exact_scores(distribution, logits[index], ids, start + 1 + index)
+        places = [id_list.index(token_id) for token_id in tokens.token_ids]
+        assert len(set(places)) == len(places)
+        best = np.sort(scores)[::-1][: len(places)]
+        assert scores[places] == pytest.approx(best, abs=ROUNDING)
+        assert tokens.token_ids[0] == id_list[column] or best[0] - best[1] < ROUNDING
+        expected = np.exp(best - best[0]) / np.exp(scores - best[0]).sum()
+        assert tokens.probabilities == pytest.approx(expected, rel=1e-3)
+        if len(places) < number:  # the next one has no probability
+            rest = np.sort(scores)[::-1][len(places)]
+            assert np.exp(np.float32(rest - best[0])) < 1e-37
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    distribution=distributions,
+    seed=st.integers(0, 2**32 - 1),
+    scale=st.sampled_from([0.0, 1.0, 60.0, 1e5]),
+    columns=st.sampled_from([1, 2, 3, NUM_IDS]),
+)
+def test_probabilities_are_some_and_fall_and_are_at_most_one_together(
+    distribution: Distribution, seed: int, scale: float, columns: int
+) -> None:
+    logits = random_logits(np.random.default_rng(seed), 3, columns, scale)
+    for tokens in Ranking(distribution, columns, number=4).rank(logits, [5, 5, 6]):
+        assert 1 <= len(tokens.token_ids) == len(tokens.probabilities) <= 4
+        assert all(0 < probability <= 1 for probability in tokens.probabilities)
+        assert all(first >= second for first, second in pairwise(tokens.probabilities))
+        assert sum(tokens.probabilities) <= 1 + 1e-12
+
+
+def test_greedy_probabilities_are_the_softmax_of_the_logits() -> None:
+    tokens = rank(np.log([0.1, 0.5, 0.15, 0.25]))
+    assert tokens.token_ids == (1, 3, 2)
+    assert tokens.probabilities == pytest.approx((0.5, 0.25, 0.15))
+
+
+def test_of_equal_ones_the_lowest_id_comes_first() -> None:
+    assert rank([1.0, 3.0, 2.0, 3.0, 3.0], number=4).token_ids == (1, 3, 4, 2)
+    ids = torch.tensor([5, 8, 9])
+    tokens = Ranking(GREEDY, 3, ids, number=2).rank(torch.zeros((1, 3)), [0])[0]
+    assert tokens == RankedTokens((5, 8), pytest.approx((1 / 3, 1 / 3)))
+
+
+def test_filters_leave_fewer_than_asked_for_unless_decoding_is_greedy() -> None:
+    row = [2.0, 1.0, 0.0, -1.0]
+    assert rank(row, Distribution(temperature=1.0, top_k=1)) == RankedTokens((0,), (1.0,))
+    assert set(rank(row, Distribution(temperature=1.0, top_k=2)).token_ids) == {0, 1}
+    assert rank(row, Distribution(top_k=1)).token_ids == (0, 1, 2)
+
+
+def test_what_has_no_probability_and_what_is_no_number_is_left_out() -> None:
+    assert rank([0.0, 300.0, 299.0, -np.inf]).token_ids == (1, 2)
+    assert rank([0.0, np.nan, 1.0]) == RankedTokens((), ())
+
+
+def test_large_logits_do_not_round_the_noise_away() -> None:
+    distribution = Distribution(temperature=1.0, seed=4)
+    for position in range(20):
+        small, large = (rank(np.zeros(50) + offset, distribution, position=position) for offset in (0.0, 1e6))
+        assert small == large
+
+
+def test_the_smallest_and_the_largest_counters_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    extremes = np.array([2**32 - 1, 0, 1, 2**31], dtype=np.uint32)
+    monkeypatch.setattr(amusd.sampling.ranking, "counters", lambda *_: extremes)
+    tokens = rank(np.zeros(4), Distribution(temperature=1.0), number=4)
+    assert tokens.token_ids == (1, 2, 3, 0)
+    weights = np.exp(gumbel(extremes))[[1, 2, 3]]
+    assert tokens.probabilities[:3] == pytest.approx(weights / weights.sum(), rel=1e-3)
+
+
+def test_rows_at_one_position_share_their_noise_whatever_was_ranked_before() -> None:
+    distribution, rows = Distribution(temperature=1.0, seed=2), 40
+    logits = random_logits(np.random.default_rng(0), 1, NUM_IDS, 1.0).expand(rows, -1)
+    ranking = Ranking(distribution, NUM_IDS, number=3)
+    positions = [position // 2 for position in range(rows)]  # more of them than are kept
+    ranked = ranking.rank(logits, positions)
+    assert ranked[::2] == ranked[1::2]
+    assert len(set(ranked)) == rows // 2
+    assert ranking.rank(logits, positions[::-1]) == ranked[::-1]
+
+
+def test_the_logits_stay_as_they_are_and_may_be_bfloat16() -> None:
+    logits = random_logits(np.random.default_rng(1), 2, NUM_IDS, 2.0).bfloat16()
+    for distribution in (GREEDY, Distribution(temperature=1.0)):
+        ranking = Ranking(distribution, NUM_IDS, number=3)
+        exact, before = logits.float(), logits.float()
+        assert ranking.rank(logits, [3, 4]) == ranking.rank(exact, [3, 4])
+        assert torch.equal(exact, before)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_penalties_see_the_context_of_each_row(temperature: float) -> None:
+    ids = torch.tensor([2, 4, 6, 8])
+    distribution = Distribution(temperature=temperature, presence_penalty=200.0)
+    ranking = Ranking(distribution, 4, ids, number=4, num_prompt_tokens=2)
+    assert ranking.needs_contexts
+    ranked = ranking.rank(
+        torch.tensor([[40.0, 30.0, 20.0, 10.0]]).expand(3, -1), [3, 3, 4], [[2, 4, 2], [2, 4, 6], [4, 6, 2, 4]]
+    )
+    assert [tokens.token_ids[0] for tokens in ranked] == [4, 2, 6]
+    sampler = TokenSampler(distribution, 4, ids, prompt=[2, 4])
+    sampler.see([2, 4])
+    assert sampler.choose(torch.tensor([[40.0, 30.0, 20.0, 10.0]]), 2, [2]) == [1]
+    repeated = Ranking(Distribution(temperature=temperature, repetition_penalty=100.0), 4, ids, number=2)
+    assert repeated.rank(torch.tensor([[40.0, 30.0, 20.0, 10.0]]), [1], [[2]])[0].token_ids[0] == 4
+
+
+def test_a_ranking_without_penalties_needs_no_contexts() -> None:
+    assert not Ranking(Distribution(temperature=1.0, logit_bias=((1, 2.0),)), 4, number=2).needs_contexts
+
+
+def test_what_cannot_be_ranked_is_refused() -> None:
+    with pytest.raises(ValueError, match="ratio test"):
+        Ranking(Distribution(temperature=1.0, acceptance="rejection"), 4, number=2)
+    with pytest.raises(ValueError, match="number=0"):
+        Ranking(GREEDY, 4, number=0)
+    with pytest.raises(ValueError, match="2 rows, 1 positions"):
+        Ranking(GREEDY, 4, number=2).rank(torch.zeros((2, 4)), [1])
+    with pytest.raises(ValueError, match="0 contexts"):
+        Ranking(Distribution(presence_penalty=1.0), 4, number=2).rank(torch.zeros((2, 4)), [1, 2])
