@@ -40,6 +40,8 @@ class Contestant:
         parts = [self.decoding.mode.value]
         if self.decoding.mode is Mode.SYNCHRONOUS:
             parts.append(f"{self.decoding.num_speculative_tokens} tokens")
+        if (policy := policy_name(self.decoding)) is not None:
+            parts.append(policy)
         if self.drafter is not None:
             parts.append(self.drafter)
         return ", ".join(parts)
@@ -86,7 +88,8 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
             for length in config.synchronous_lengths()
         ]
         if config.mode is Mode.ASYNCHRONOUS:
-            found.append(Contestant(decoding, drafter))
+            policies = config.compare.policies or (decoding.policy,)
+            found += [Contestant(replace(decoding, policy=policy), drafter) for policy in policies]
     return found
 
 

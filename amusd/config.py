@@ -21,6 +21,7 @@ from amusd.types import Mode
 T = TypeVar("T")
 
 DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
+AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "branching"]
 AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 ModelShape: TypeAlias = Literal[
     "smollm2-135m",
@@ -154,8 +155,9 @@ class DecodingConfig:
     """The schedule of one request; any two requests of an engine may differ in it."""
 
     mode: Mode = Mode.ASYNCHRONOUS
-    policy: Literal["auto", "chain"] = "auto"
-    """Asynchronous mode only; `auto` is `chain` as long as that is the only policy."""
+    policy: AsynchronousPolicy = "auto"
+    """Asynchronous mode only. `chain`: the draft follows its best guess; `branching`: it prepares for several verdicts
+    (not with `sampling.acceptance=rejection`); `auto` is `chain` for now."""
     num_speculative_tokens: int = 4
     """Synchronous mode: candidates per verification."""
     max_lookahead: int = 16
@@ -166,11 +168,15 @@ class DecodingConfig:
     """Asynchronous mode: that wait never lasts longer than this many target passes."""
     tokens_per_message: int = 1
     """Asynchronous mode: candidates are sent once this many are ready."""
+    fan_out: int = 3
+    """Branching: candidates that the draft prepares behind each token at most."""
+    rows_per_step: int = 8
+    """Branching: tokens of its tree that the draft computes in one step at most."""
     draft_timeout_seconds: float = 10.0
     """Synchronous mode: how long the target waits for a block before it goes on alone."""
 
     def __post_init__(self) -> None:
-        for name in ("num_speculative_tokens", "max_lookahead", "tokens_per_message"):
+        for name in ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         _require(self.min_candidates >= 0, "min_candidates", self.min_candidates, "must be at least 0")
         _require(
@@ -226,6 +232,8 @@ class DrafterConfig:
     """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
     accept: float = 0.8
     """`synthetic`: probability of each candidate to be the target's own token; exact with `verify_width=fixed`."""
+    accept_next: float = 0.4
+    """`synthetic`, branching: probability that a further guess is right where those before it are wrong."""
     max_ngram: int = 4
     """`ngram`: longest suffix that is looked up."""
     min_ngram: int = 2
@@ -247,7 +255,8 @@ class DrafterConfig:
             self.shape,
             f"only allowed with drafter=synthetic, not with drafter={self.kind}",
         )
-        _require(0 <= self.accept <= 1, "drafter.accept", self.accept, "must be between 0 and 1")
+        for name in ("accept", "accept_next"):
+            _require(0 <= getattr(self, name) <= 1, f"drafter.{name}", getattr(self, name), "must be between 0 and 1")
         _require(
             1 <= self.min_ngram <= self.max_ngram,
             "drafter.min_ngram",
@@ -324,6 +333,8 @@ class CompareConfig:
     """Drafters to compare, by kind; empty: the configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
+    policies: tuple[AsynchronousPolicy, ...] = ()
+    """Asynchronous policies to compare; empty: the configured one."""
 
     def __post_init__(self) -> None:
         _require(
@@ -513,12 +524,14 @@ class RunConfig:
     calibration: str | None = None
     """`simulate`: a run directory, whose measured times and outcomes hold where nothing else is given."""
     mode: Mode = DecodingConfig.mode
-    policy: Literal["auto", "chain"] = DecodingConfig.policy
+    policy: AsynchronousPolicy = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
     max_lookahead: int = DecodingConfig.max_lookahead
     min_candidates: int = DecodingConfig.min_candidates
     max_wait_passes: float = DecodingConfig.max_wait_passes
     tokens_per_message: int = DecodingConfig.tokens_per_message
+    fan_out: int = DecodingConfig.fan_out
+    rows_per_step: int = DecodingConfig.rows_per_step
     draft_timeout_seconds: float = DecodingConfig.draft_timeout_seconds
     verify_width: Literal["bucketed", "fixed"] = EngineConfig.verify_width
     max_verify_width: int | None = None

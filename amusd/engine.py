@@ -280,7 +280,7 @@ class Engine:
             self._answer.close()
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
-        self._check_sampling(params, name)
+        self._check_sampling(params, name, policy_name(decoding))
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
         request = Request(
             prompt=prompt_ids,
@@ -360,15 +360,28 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _check_sampling(self, params: SamplingParams, drafter: str | None) -> None:
+    def _check_sampling(self, params: SamplingParams, drafter: str | None, policy: str | None) -> None:
         if drafter == SYNTHETIC and params.rule == "rejection":
             raise ConfigError(
                 "sampling.acceptance=rejection: not with drafter=synthetic, which is told the answer; allowed: matching"
             )
+        if policy == "branching":
+            self._check_branching(params, drafter)
         vocab_size = self._worker.model.vocab_size
         for token_id, bias in params.logit_bias:
             if token_id >= vocab_size:
                 raise ConfigError(f"sampling.logit_bias={[token_id, bias]}: token ids must be in [0, {vocab_size})")
+
+    def _check_branching(self, params: SamplingParams, drafter: str | None) -> None:
+        if params.rule == "rejection":
+            raise ConfigError(
+                "policy=branching: not with sampling.acceptance=rejection, whose draws no draft can foresee; "
+                "allowed: chain"
+            )
+        peer = self._worker.peer
+        if peer is not None and drafter not in peer.tree_drafters:
+            allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
+            raise ConfigError(f"policy=branching: drafter={drafter} drafts no trees; allowed: {allowed}")
 
     def _tells_answer(self, drafter: str | None) -> bool:
         return drafter == SYNTHETIC and self._worker.has_draft

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -11,8 +11,10 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.lookup_first import LookupFirstDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
+from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.tree import ModelTreeDrafter, TreeDrafter
 from amusd.errors import ConfigError
-from amusd.models.language_model import LanguageModel
+from amusd.models.cached_model import CachedModel
 from amusd.models.loading import load_draft_model
 
 
@@ -26,11 +28,14 @@ class LoadedDrafters:
     """Of the models; 0 without one."""
     tokenizer_hash: str
     """Of the models' tokenizer; empty where every drafter works with any."""
+    tree_factories: Mapping[str, Callable[[], TreeDrafter]] = field(default_factory=dict)
+    """Of those that can draft trees, by the same names."""
 
 
 def load_drafters(engine: EngineConfig, device: str) -> LoadedDrafters:
     """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ."""
     factories: dict[str, Callable[[], Drafter]] = {}
+    tree_factories: dict[str, Callable[[], TreeDrafter]] = {}
     vocab_size, tokenizer_hash = 0, ""
     for config in engine.drafters:
         if config.kind == "ngram":
@@ -38,19 +43,20 @@ def load_drafters(engine: EngineConfig, device: str) -> LoadedDrafters:
             continue
         model, tokenizer = load_draft_model(config, engine, device)
         factories[config.kind] = _model_factory(config, model)
+        tree_factories[config.kind] = _tree_factory(config, model)
         if tokenizer is None:
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
-    return LoadedDrafters(factories, vocab_size, tokenizer_hash)
+    return LoadedDrafters(factories, vocab_size, tokenizer_hash, tree_factories)
 
 
 def _ngram_factory(config: DrafterConfig) -> Callable[[], Drafter]:
     return lambda: NgramDrafter(config.min_ngram, config.max_ngram)
 
 
-def _model_factory(config: DrafterConfig, model: LanguageModel) -> Callable[[], Drafter]:
+def _model_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], Drafter]:
     if config.kind == "synthetic":
         return lambda: SyntheticDrafter(AutoregressiveDrafter(model), config.accept, model.vocab_size)
     if config.kind == "embedded" and config.min_lookup > 0:
@@ -58,3 +64,13 @@ def _model_factory(config: DrafterConfig, model: LanguageModel) -> Callable[[], 
             AutoregressiveDrafter(model), NgramDrafter(config.min_lookup, config.max_lookup)
         )
     return lambda: AutoregressiveDrafter(model)
+
+
+def _tree_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], TreeDrafter]:
+    if config.kind == "synthetic":
+        return lambda: SyntheticTreeDrafter(
+            ModelTreeDrafter(model, num_ids=model.vocab_size), config.accept, config.accept_next, model.vocab_size
+        )
+    if config.kind == "embedded" and config.min_lookup > 0:
+        return lambda: ModelTreeDrafter(model, NgramDrafter(config.min_lookup, config.max_lookup))
+    return lambda: ModelTreeDrafter(model)

@@ -58,6 +58,16 @@ class Policy(Protocol):
         """Candidates are sent once this many are ready."""
         ...
 
+    @property
+    def fan_out(self) -> int:
+        """Candidates behind each token of a tree at most; 0: the draft keeps to one chain."""
+        ...
+
+    @property
+    def rows_per_step(self) -> int:
+        """Nodes of a tree that one draft step computes at most."""
+        ...
+
     def decide(self, view: TargetView) -> Decision:
         """What the target does next."""
         ...

@@ -24,6 +24,8 @@ class ChainPolicy:
     tokens_per_message: int
     min_candidates: int
     max_wait_passes: float
+    fan_out: int = 0
+    rows_per_step: int = 1
 
     def decide(self, view: TargetView) -> Decision:
         """Verify now, or wait for the rest of `min_candidates`."""

@@ -13,6 +13,8 @@ class AutoregressivePolicy:
 
     max_lookahead: int = 1
     tokens_per_message: int = 1
+    fan_out: int = 0
+    rows_per_step: int = 1
 
     def decide(self, view: TargetView) -> Decision:  # noqa: ARG002 - the same answer whatever the view
         """Verify nothing, at once."""
@@ -30,6 +32,8 @@ class SynchronousPolicy:
     num_speculative_tokens: int
     timeout_seconds: float
     """A block that takes longer is not waited for: the target goes on alone until the draft answers again."""
+    fan_out: int = 0
+    rows_per_step: int = 1
 
     @property
     def max_lookahead(self) -> int:

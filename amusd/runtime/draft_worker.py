@@ -8,17 +8,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
+from amusd.drafters.tree import TreeDrafter
 from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
+from amusd.protocol.tree_draft_session import Adoption
+from amusd.runtime.branch_manager import BranchManager
 from amusd.runtime.rollback import RollbackManager
+from amusd.runtime.verdict_clock import VerdictClock
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Role
 
+_Made = TypeVar("_Made")
 DrafterFactory = Callable[[], Drafter]
+TreeDrafterFactory = Callable[[], TreeDrafter]
 
 IDLE_SECONDS = 1.0
 """How long one wait for a message lasts before the loop looks around again."""
@@ -28,7 +36,7 @@ IDLE_SECONDS = 1.0
 class _Sequence:
     """One open sequence and its counters."""
 
-    manager: RollbackManager
+    manager: RollbackManager | BranchManager
     drafter_name: str
     opened_ns: int
     busy_ns: int = 0
@@ -36,10 +44,7 @@ class _Sequence:
     num_steps: int = 0
     num_drafted: int = 0
     num_rollbacks: int = 0
-
-
-def _has_room(sequence: _Sequence) -> bool:
-    return sequence.manager.session.room > 0
+    clock: VerdictClock = field(default_factory=VerdictClock)
 
 
 @dataclass
@@ -48,18 +53,21 @@ class DraftWorker:
 
     link: Transport
     drafters: Mapping[str, DrafterFactory]
+    tree_drafters: Mapping[str, TreeDrafterFactory]
     incarnation: int
     recorder: Recorder
     num_ignored: int = 0
     """Messages that the protocol forbids or that name an unknown sequence."""
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
     _idle_drafters: dict[str, list[Drafter]] = field(default_factory=dict)
+    _idle_tree_drafters: dict[str, list[TreeDrafter]] = field(default_factory=dict)
     _running: bool = True
 
     def run(self) -> None:
         """Receive, roll back, propose, send; until `Shutdown` or the end of the link."""
         # Made before the first sequence needs them: a drafter may have to prepare its device.
         self._idle_drafters = {name: [make()] for name, make in self.drafters.items()}
+        self._idle_tree_drafters = {name: [make()] for name, make in self.tree_drafters.items()}
         try:
             while self._running:
                 self._receive()
@@ -78,8 +86,8 @@ class DraftWorker:
     def _receive(self) -> None:
         """Take in everything that has arrived; wait for something when there is nothing to draft."""
         verdicts: dict[int, Verdict] = {}
-        may_draft = any(_has_room(sequence) for sequence in self._sequences.values())
-        message = self.link.receive(0.0) if may_draft else self._wait()
+        may_draft = any(sequence.manager.has_work for sequence in self._sequences.values())
+        message = self.link.receive(self._patience()) if may_draft else self._wait()
         while message is not None:
             record_message(self.recorder, RECEIVE, message)
             if isinstance(message, Verdict):
@@ -92,6 +100,13 @@ class DraftWorker:
             message = self.link.receive(0.0) if self._running else None
         for verdict in verdicts.values():
             self._roll_back(verdict)
+
+    def _patience(self) -> float:
+        """Seconds to wait for a verdict that is due before the next step would end; where one sequence is open."""
+        sequences = list(self._sequences.values())
+        if len(sequences) != 1 or not sequences[0].manager.can_wait:
+            return 0.0
+        return sequences[0].clock.patience_ns(time.monotonic_ns()) / 1e9
 
     def _wait(self) -> Message | None:
         """For a message, because nothing can be drafted before one comes."""
@@ -117,18 +132,25 @@ class DraftWorker:
         if opening.incarnation != self.incarnation or opening.sequence_id in self._sequences:
             self.num_ignored += 1
             return
-        if opening.drafter not in self.drafters:
-            raise PeerProtocolError(f"the target asks for drafter {opening.drafter!r}, which this draft does not have")
         start_ns = time.monotonic_ns()
-        idle = self._idle_drafters[opening.drafter]
-        drafter = idle.pop() if idle else self.drafters[opening.drafter]()
+        sequence = _Sequence(self._manage(opening), opening.drafter, start_ns)
+        self._sequences[opening.sequence_id] = sequence
+        self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids))
+
+    def _manage(self, opening: Open) -> RollbackManager | BranchManager:
+        name = opening.drafter
+        if opening.fan_out:
+            tree_drafter = _take(self._idle_tree_drafters, self.tree_drafters, name)
+            if isinstance(tree_drafter, ReferenceDrafter):
+                tree_drafter.set_reference((*opening.token_ids, *opening.reference))
+            tree_drafter.set_distribution(opening.distribution)
+            return BranchManager(opening, tree_drafter)
+        drafter = _take(self._idle_drafters, self.drafters, name)
         if isinstance(drafter, ReferenceDrafter):
             drafter.set_reference((*opening.token_ids, *opening.reference))
         if isinstance(drafter, SamplingDrafter):
             drafter.set_distribution(opening.distribution)
-        sequence = _Sequence(RollbackManager(opening, drafter), opening.drafter, start_ns)
-        self._sequences[opening.sequence_id] = sequence
-        self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids))
+        return RollbackManager(opening, drafter)
 
     def _roll_back(self, verdict: Verdict) -> None:
         sequence = self._sequences.get(verdict.sequence_id)
@@ -140,6 +162,7 @@ class DraftWorker:
         if transition is None:
             return
         sequence.num_rollbacks += transition.num_discarded > 0
+        sequence.clock.heard(start_ns, goes_on=sequence.manager.can_wait)
         self._account(
             sequence,
             "rollback" if transition.num_discarded else "advance",
@@ -148,6 +171,7 @@ class DraftWorker:
             num_adopted=len(transition.token_ids),
             committed_length=transition.committed_length,
             epoch=transition.epoch,
+            **_foreseen(transition),
         )
         # The verdict may leave nothing to draft (no room); the target should hear that at once.
         self._send(sequence)
@@ -155,7 +179,7 @@ class DraftWorker:
     def _take_turn(self) -> _Sequence | None:
         """The sequence that has waited longest for a step, among those that may run further ahead."""
         for sequence_id, sequence in self._sequences.items():
-            if _has_room(sequence):
+            if sequence.manager.has_work:
                 # Move it to the end, so that sequences take turns.
                 self._sequences[sequence_id] = self._sequences.pop(sequence_id)
                 return sequence
@@ -163,38 +187,39 @@ class DraftWorker:
 
     def _propose(self, sequence: _Sequence) -> None:
         start_ns = time.monotonic_ns()
-        proposed = sequence.manager.propose()
+        num_tokens = sequence.manager.propose()
         sequence.num_steps += 1
-        sequence.num_drafted += len(proposed)
-        self._account(
-            sequence, "draft_step", start_ns, num_tokens=len(proposed), length=sequence.manager.session.length
-        )
+        sequence.num_drafted += num_tokens
+        sequence.clock.stepped(time.monotonic_ns() - start_ns)
+        self._account(sequence, "draft_step", start_ns, num_tokens=num_tokens, length=sequence.manager.length)
 
     def _send(self, sequence: _Sequence) -> None:
-        candidate = sequence.manager.session.offer()
+        candidate = sequence.manager.offer()
         if candidate is not None:
             self._post(candidate)
+            if candidate.token_ids:
+                sequence.clock.sent(time.monotonic_ns())
 
     def _close(self, message: Close) -> None:
         sequence = self._sequences.get(message.sequence_id)
         if sequence is None:
             self.num_ignored += 1
             return
-        self._post(
-            Progress(
-                role=Role.DRAFT,
-                sequence_id=message.sequence_id,
-                num_steps=sequence.num_steps,
-                num_drafted=sequence.num_drafted,
-                num_rollbacks=sequence.num_rollbacks,
-                num_stale=sequence.manager.session.num_stale,
-                busy_ns=sequence.busy_ns,
-                wait_ns=sequence.wait_ns,
-                open_ns=time.monotonic_ns() - sequence.opened_ns,
-            )
+        progress = Progress(
+            role=Role.DRAFT,
+            sequence_id=message.sequence_id,
+            num_steps=sequence.num_steps,
+            num_drafted=sequence.num_drafted,
+            num_rollbacks=sequence.num_rollbacks,
+            num_stale=sequence.manager.session.num_stale,
+            busy_ns=sequence.busy_ns,
+            wait_ns=sequence.wait_ns,
+            open_ns=time.monotonic_ns() - sequence.opened_ns,
         )
         self._forget(message.sequence_id)
-        self.recorder.flush()
+        record_message(self.recorder, SEND, progress)
+        self.recorder.flush()  # the target may read the events as soon as it has the counts
+        self.link.send(progress)
 
     def _post(self, message: Message) -> None:
         record_message(self.recorder, SEND, message)
@@ -205,10 +230,26 @@ class DraftWorker:
         self.recorder.span(
             "sequence", sequence.opened_ns, time.monotonic_ns(), sequence_id, drafter=sequence.drafter_name
         )
-        sequence.manager.close()
-        self._idle_drafters[sequence.drafter_name].append(sequence.manager.drafter)
+        manager = sequence.manager
+        manager.close()
+        if isinstance(manager, BranchManager):
+            self._idle_tree_drafters[sequence.drafter_name].append(manager.drafter)
+        else:
+            self._idle_drafters[sequence.drafter_name].append(manager.drafter)
 
-    def _account(self, sequence: _Sequence, name: str, start_ns: int, **fields: int) -> None:
+    def _account(self, sequence: _Sequence, name: str, start_ns: int, **fields: object) -> None:
         end_ns = time.monotonic_ns()
         sequence.busy_ns += end_ns - start_ns
         self.recorder.span(name, start_ns, end_ns, sequence.manager.session.sequence_id, **fields)
+
+
+def _take(idle: Mapping[str, list[_Made]], makers: Mapping[str, Callable[[], _Made]], name: str) -> _Made:
+    """An idle drafter of that name, or a new one. Raises `PeerProtocolError` for a name that there is not."""
+    if name not in makers:
+        raise PeerProtocolError(f"the target asks for drafter {name!r}, which this draft does not have")
+    return idle[name].pop() if idle[name] else makers[name]()
+
+
+def _foreseen(change: Transition | Adoption) -> dict[str, list[int]]:
+    """Of a tree, for the record: in which step each token was guessed that the verdict confirmed."""
+    return {"kept_steps": [node.step for node in change.kept]} if isinstance(change, Adoption) else {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from amusd.drafters.base import Drafter, SamplingDrafter
 from amusd.errors import RollbackError
 from amusd.protocol.draft_session import DraftSession, Transition
-from amusd.protocol.messages import Open, Verdict
+from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.sampling.rows import certain
 
 
@@ -30,14 +30,33 @@ class RollbackManager:
         drafter.open(opening.token_ids, self._capacity)
         self._check_agreement()
 
-    def propose(self) -> tuple[int, ...]:
-        """One step: let the drafter propose into the room that the session leaves. Returns the new tokens."""
+    @property
+    def has_work(self) -> bool:
+        """The drafter may go on before the next verdict."""
+        return self.session.room > 0
+
+    @property
+    def can_wait(self) -> bool:
+        """A chain never has all that the next block could take."""
+        return False
+
+    @property
+    def length(self) -> int:
+        """Tokens that the draft holds, drafted ones included."""
+        return self.session.length
+
+    def propose(self) -> int:
+        """One step: let the drafter propose into the room that the session leaves. Returns how many tokens it did."""
         session, drafter = self.session, self.drafter
         wanted = min(session.room, max(session.tokens_per_message, drafter.tokens_per_step))
         proposed = drafter.propose(wanted)
         session.extend(proposed, self._rows(proposed) if self._sends_rows else ())
         self._check_agreement()
-        return proposed
+        return len(proposed)
+
+    def offer(self) -> Candidate | None:
+        """The next message for the target."""
+        return self.session.offer()
 
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.

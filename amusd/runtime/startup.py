@@ -129,6 +129,13 @@ def serve(
         vocab_size=drafters.vocab_size,
         tokenizer_hash=drafters.tokenizer_hash,
         drafters=tuple(drafters.factories),
+        tree_drafters=tuple(drafters.tree_factories),
     )
     await_hello(link, hello, timeout_seconds)
-    DraftWorker(link=link, drafters=drafters.factories, incarnation=incarnation, recorder=recorder).run()
+    DraftWorker(
+        link=link,
+        drafters=drafters.factories,
+        tree_drafters=drafters.tree_factories,
+        incarnation=incarnation,
+        recorder=recorder,
+    ).run()

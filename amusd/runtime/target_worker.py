@@ -16,8 +16,10 @@ from amusd.config import GREEDY, Distribution
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.models.language_model import KVCache, LanguageModel
 from amusd.policies.base import Policy, TargetView, Wait
-from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown
-from amusd.protocol.target_session import Block, Reception, TargetSession
+from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Prepared, Progress, Shutdown
+from amusd.protocol.target_session import Reception, TargetSession
+from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.verification import Block
 from amusd.runtime.tally import Tally
 from amusd.sampling.equality import accept_equal
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
@@ -37,7 +39,7 @@ PASS_TIME_MEMORY = 0.8
 """Weight of the past in the running estimate of a pass."""
 
 
-_Session = TargetSession[ProbabilityRow]
+_Session = TargetSession[ProbabilityRow] | TreeTargetSession
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,16 +135,24 @@ class TargetWorker:
     # One sequence, from its opening to its end
 
     def _new_session(self, request: Request) -> _Session:
-        session = _Session(
-            sequence_id=self._next_sequence_id,
+        sequence_id = self._next_sequence_id
+        self._next_sequence_id += 1
+        if request.policy.fan_out:
+            return TreeTargetSession(
+                sequence_id=sequence_id,
+                prompt=request.prompt,
+                max_length=request.max_length,
+                vocab_size=self.model.vocab_size,
+                max_lookahead=request.policy.max_lookahead,
+            )
+        return TargetSession[ProbabilityRow](
+            sequence_id=sequence_id,
             prompt=request.prompt,
             max_length=request.max_length,
             vocab_size=self.model.vocab_size,
             max_lookahead=request.policy.max_lookahead,
             wants_rows=request.distribution.rule == "rejection",
         )
-        self._next_sequence_id += 1
-        return session
 
     def _new_sampler(self, request: Request) -> TargetSampler | None:
         """None where each token is that of the largest logit: then logits need not leave the device."""
@@ -169,6 +179,8 @@ class TargetWorker:
                     # a draft that joins late is told the rest
                     reference=request.reference[session.committed_length - len(request.prompt) :],
                     distribution=request.distribution,
+                    fan_out=request.policy.fan_out,
+                    rows_per_step=request.policy.rows_per_step,
                 )
             )
         self._cache.truncate(0)
@@ -213,7 +225,7 @@ class TargetWorker:
         if self._sampler is None:
             acceptance = accept_equal(choices, judged)
         else:
-            rows = session.rows_to_judge()
+            rows = session.rows_to_judge() if isinstance(session, TargetSession) else ()
             acceptance = self._sampler.accept(logits, block.start, block.token_ids, judged, rows)
             end_ns = time.monotonic_ns()  # choosing is part of the pass
         emission = stop.push(acceptance.token_ids)
@@ -310,7 +322,7 @@ class TargetWorker:
         return message is not None
 
     def _handle(self, session: _Session, message: Message) -> None:
-        if isinstance(message, Candidate):
+        if isinstance(message, Candidate | Prepared):
             reception = self._receive_candidate(session, message)
             record_message(self.recorder, RECEIVE, message, reception=reception)
             return
@@ -337,10 +349,15 @@ class TargetWorker:
         except ValueError as error:
             raise PeerProtocolError(f"candidate: {error}") from error
 
-    def _receive_candidate(self, session: _Session, candidate: Candidate) -> str:
+    def _receive_candidate(self, session: _Session, message: Candidate | Prepared) -> str:
         """Take it in; return what became of it, for the record."""
         try:
-            reception = session.receive(candidate, self._rows(candidate))
+            if isinstance(session, TreeTargetSession):
+                reception = session.receive(message) if isinstance(message, Prepared) else Reception.STALE
+            elif isinstance(message, Candidate):
+                reception = session.receive(message, self._rows(message))
+            else:
+                reception = Reception.STALE
         except PeerProtocolError:
             self._tally.num_refused += 1
             return "refused"

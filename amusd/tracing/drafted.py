@@ -62,6 +62,10 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
             length = fields["length"]
             first = length - fields["num_tokens"]
             held |= {first + index: (len(fates) - 1, index) for index in range(fields["num_tokens"])}
+        elif "kept_steps" in fields:
+            first = fields["committed_length"] - fields["num_adopted"] - len(fields["kept_steps"])
+            for position, step in enumerate(fields["kept_steps"], start=first):
+                _confirm(fates, step, Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN)
         elif event.name in ("advance", "rollback"):
             for position in range(length - fields["num_discarded"], length):
                 held.pop(position, None)
@@ -73,3 +77,9 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
         elif position < base:
             fates[step][1][index] = Fate.OVERTAKEN
     return [Step(event, tuple(tokens)) for event, tokens in fates]
+
+
+def _confirm(fates: list[tuple[Event, list[Fate]]], step: int, fate: Fate) -> None:
+    """Of a tree: one of the tokens that `step` (from 1) guessed. What was looked up (0) came from no step."""
+    if step and Fate.WASTED in (tokens := fates[step - 1][1]):
+        tokens[tokens.index(Fate.WASTED)] = fate

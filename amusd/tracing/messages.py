@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
-from amusd.protocol.messages import Candidate, Message, Verdict
+from amusd.protocol.messages import Candidate, Message, Prepared, Verdict
 from amusd.tracing.recorder import NO_SEQUENCE, Event, Recorder
 
 SEND, RECEIVE = "send", "receive"
@@ -41,6 +41,10 @@ def record_message(recorder: Recorder, name: str, message: Message, reception: s
         fields["num_tokens"] = len(message.token_ids)
         fields["base"] = message.base
         fields["epoch"] = message.epoch
+    elif isinstance(message, Prepared):
+        fields["start"] = message.root
+        fields["num_tokens"] = len(message.token_ids)
+        fields["base"] = message.base
     elif isinstance(message, Verdict):
         fields["start"] = message.start
         fields["num_tokens"] = len(message.token_ids)

@@ -3,8 +3,9 @@
     python experiments/acceptance_rules/run.py
 
 Synchronous decoding with one candidate a pass, so that every judged candidate stands behind the right prefix and the
-acceptance rate is that of single tokens; the model alone drafts, without lookup. Then both models read the answers, and
-the formulas are evaluated at every token of them: with p and q the processed distributions of target and draft,
+acceptance rate is that of single tokens; the model alone drafts, without lookup. Then both models read the answers, the
+draft's draws are repeated (they are functions of seed and position), which tells which tokens were judged, and the
+formulas are evaluated at those: with p and q the processed distributions of target and draft,
 
     TV       sum of (p - q)+
     ratio    1 - TV                                              (2211.17192)
@@ -23,14 +24,24 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from amusd.config import AcceptanceRule, DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, WorkloadConfig
+from amusd.config import (
+    AcceptanceRule,
+    DecodingConfig,
+    Distribution,
+    DrafterConfig,
+    EngineConfig,
+    SamplingParams,
+    WorkloadConfig,
+)
 from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
 from amusd.models.zoo import embedded_target_path
+from amusd.sampling.sampler import DraftSampler, TokenSampler
 from amusd.types import Mode
 from amusd.workload import load_prompts
 
@@ -46,6 +57,7 @@ class Answer:
 
     temperature: float
     rule: AcceptanceRule
+    seed: int
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     num_judged: int
@@ -119,7 +131,13 @@ def decode(
                     metrics = answer.metrics
                     answers.append(
                         Answer(
-                            temperature, rule, encoded, answer.token_ids, metrics.num_verified, metrics.num_accepted
+                            temperature=temperature,
+                            rule=rule,
+                            seed=params.seed,
+                            prompt=encoded,
+                            tokens=answer.token_ids,
+                            num_judged=metrics.num_verified,
+                            num_accepted=metrics.num_accepted,
                         )
                     )
             print(f"\r{number + 1} of {len(workload)} prompts ", end="", flush=True)
@@ -130,9 +148,7 @@ def tabulate(answers: Sequence[Answer]) -> list[Row]:
     """Measured and predicted, by temperature and rule."""
     path, numerics = str(embedded_target_path()), Numerics(width=MAX_LENGTH, fixed=False)
     target = load_model(path, numerics=numerics, max_model_len=MAX_LENGTH)
-    draft = load_embedded_draft(
-        path, vocab_size=DrafterConfig.vocab_size, numerics=numerics, max_model_len=MAX_LENGTH
-    )
+    draft = load_embedded_draft(path, vocab_size=DrafterConfig.vocab_size, numerics=numerics, max_model_len=MAX_LENGTH)
     rows = []
     for temperature, rule in dict.fromkeys((answer.temperature, answer.rule) for answer in answers):
         own = [answer for answer in answers if (answer.temperature, answer.rule) == (temperature, rule)]
@@ -155,7 +171,7 @@ def tabulate(answers: Sequence[Answer]) -> list[Row]:
 
 
 def evaluate(answer: Answer, target: CachedModel, draft: CachedModel) -> list[Formulas]:
-    """The formulas at every token of an answer."""
+    """The formulas at every token of an answer that was judged: behind an accepted one comes one that was not."""
     sequence = (*answer.prompt, *answer.tokens)
     p_logits, q_logits = (
         model.forward(sequence, model.new_cache(len(sequence))).logits[len(answer.prompt) - 1 : -1].float().numpy()
@@ -163,12 +179,18 @@ def evaluate(answer: Answer, target: CachedModel, draft: CachedModel) -> list[Fo
     )
     assert draft.output_ids is not None  # it has a head of its own
     columns = draft.output_ids.numpy()
-    found = []
-    for p_row, q_row in zip(p_logits, q_logits, strict=True):
-        p = softmax(p_row / answer.temperature)
+    distribution = Distribution(temperature=answer.temperature, acceptance=answer.rule, seed=answer.seed)
+    make = DraftSampler if answer.rule == "rejection" else TokenSampler
+    sampler = make(distribution, draft.vocab_size, draft.output_ids, prompt=answer.prompt)
+    found, index = [], 0
+    while index < len(answer.tokens):
+        p = softmax(p_logits[index] / answer.temperature)
         q = np.zeros_like(p)
-        q[columns] = softmax(q_row / answer.temperature)
+        q[columns] = softmax(q_logits[index] / answer.temperature)
         found.append(formulas_of(p, q))
+        before = len(answer.prompt) + index - 1
+        (drawn,) = sampler.choose(torch.from_numpy(q_logits[index : index + 1]), before, sequence[before : before + 1])
+        index += 2 if columns[drawn] == answer.tokens[index] else 1
     return found
 
 

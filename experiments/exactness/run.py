@@ -148,9 +148,7 @@ def killed_run(prompt: WorkloadPrompt, temperature: float, num_tokens: int) -> R
 def start(link: TransportConfig) -> Engine:
     """The embedded target with both drafters."""
     drafters = tuple(DrafterConfig(kind=kind) for kind in DRAFTERS)  # type: ignore[arg-type]  # of the tuple above
-    return Engine.start(
-        EngineConfig(drafters=drafters, transport=link, hardware=HardwareConfig(), max_model_len=1024)
-    )
+    return Engine.start(EngineConfig(drafters=drafters, transport=link, hardware=HardwareConfig(), max_model_len=1024))
 
 
 def parameters(temperature: float, filters: str, num_tokens: int) -> SamplingParams:

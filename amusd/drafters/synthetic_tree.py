@@ -1,0 +1,113 @@
+"""A draft tree for measurements: it costs what a model's steps cost, and ranks the target's token as it is told to.
+
+As `synthetic.py`, for trees: at each position the target's own token is the first guess with probability `accept`;
+where it is not, each further guess is right with probability `accept_next`, given that those before it are wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from amusd.config import Distribution
+from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.tree import Guesses, TreeDrafter
+from amusd.protocol import prefix_hash
+from amusd.protocol.tree_draft_session import Node
+
+
+class SyntheticTreeDrafter:
+    """A `TreeDrafter` and a `ReferenceDrafter`. `model` spends the time; its guesses are replaced."""
+
+    def __init__(self, model: TreeDrafter, accept: float, accept_next: float, vocab_size: int) -> None:
+        """`vocab_size`: ids of the model; those of the target are reduced to that range for it."""
+        self._model = model
+        self._accept = accept
+        self._accept_next = accept_next
+        self._vocab_size = vocab_size
+        self._fan_out = 1
+        self._length = 0
+        self._follows = True
+        self._right: dict[int, bool] = {}
+        """id of a node -> whether the target's text goes through it."""
+        self.set_reference(())
+
+    def set_reference(self, token_ids: Sequence[int]) -> None:
+        """The target's whole text of the sequence that is opened next, prompt included."""
+        self._reference = tuple(token_ids)
+        self._seed = functools.reduce(prefix_hash.extend, self._reference, prefix_hash.EMPTY)
+        self._is_first = right_with_probability(self._accept, self._seed)
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """The model ranks as it would, which costs what it costs."""
+        self._model.set_distribution(distribution)
+
+    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+        """Start from `token_ids`."""
+        self._fan_out = fan_out
+        self._right = {}
+        self._length = len(token_ids)
+        self._follows = self._reference[: self._length] == tuple(token_ids)
+        self._model.open_tree(self._reduced(token_ids), capacity, fan_out)
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        """As many guesses as asked for, behind each node."""
+        self._model.compute(root, nodes)
+        return [self._guesses(root, node) for node in nodes]
+
+    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+        """Follow the committed tokens."""
+        committed = (*(node.token_id for node in kept), *token_ids)
+        end = self._length + len(committed)
+        self._follows = self._follows and self._reference[self._length : end] == committed
+        self._length = end
+        left = {id(node) for node in alive}
+        self._right = {key: right for key, right in self._right.items() if key in left}
+        self._model.adopt(kept, self._reduced(token_ids), alive)
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        """Nothing."""
+        return (), 0.0
+
+    def close(self) -> None:
+        """Release the sequence; the reference stays until the next one is set."""
+        self._model.close()
+
+    def _guesses(self, root: Node, node: Node) -> Guesses:
+        position = node.position + 1
+        on_path = self._follows if node is root else self._is_right(root, node)
+        right = self._reference[position] if on_path and position < len(self._reference) else -1
+        rank = self._rank(position)
+        weight, left = self._accept, 1.0 - self._accept
+        guesses: list[tuple[int, float]] = []
+        for place in range(self._fan_out):
+            token_id = right if place == rank and right >= 0 else self._wrong(right, place)
+            guesses.append((token_id, weight))
+            weight = left * self._accept_next
+            left -= weight
+        return guesses
+
+    def _is_right(self, root: Node, node: Node) -> bool:
+        known = self._right.get(id(node))
+        if known is None:
+            above = node.parent is root or node.parent is None
+            follows = self._follows if above else self._is_right(root, node.parent)  # type: ignore[arg-type]  # not None
+            inside = node.position < len(self._reference)
+            known = follows and inside and self._reference[node.position] == node.token_id
+            self._right[id(node)] = known
+        return known
+
+    def _rank(self, position: int) -> int:
+        if self._is_first(position):
+            return 0
+        for rank in range(1, self._fan_out):
+            if right_with_probability(self._accept_next, self._seed + rank)(position):
+                return rank
+        return self._fan_out
+
+    def _wrong(self, right: int, place: int) -> int:
+        """Another id for each place, none of them right."""
+        return place if right < 0 or place < right else place + 1
+
+    def _reduced(self, token_ids: Sequence[int]) -> list[int]:
+        return [token_id % self._vocab_size for token_id in token_ids]

@@ -1,0 +1,204 @@
+"""A language model that drafts a tree: several nodes a step, each giving a few ranked guesses of what follows it.
+
+slots     where keys and values lie: [0, prompt - 1) the prompt, above that one for each node that was computed
+prefix    which slots hold committed tokens; a node that the target confirms just joins it, nothing is moved
+pending   committed tokens that the model has not computed; the root is the last of them, unless it was computed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from amusd.config import GREEDY, Distribution
+from amusd.drafters.ngram import NgramDrafter
+from amusd.models.cached_model import CachedModel
+from amusd.models.tree_pass import Visible
+from amusd.protocol.tree_draft_session import MAX_NODES, Node
+from amusd.sampling.ranking import Ranking
+
+Guesses = Sequence[tuple[int, float]]
+"""Tokens that may come next, each with its probability."""
+LOOKUP_WEIGHT = 0.85
+"""How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
+LOOKUP_TOKENS = 8
+"""Of one lookup at most."""
+_KEYS_STEP = 64
+"""Keys are read up to a multiple of this, so that shapes repeat."""
+
+
+class TreeDrafter(Protocol):
+    """Computes nodes of one sequence's tree (`amusd/protocol/tree_draft_session.py`)."""
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """What the target draws the tokens of the sequence from that is opened next."""
+        ...
+
+    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+        """Start from `token_ids`, one at least; at most `fan_out` guesses behind each node."""
+        ...
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        """What may follow each of `nodes`: the root alone, or nodes whose parents were computed."""
+        ...
+
+    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+        """`kept`, then `token_ids`, were committed; of the tree only `alive` is left."""
+        ...
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        """A continuation of the committed tokens that costs nothing, and how likely each of its tokens is."""
+        ...
+
+    def close(self) -> None:
+        """Release the sequence. Idempotent."""
+        ...
+
+
+class ModelTreeDrafter:
+    """Drafts with `model`; `lookup`, if given, adds what repeats itself."""
+
+    def __init__(self, model: CachedModel, lookup: NgramDrafter | None = None, *, num_ids: int | None = None) -> None:
+        """`num_ids`: reduce ids to `[0, num_ids)` before the model sees them (a model that only spends time)."""
+        self._model = model
+        self._num_ids = num_ids
+        self._lookup = lookup
+        self._cache = model.new_cache(model.max_length, spare=MAX_NODES)
+        self._num_slots = model.max_length + MAX_NODES
+        self._distribution = GREEDY
+        self._slots: dict[int, int] = {}
+        """id of a computed node -> its slot."""
+        self._paths: dict[int, tuple[int, ...]] = {}
+        """id of a computed node -> the slots behind the prefix that lead to it, its own last."""
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """Nodes are ranked as the target would choose."""
+        self._distribution = distribution
+
+    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+        """Prefill all but the last token. Raises `ValueError` beyond the model's length."""
+        if capacity > self._model.max_length:
+            raise ValueError(f"a sequence of {capacity} tokens: this draft model takes {self._model.max_length}")
+        self._slots, self._paths = {}, {}
+        self._context = list(token_ids)
+        self._pending = [len(token_ids) - 1]  # positions
+        self._cache.truncate(0)
+        self._model.prefill(token_ids[:-1], self._cache)
+        self._prefix = np.zeros(self._num_slots, dtype=np.bool_)
+        self._prefix[: len(token_ids) - 1] = True
+        self._free = list(range(self._num_slots - 1, len(token_ids) - 2, -1))  # the lowest is taken first
+        self._highest = len(token_ids) - 2
+        self._ranking = Ranking(
+            self._distribution,
+            self._model.vocab_size,
+            self._model.output_ids,
+            number=fan_out,
+            num_prompt_tokens=len(token_ids),
+        )
+        if self._lookup is not None:
+            self._lookup.open(token_ids, capacity)
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        """One pass over `nodes`; over the committed tokens that are still missing, where they are the root."""
+        if nodes[0] is root:
+            return [self._compute_pending(root)]
+        tokens, positions, slots, rows = [], [], [], []
+        for node in nodes:
+            slot = self._take_slot()
+            above = () if node.parent is None or node.parent is root else self._paths[id(node.parent)]
+            self._slots[id(node)], self._paths[id(node)] = slot, (*above, slot)
+            tokens.append(node.token_id)
+            positions.append(node.position)
+            slots.append(slot)
+            rows.append(self._paths[id(node)])
+        visible = self._visible(len(nodes))
+        for row, path in zip(visible, rows, strict=True):
+            row[list(path)] = True
+        logits = self._forward(tokens, positions, slots, visible)
+        return self._rank(
+            logits, [node.position + 1 for node in nodes], [self._tokens_to(root, node) for node in nodes]
+        )
+
+    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+        """Keys of `kept` join the prefix where they lie; slots of nodes that are gone become free."""
+        for node in kept:
+            slot = self._slots.pop(id(node), None)
+            self._paths.pop(id(node), None)
+            if slot is None:
+                self._pending.append(node.position)
+            else:
+                self._prefix[slot] = True
+            self._context.append(node.token_id)
+        for token_id in token_ids:
+            self._pending.append(len(self._context))
+            self._context.append(token_id)
+        left = {id(node) for node in alive}
+        for key in [key for key in self._slots if key not in left]:
+            self._free.append(self._slots.pop(key))
+            del self._paths[key]
+        if self._lookup is not None:
+            self._lookup.commit(tuple(self._context[self._lookup.length :]))
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        """What followed the longest suffix when it occurred before."""
+        if self._lookup is None or not self._lookup.has_match:
+            return (), 0.0
+        length = self._lookup.length
+        found = self._lookup.propose(LOOKUP_TOKENS)
+        self._lookup.truncate(length)
+        return found, LOOKUP_WEIGHT
+
+    def close(self) -> None:
+        """Keep the cache's memory for the next sequence."""
+        self._cache.truncate(0)
+        self._slots, self._paths = {}, {}
+
+    def _compute_pending(self, root: Node) -> Guesses:
+        """The committed tokens that are missing, as many passes as they need; the last one's guesses."""
+        while True:
+            part = self._pending[: self._model.max_rows(0)]
+            del self._pending[: len(part)]
+            slots = [self._take_slot() for _ in part]
+            visible = self._visible(len(part))
+            for row, slot in enumerate(slots):
+                visible[row:, slot] = True
+            tokens = [self._context[position] for position in part]
+            logits = self._forward(tokens, part, slots, visible)
+            self._prefix[slots] = True
+            if not self._pending:
+                return self._rank(logits[-1:], [root.position + 1], [self._context])[0]
+
+    def _forward(
+        self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], visible: Visible
+    ) -> Tensor:
+        if self._num_ids is not None:
+            tokens = [token_id % self._num_ids for token_id in tokens]
+        return self._model.forward_tree(tokens, positions, slots, visible, self._cache)
+
+    def _visible(self, rows: int) -> npt.NDArray[np.bool_]:
+        """[rows, keys]: the prefix, to which each row's own path is added."""
+        num_keys = min(-(-(self._highest + 1) // _KEYS_STEP) * _KEYS_STEP, self._num_slots)
+        return np.repeat(self._prefix[None, :num_keys], rows, axis=0)
+
+    def _rank(self, logits: Tensor, positions: list[int], contexts: list[list[int]]) -> list[Guesses]:
+        ranked = self._ranking.rank(logits, positions, contexts if self._ranking.needs_contexts else ())
+        return [tuple(zip(row.token_ids, row.probabilities, strict=True)) for row in ranked]
+
+    def _tokens_to(self, root: Node, node: Node) -> list[int]:
+        if not self._ranking.needs_contexts:
+            return []
+        path: list[int] = []
+        here: Node | None = node
+        while here is not None and here is not root:
+            path.append(here.token_id)
+            here = here.parent
+        return [*self._context, *reversed(path)]
+
+    def _take_slot(self) -> int:
+        slot = self._free.pop()
+        self._highest = max(self._highest, slot)
+        return slot

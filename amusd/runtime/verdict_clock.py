@@ -1,0 +1,53 @@
+"""When the next verdict is due: what a draft that prepares for it should know before it starts another step.
+
+A step that is under way when a verdict arrives delays the answer to it, and is likely to be for nothing. So a draft whose
+next step would run into a verdict waits for it instead. Only speed depends on this: under matching, when something was
+drafted has no say in the answer.
+"""
+
+from __future__ import annotations
+
+MEMORY = 0.8
+"""Weight of the past in the running estimates."""
+DEVIATIONS = 2.0
+"""How long beyond its time a verdict is waited for, in mean deviations."""
+
+
+class VerdictClock:
+    """Running estimates of a pass and of a step. All times in nanoseconds of one clock."""
+
+    def __init__(self) -> None:
+        self._pass_start_ns: int | None = None
+        self._pass_ns: float | None = None
+        self._deviation_ns = 0.0
+        self._step_ns = 0.0
+
+    def heard(self, now_ns: int, *, goes_on: bool) -> None:
+        """A verdict came. `goes_on`: the target has candidates and starts its next pass at once."""
+        if self._pass_start_ns is not None:
+            pass_ns = now_ns - self._pass_start_ns
+            if self._pass_ns is None:
+                self._pass_ns = float(pass_ns)
+            else:
+                deviation_ns = abs(pass_ns - self._pass_ns)
+                self._deviation_ns = MEMORY * self._deviation_ns + (1 - MEMORY) * deviation_ns
+                self._pass_ns = MEMORY * self._pass_ns + (1 - MEMORY) * pass_ns
+        self._pass_start_ns = now_ns if goes_on else None
+
+    def sent(self, now_ns: int) -> None:
+        """Candidates went out: a target that waited for some starts its pass."""
+        if self._pass_start_ns is None:
+            self._pass_start_ns = now_ns
+
+    def stepped(self, duration_ns: int) -> None:
+        """A step took this long."""
+        self._step_ns = MEMORY * self._step_ns + (1 - MEMORY) * duration_ns if self._step_ns else float(duration_ns)
+
+    def patience_ns(self, now_ns: int) -> int:
+        """How long to wait for the verdict instead of starting a step; 0: a step fits, or nothing is known."""
+        if self._pass_start_ns is None or self._pass_ns is None:
+            return 0
+        due_ns = self._pass_start_ns + self._pass_ns
+        last_ns = due_ns + DEVIATIONS * self._deviation_ns
+        fits = now_ns + self._step_ns <= due_ns
+        return 0 if fits or now_ns >= last_ns else int(last_ns - now_ns)
