@@ -1,8 +1,8 @@
 """When the next verdict is due: what a draft that prepares for it should know before it starts another step.
 
-A step that is under way when a verdict arrives delays the answer to it, and is likely to be for nothing. So a draft whose
-next step would run into a verdict waits for it instead. Only speed depends on this: under matching, when something was
-drafted has no say in the answer.
+A step that is under way when a verdict arrives delays the answer to it, and is likely to be for nothing. So a draft
+whose next step would run into a verdict waits for it instead. Only speed depends on this: under matching, when
+something was drafted has no say in the answer.
 """
 
 from __future__ import annotations

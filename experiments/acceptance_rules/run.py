@@ -204,8 +204,8 @@ def softmax(row: npt.NDArray[np.float32]) -> Probabilities:
 def formulas_of(p: Probabilities, q: Probabilities) -> Formulas:
     """[ids] each.
 
-    The sum over j of max(p_j/p_i, q_j/q_i) takes p_j/p_i where p_j/q_j is larger than p_i/q_i, else q_j/q_i: two running
-    sums over the ids in the order of that ratio.
+    The sum over j of max(p_j/p_i, q_j/q_i) takes p_j/p_i where p_j/q_j is larger than p_i/q_i, else q_j/q_i: two
+    running sums over the ids in the order of that ratio.
     """
     distance = float(np.maximum(p - q, 0.0).sum())
     common = (p > 0) & (q > 0)
