@@ -10,7 +10,7 @@ from typing import Any
 
 from amusd.bench.report import bench_text
 from amusd.bench.run import run_bench
-from amusd.compare import Comparison, rows_of, run_comparison
+from amusd.compare import Comparison, per_prompt, rows_of, run_comparison
 from amusd.config import RunConfig
 from amusd.console import Console, table
 from amusd.doctor import run_doctor
@@ -203,6 +203,7 @@ def _compare(
     return {
         "complete": True,
         "rows": rows,
+        "per_prompt": per_prompt(comparison),
         "num_refused_prompts": len(comparison.refused),
         "environment": _read_json(run_directory / "environment.json"),
     }

@@ -141,6 +141,24 @@ def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
     return shown
 
 
+def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
+    """For each prompt that was answered, how long every contestant took for a token: the synchronous lengths too.
+
+    A row names its contestant, which is the key here.
+    """
+    return [
+        {
+            "number": prompt.number,
+            "category": prompt.category,
+            "ms_per_token": {
+                contestant.name: _ms_per_token(answers[position])
+                for contestant, answers in zip(comparison.contestants, comparison.answers, strict=True)
+            },
+        }
+        for position, prompt in enumerate(comparison.prompts)
+    ]
+
+
 def _row(comparison: Comparison, index: int, plain: list[Generation], engine: Engine) -> dict[str, Any]:
     contestant, answers = comparison.contestants[index], comparison.answers[index]
     decoding = contestant.decoding
@@ -150,6 +168,7 @@ def _row(comparison: Comparison, index: int, plain: list[Generation], engine: En
     ]
     is_synchronous = decoding.mode is Mode.SYNCHRONOUS
     return {
+        "contestant": contestant.name,
         "mode": decoding.mode.value,
         "policy": policy_name(decoding),
         "drafter": contestant.drafter,

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import io
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
+from runtime.table_tree import TableTreeDrafter
 
 import amusd.cli
 from amusd.cli import run_target
-from amusd.compare import Comparison, contestants_of, rows_of, run_comparison
+from amusd.compare import Comparison, contestants_of, per_prompt, rows_of, run_comparison
 from amusd.config import RunConfig, from_mapping
 from amusd.console import Console, table
+from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.oracle import always_wrong, right_with_probability
+from amusd.drafters.synthetic import SyntheticDrafter
+from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
@@ -69,7 +74,7 @@ def test_an_engine_can_be_closed_twice() -> None:
 
 
 def test_the_comparison_has_the_documented_rows() -> None:
-    config = run_config()
+    config = run_config(policy="chain")
     prompts = [user_prompt(TEXT), user_prompt("a" * 500, 2), user_prompt("bad", 3)]
     comparison = Comparison.of(config)
     with pair({"ngram": FACTORY}) as (engine, _):
@@ -95,6 +100,27 @@ def test_the_comparison_has_the_documented_rows() -> None:
     assert rows[2]["policy"] == "chain"
 
 
+def test_the_rows_can_be_made_again_from_the_prompts() -> None:
+    config = run_config(sampling={"max_new_tokens": 12})
+    prompts = [
+        user_prompt(TEXT, 1, "letters"),
+        user_prompt("a" * 500, 2),
+        user_prompt("bad", 3),
+        user_prompt("fade", 4),
+    ]
+    comparison = Comparison.of(config)
+    with pair({"ngram": FACTORY}) as (engine, _):
+        run_comparison(engine, config, prompts, comparison, lambda *_: None)
+        rows = rows_of(comparison, engine)
+    found = per_prompt(comparison)
+    assert [(one["number"], one["category"]) for one in found] == [(1, "letters"), (3, None), (4, None)]
+    plain = rows[0]["contestant"]
+    for row in rows:
+        ratios = [one["ms_per_token"][plain] / one["ms_per_token"][row["contestant"]] for one in found]
+        assert statistics.median(ratios) == row["speedup_vs_autoregressive"]
+    assert len(found[0]["ms_per_token"]) == len(comparison.contestants) == 4
+
+
 @pytest.mark.parametrize(
     ("mode", "expected"),
     [
@@ -112,6 +138,37 @@ def test_the_mode_chooses_what_is_compared_with_plain_decoding(
         for c in contestants
     ]
     assert found == expected
+
+
+@pytest.mark.parametrize("policies", [("chain", "branching"), ("branching",), ()])
+def test_a_comparison_has_a_row_for_each_policy_asked_for(policies: tuple[str, ...]) -> None:
+    config = run_config(
+        drafter={"kind": "synthetic"},
+        policy="chain",
+        compare={"synchronous_lengths": [2], "policies": list(policies)},
+        sampling={"max_new_tokens": 12},
+    )
+    comparison = Comparison.of(config)
+    wanted = policies or ("chain",)
+    names = [contestant.name for contestant in comparison.contestants]
+    assert names[2:] == [f"asynchronous, {policy}, synthetic" for policy in wanted]
+    chains = {"synthetic": lambda: SyntheticDrafter(AutoregressiveDrafter(target_model()), 0.8, VOCAB_SIZE)}
+    trees = {"synthetic": lambda: SyntheticTreeDrafter(TableTreeDrafter(), 0.8, 0.5, VOCAB_SIZE)}
+    with pair(chains, trees) as (engine, draft):
+        run_comparison(engine, config, [user_prompt(TEXT), user_prompt("bad", 2)], comparison, lambda *_: None)
+        rows = rows_of(comparison, engine)
+    assert draft.error is None
+    assert [row["policy"] for row in rows] == [None, None, *wanted]
+    for row in rows:
+        assert row["identical_to_autoregressive"]["num_identical"] == 2
+    for row in rows[1:]:
+        assert row["num_accepted_draft_tokens"] > 0
+        assert row["speedup_vs_best_synchronous"] == row["tokens_per_second"] / rows[1]["tokens_per_second"]
+
+
+def test_policies_are_compared_in_asynchronous_mode_alone() -> None:
+    config = run_config(mode="synchronous", compare={"synchronous_lengths": [2], "policies": ["chain", "branching"]})
+    assert [c.decoding.mode for c in contestants_of(config)] == [Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS]
 
 
 def test_a_difference_from_plain_decoding_is_counted_with_its_gap() -> None:

@@ -21,17 +21,39 @@ class GeneratePeer:
             model = AutoModelForCausalLM.from_pretrained(
                 path, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
             )
-        self._model: Any = model.to(device).eval().requires_grad_(requires_grad=False)
+        self.model: Any = model.to(device).eval().requires_grad_(requires_grad=False)
+        # No end-of-sequence token, so that every run is as long as it should be; `generate` would take the model's.
+        self.model.generation_config.eos_token_id = None
         self._device = device
 
-    def generate(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """Exactly `num_tokens` greedy tokens after `prompt`."""
+    def draft(self, num_tokens: int | None) -> None:
+        """As an assistant: propose this many tokens a round, however sure it is of them; None: as transformers does."""
+        config = self.model.generation_config
+        config.num_assistant_tokens = num_tokens
+        config.num_assistant_tokens_schedule = None if num_tokens is None else "constant"
+        config.assistant_confidence_threshold = None if num_tokens is None else 0.0
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        *,
+        assistant: GeneratePeer | None = None,
+        prompt_lookup: int | None = None,
+    ) -> list[int]:
+        """Exactly `num_tokens` greedy tokens after `prompt`.
+
+        `assistant` drafts for this model (transformers' assisted generation), or the prompt does: `prompt_lookup`
+        tokens a round.
+        """
         from transformers import GenerationConfig
 
-        # No end-of-sequence token, so that every run is as long as it should be.
-        settings = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+        settings = GenerationConfig(
+            max_new_tokens=num_tokens, do_sample=False, pad_token_id=0, prompt_lookup_num_tokens=prompt_lookup
+        )
+        helper: dict[str, Any] = {} if assistant is None else {"assistant_model": assistant.model}
         ids = torch.tensor([prompt], device=self._device)
         with torch.inference_mode(), quiet_transformers():
-            output = self._model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+            output = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings, **helper)
         tokens: list[int] = output[0, len(prompt) :].tolist()
         return tokens

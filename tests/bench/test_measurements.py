@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,19 @@ def test_generate_writes_the_same_text_and_never_stops_early(model: CachedModel,
     cache = model.new_cache(64)
     model.prefill(PROMPT[:-1], cache)
     assert peer.generate(PROMPT, 30) == model.extend(PROMPT[-1:], cache, 30)
+
+
+def test_generate_goes_on_after_the_end_and_drafts_change_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    free = GeneratePeer(str(checkpoint), dtype="float32", device="cpu").generate(PROMPT, 30)
+    ending = shutil.copytree(checkpoint, tmp_path / "ending")
+    (ending / "generation_config.json").write_text(json.dumps({"eos_token_id": free[2]}))
+    peer = GeneratePeer(str(ending), dtype="float32", device="cpu")
+    assistant = GeneratePeer(str(ending), dtype="float32", device="cpu")
+    assert peer.generate(PROMPT, 30) == free
+    assert peer.generate(PROMPT, 30, prompt_lookup=4) == free
+    for num_tokens in (None, 3):
+        assistant.draft(num_tokens)
+        assert peer.generate(PROMPT, 30, assistant=assistant) == free
 
 
 def test_without_a_peer_there_is_no_ratio_to_one(model: CachedModel) -> None:

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from amusd.config import DecodingConfig
+from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import TargetView, Verify, Wait
+from amusd.policies.branching import BranchingPolicy
 from amusd.policies.chain import ChainPolicy
-from amusd.policies.factory import make_policy
+from amusd.policies.estimates import Estimates
+from amusd.policies.factory import make_policy, policy_name
 from amusd.policies.lockstep import AutoregressivePolicy, SynchronousPolicy
 from amusd.types import Mode
 
@@ -61,8 +64,87 @@ def test_the_plain_target_never_waits() -> None:
     assert AutoregressivePolicy().decide(replace(VIEW, draft_restarting=True, num_candidates=5)) == Verify(0)
 
 
+BRANCHING = BranchingPolicy(max_lookahead=16, fan_out=4, rows_per_step=8, min_candidates=2, max_wait_passes=1.0)
+AUTO = AutoPolicy(max_lookahead=16, fan_out=4, rows_per_step=8, max_wait_passes=1.0)
+KNOWN = replace(VIEW, acceptance=0.6, tokens_per_second=50.0, candidate_seconds=0.005)
+"""A candidate more has to bring a quarter of a token."""
+
+
+def test_branching_verifies_a_path_that_is_long_enough_and_waits_for_the_rest_of_one_that_is_not() -> None:
+    assert BRANCHING.decide(replace(VIEW, num_candidates=2)) == Verify(2)
+    for num_candidates in (0, 1):
+        short = replace(VIEW, num_candidates=num_candidates)
+        assert BRANCHING.decide(short) == Wait(0.02)
+        assert BRANCHING.decide(replace(short, may_get_more=False)) == Verify(num_candidates)
+        assert BRANCHING.decide(replace(short, waited_seconds=0.02)) == Verify(num_candidates)
+        assert BRANCHING.decide(replace(short, max_candidates=num_candidates)) == Verify(num_candidates)
+
+
+def test_auto_waits_while_a_candidate_more_brings_more_than_it_costs() -> None:
+    assert AUTO.decide(KNOWN) == Wait(0.02)  # 0.6 of a token
+    assert AUTO.decide(replace(KNOWN, num_candidates=1, path_chance=0.6)) == Wait(0.02)  # 0.36
+    assert AUTO.decide(replace(KNOWN, num_candidates=2, path_chance=0.36)) == Verify(2)  # 0.22
+    assert AUTO.decide(replace(KNOWN, num_candidates=1, path_chance=0.4)) == Verify(1)  # not sure of it: 0.24
+    assert AUTO.decide(replace(KNOWN, acceptance=0.2)) == Verify(0)
+
+
+def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass() -> None:
+    assert AUTO.decide(replace(KNOWN, may_get_more=False)) == Verify(0)
+    assert AUTO.decide(replace(KNOWN, max_candidates=0)) == Verify(0)
+    assert AUTO.decide(replace(KNOWN, waited_seconds=0.02)) == Verify(0)
+    assert AUTO.decide(replace(VIEW, pass_seconds=0.0)) == Verify(0)
+
+
+def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
+    estimates = Estimates()
+    assert estimates.acceptance == 0.5
+    for _ in range(400):
+        estimates.passed(num_judged=5, num_accepted=1, num_tokens=2, seconds=0.04)
+    assert estimates.acceptance == pytest.approx(0.5)  # one accepted, one tested and rejected, three unknown
+    assert estimates.tokens_per_second == pytest.approx(50.0)
+    for _ in range(400):
+        estimates.passed(num_judged=4, num_accepted=4, num_tokens=5, seconds=0.04)
+    assert estimates.acceptance > 0.99
+    estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04)
+    assert estimates.acceptance > 0.99
+
+
+def test_the_first_candidate_and_one_more_are_waited_for_differently() -> None:
+    estimates = Estimates()
+    assert estimates.candidate_seconds(0) == 0.0
+    for _ in range(100):
+        estimates.waited(0, 0.008)
+        estimates.waited(2, 0.004)
+    assert estimates.candidate_seconds(0) == pytest.approx(0.008)
+    assert estimates.candidate_seconds(1) == estimates.candidate_seconds(5) == pytest.approx(0.004)
+
+
+def test_the_chance_of_a_path_is_what_the_draft_says_corrected_by_what_came_of_it() -> None:
+    estimates = Estimates()
+    assert estimates.path_chance(0, ()) == 1.0
+    assert estimates.path_chance(2, ()) == 0.25
+    assert estimates.path_chance(2, (0.8, 0.5)) == pytest.approx(0.4)
+    for number in range(1000):
+        estimates.judged_first(0.8, accepted=number % 2 == 0)
+    assert estimates.path_chance(2, (0.8, 0.5)) == pytest.approx(0.4 * (0.5 / 0.8) ** 2, rel=0.05)
+    for _ in range(1000):
+        estimates.judged_first(0.5, accepted=True)
+    assert estimates.path_chance(1, (0.9,)) == pytest.approx(0.9)  # never more than the draft says
+
+
 def test_each_mode_has_its_policy() -> None:
     assert isinstance(make_policy(DecodingConfig(mode=Mode.AUTOREGRESSIVE)), AutoregressivePolicy)
     synchronous = make_policy(DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=5))
     assert (synchronous.max_lookahead, synchronous.tokens_per_message) == (5, 5)
     assert make_policy(DecodingConfig(max_lookahead=9)).max_lookahead == 9
+    assert isinstance(make_policy(DecodingConfig(policy="chain"), can_branch=True), ChainPolicy)
+    branching = make_policy(DecodingConfig(policy="branching", fan_out=3, rows_per_step=5), can_branch=True)
+    assert (branching.fan_out, branching.rows_per_step) == (3, 5)
+
+
+def test_auto_branches_where_the_draft_and_the_rule_can() -> None:
+    assert make_policy(DecodingConfig(), can_branch=True).fan_out == DecodingConfig.fan_out
+    assert make_policy(DecodingConfig(), can_branch=False).fan_out == 0
+    assert [policy_name(DecodingConfig(mode=mode)) for mode in Mode] == [
+        "auto" if mode is Mode.ASYNCHRONOUS else None for mode in Mode
+    ]

@@ -1,0 +1,208 @@
+"""What the experiments share: running `amusd` commands, and files of results that say where they come from."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from amusd.console import table
+from amusd.errors import ConfigError
+from amusd.reporting.columns import COLUMNS, row_name
+from experiments.request import ROOT, Request
+
+COMMAND_SECONDS = 12 * 3600.0
+"""Longest that one `amusd` command may take."""
+ENDING_SECONDS = 20.0
+"""How long an interrupted command may take to end its workers."""
+REQUIRED = ("experiment", "date", "commit", "machine", "command", "quick", "workload")
+"""What every file of results has beside what was measured."""
+SHOWN = (
+    "tokens_per_second",
+    "speedup_vs_autoregressive",
+    "speedup_vs_best_synchronous",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "identical_to_autoregressive",
+)
+
+Document = dict[str, Any]
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a script's `main`; a mistake of its user is one line and exit code 2."""
+    try:
+        main()
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+
+
+# Commands
+
+
+def run_amusd(command: str, overrides: Sequence[str], run_dir: Path, *, sweep: bool = False) -> Document:
+    """Run one `amusd` command of this checkout to its end; return the JSON document that it prints.
+
+    What it says on the way goes to the terminal. Raises `ConfigError` when its exit code is not 0.
+    """
+    arguments = [command, *(["-m"] if sweep else []), *overrides]
+    print(shlex.join(["amusd", *without_folders(arguments)]), file=sys.stderr, flush=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.main", *arguments, "output=json", f"run_dir={run_dir}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=COMMAND_SECONDS)
+    except BaseException:
+        _end(process)
+        raise
+    if process.returncode:
+        raise ConfigError(
+            f"amusd {command}: exit code {process.returncode}; what it said is above, its files: {run_dir}"
+        )
+    document: Document = json.loads(output.splitlines()[-1])
+    return document
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Let the command end its workers, as it does on SIGTERM."""
+    process.terminate()
+    try:
+        process.wait(ENDING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def compare(overrides: Sequence[str], run_dir: Path) -> list[Document]:
+    """`amusd compare` as a sweep, which may have one job: what `jobs_of` says."""
+    run_amusd("compare", overrides, run_dir, sweep=True)
+    return jobs_of(run_dir)
+
+
+def jobs_of(run_dir: Path) -> list[Document]:
+    """The jobs of a sweep: of each its `command`, `settings` (swept keys and values), `rows`, `per_prompt`, `machine`.
+
+    Raises `ConfigError` when a job has no result.
+    """
+    jobs = []
+    for job in read_json(run_dir / "sweep.json")["jobs"]:
+        result = read_json(run_dir / str(job["job"]) / "result.json")
+        jobs.append(
+            {
+                "command": shlex.join(["amusd", "compare", *without_folders(job["overrides"])]),
+                "settings": job["swept"],
+                "rows": result["rows"],
+                "per_prompt": result["per_prompt"],
+                "machine": result["environment"],
+            }
+        )
+    return jobs
+
+
+def without_folders(arguments: Sequence[str]) -> list[str]:
+    """Paths cut to their last name: the folders of one machine mean nothing on another."""
+    found = []
+    for argument in arguments:
+        key, equals, value = argument.rpartition("=")
+        found.append(f"{key}{equals}{Path(value).name}")
+    return found
+
+
+# Results
+
+
+def run_sweep(request: Request, overrides: Sequence[str]) -> None:
+    """The usual experiment: one sweep of `amusd compare`, its table, its file of results."""
+    write_jobs(request, compare([*overrides, *request.workload()], request.runs / "sweep"))
+
+
+def write_jobs(request: Request, jobs: Sequence[Document], **more: Any) -> None:
+    """The table of what `compare` returned, and the file of results; `more` goes into it too."""
+    kept = [{name: value for name, value in job.items() if name != "machine"} for job in jobs]
+    print(rows_text(kept))
+    write_results(request, jobs[0]["machine"], {"jobs": kept, **more})
+
+
+def write_results(request: Request, machine: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+    """Write what was measured, with date, commit, machine and command. `machine`: as in a run's `environment.json`."""
+    script = f"experiments/{request.experiment}/run.py"
+    document = {
+        "experiment": request.experiment,
+        "date": dt.datetime.now().astimezone().date().isoformat(),
+        "commit": machine["commit"],
+        "machine": {name: value for name, value in machine.items() if name != "commit"},
+        "command": shlex.join(["python", script, *without_folders(sys.argv[1:])]),
+        "quick": request.quick,
+        "workload": request.described(),
+        **measured,
+    }
+    request.out.parent.mkdir(parents=True, exist_ok=True)
+    request.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"results: {request.out}", file=sys.stderr)
+
+
+def read_results(path: Path) -> Document:
+    """A file that `write_results` wrote. Raises `ConfigError` for any other."""
+    document = read_json(path)
+    missing = [name for name in REQUIRED if name not in document]
+    if missing:
+        raise ConfigError(f"{path}: not a file of results: no {', '.join(missing)}")
+    return document
+
+
+def read_json(path: Path) -> Document:
+    """Raises `ConfigError` when the file is not there or holds something else."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected a JSON object")
+    return document
+
+
+def rows_text(jobs: Sequence[Document]) -> str:
+    """A table with a line for each row of each job."""
+    columns = [column for column in COLUMNS if column.name in SHOWN]
+    swept = list(dict.fromkeys(key for job in jobs for key in job["settings"]))
+    lines = [
+        (*(job["settings"].get(key, "") for key in swept), row_name(row), *(column.text(row) for column in columns))
+        for job in jobs
+        for row in job["rows"]
+    ]
+    return table((*swept, "mode", *(column.heading for column in columns)), lines)
+
+
+# What is read off results
+
+
+def speedups(per_prompt: Sequence[Document], contestant: str) -> list[float]:
+    """Prompt by prompt, how many times as fast as plain decoding in the same run."""
+    return [one["ms_per_token"]["autoregressive"] / one["ms_per_token"][contestant] for one in per_prompt]
+
+
+def by_category(per_prompt: Sequence[Document]) -> dict[str, list[Document]]:
+    """Category -> its prompts, in the order of the file; prompts without one are `other`."""
+    found: dict[str, list[Document]] = {}
+    for one in per_prompt:
+        found.setdefault(one["category"] or "other", []).append(one)
+    return found
+
+
+def middle_half(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return lower, median, upper

@@ -1,0 +1,232 @@
+"""How well `amusd simulate` foretells what a change of schedule, link or draft is worth.
+
+One half of the prompts is answered once for each draft, with one schedule and no added delay: that calibrates the
+simulator. It then predicts the speed-up of other schedules and delays, which are measured on the other half: the
+prediction knows neither their prompts nor their times.
+
+--calibration and --measured take the directories of earlier runs of `amusd compare` instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from amusd.config import RunConfig
+from amusd.console import table
+from amusd.errors import ConfigError
+from amusd.types import Mode
+from experiments.common import Document, compare, read_json, run, run_amusd, speedups, write_results
+from experiments.request import Request, parser_of, request_of
+
+DRAFTERS = ("embedded", "ngram")
+DELAYS_MS = (0, 5, 10)
+LENGTHS = (1, 2, 4, 7)
+WAITS = (0, 1, 2, 4)
+CALIBRATING_WAIT = 2
+CALIBRATING_LENGTH = 2
+
+Setting = tuple[str, float, str, int]
+"""Drafter, delay in ms, mode, and the number that is tuned in it."""
+
+
+def main() -> None:
+    """Measure what was not given, predict, compare."""
+    parser = parser_of("simulator_fidelity", __doc__, num_prompts=16, num_tokens=96)
+    parser.add_argument("--calibration", type=Path, nargs="+", metavar="RUN_DIR", help="one for each draft")
+    parser.add_argument("--measured", type=Path, nargs="+", metavar="RUN_DIR", help="what is to be predicted")
+    arguments = parser.parse_args()
+    request = request_of(arguments)
+    lines = request.lines()
+    if len(lines) < 2 and not (arguments.calibration and arguments.measured):
+        raise ConfigError(f"--num-prompts={request.num_prompts}: at least 2, a half to calibrate and a half to measure")
+    calibrations = arguments.calibration or measure_calibration(request, lines[::2])
+    measured = arguments.measured or measure_settings(request, lines[1::2])
+    rows = predict(calibrations, measured, request.runs)
+    summary = summary_of(rows)
+    print(rows_text(rows), summary_text(summary), sep="\n\n")
+    machine = read_json(measured[0] / "environment.json")
+    given = {"workload": workload_of(measured[0])} if arguments.measured else {}
+    write_results(request, machine, {"rows": rows, "summary": summary, **given})
+
+
+# Measuring
+
+
+def measure_calibration(request: Request, lines: Sequence[str]) -> list[Path]:
+    """One run for each draft."""
+    overrides = [
+        f"drafter={','.join(DRAFTERS)}",
+        "policy=chain",
+        f"min_candidates={CALIBRATING_WAIT}",
+        f"compare.synchronous_lengths=[{CALIBRATING_LENGTH}]",
+        *request.workload(lines, "calibration"),
+    ]
+    return _runs(overrides, request.runs / "calibrate")
+
+
+def measure_settings(request: Request, lines: Sequence[str]) -> list[Path]:
+    """Every draft, delay, length and wait; the lengths once, the waits in runs that have one length beside them."""
+    delays = DELAYS_MS[1:2] if request.quick else DELAYS_MS
+    lengths = LENGTHS[1:2] if request.quick else LENGTHS
+    waits = WAITS[:1] if request.quick else WAITS
+    overrides = [
+        f"drafter={','.join(DRAFTERS)}",
+        f"transport.delay_ms={','.join(map(str, delays))}",
+        "policy=chain",
+        *request.workload(lines, "measured"),
+    ]
+    shown = ",".join(map(str, lengths))
+    found = _runs(
+        [*overrides, f"min_candidates={waits[0]}", f"compare.synchronous_lengths=[{shown}]"], request.runs / "lengths"
+    )
+    if waits[1:]:
+        others = ",".join(map(str, waits[1:]))
+        # As wide as the passes above, so that both are the same machine.
+        same_width = [f"min_candidates={others}", f"compare.synchronous_lengths=[{CALIBRATING_LENGTH}]"]
+        found += _runs([*overrides, *same_width], request.runs / "waits")
+    return found
+
+
+def _runs(overrides: Sequence[str], folder: Path) -> list[Path]:
+    return [folder / str(number) for number in range(len(compare(overrides, folder)))]
+
+
+# Predicting
+
+
+def predict(calibrations: Sequence[Path], measured: Sequence[Path], folder: Path) -> list[Document]:
+    """A row for each setting that was measured: the measured speed-up, the predicted one, the relative error."""
+    by_drafter = {_config(run_dir).drafter.kind: run_dir for run_dir in calibrations}
+    found: dict[Setting, list[float]] = {}
+    predicted: dict[Setting, float] = {}
+    for number, run_dir in enumerate(measured):
+        drafter = _config(run_dir).drafter.kind
+        if drafter not in by_drafter:
+            raise ConfigError(f"{run_dir}: no calibration has its drafter ({drafter})")
+        for setting, speedup in measured_speedups(run_dir):
+            found.setdefault(setting, []).append(speedup)
+        predicted |= predicted_speedups(by_drafter[drafter], run_dir, folder / "simulate" / str(number))
+    known = {setting for run_dir in calibrations for setting, _ in measured_speedups(run_dir)}
+    return [
+        {
+            "drafter": setting[0],
+            "delay_ms": setting[1],
+            "mode": setting[2],
+            "knob": setting[3],
+            "calibrated": setting in known,
+            "measured": statistics.median(values),
+            "num_measured": len(values),
+            "predicted": predicted[setting],
+            "error": predicted[setting] / statistics.median(values) - 1,
+        }
+        for setting, values in sorted(found.items())
+    ]
+
+
+def measured_speedups(run_dir: Path) -> Iterator[tuple[Setting, float]]:
+    """What a run of `amusd compare` measured with synchronous blocks and the chain, as the median over its prompts."""
+    from amusd.compare import contestants_of
+
+    config, result = _config(run_dir), read_json(run_dir / "result.json")
+    for contestant in contestants_of(config):
+        decoding = contestant.decoding
+        chain = decoding.mode is Mode.ASYNCHRONOUS and decoding.policy == "chain"
+        if decoding.mode is Mode.SYNCHRONOUS or chain:
+            assert contestant.drafter is not None
+            knob = decoding.min_candidates if chain else decoding.num_speculative_tokens
+            setting = (contestant.drafter, config.transport.delay_ms, decoding.mode.value, knob)
+            yield setting, statistics.median(speedups(result["per_prompt"], contestant.name))
+
+
+def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[Setting, float]:
+    """`amusd simulate` with the settings of the run in `run_dir`."""
+    config, calibrated = _config(run_dir), _config(calibration)
+    kind, delay_ms = config.drafter.kind, config.transport.delay_ms
+    overrides = [
+        f"calibration={calibration.absolute()}",
+        "policy=chain",
+        f"min_candidates={config.min_candidates}",
+        f"max_lookahead={config.max_lookahead}",
+        f"max_wait_passes={config.max_wait_passes}",
+        f"tokens_per_message={config.tokens_per_message}",
+        f"simulate.synchronous_lengths=[{','.join(map(str, config.synchronous_lengths()))}]",
+        f"simulate.min_candidates=[{config.min_candidates}]",
+    ]
+    if kind != "hf":  # a calibration with a checkpoint has that one draft
+        overrides.append(f"drafter={kind}")
+    if delay_ms != calibrated.transport.delay_ms:
+        overrides.append(f"delay_ms={delay_ms}")
+    found = {}
+    for row in run_amusd("simulate", overrides, folder)["rows"]:
+        knob = row["min_candidates"] if row["num_speculative_tokens"] is None else row["num_speculative_tokens"]
+        if knob is not None and row["policy"] in (None, "chain"):
+            found[kind, delay_ms, row["mode"], knob] = row["speedup_vs_autoregressive"]
+    return found
+
+
+def workload_of(run_dir: Path) -> Document:
+    """What a run that was given had answered."""
+    config, result = _config(run_dir), read_json(run_dir / "result.json")
+    return {
+        "prompts": "amusd/prompts.jsonl" if config.workload.path is None else Path(config.workload.path).name,
+        "num_prompts": len(result["per_prompt"]),
+        "num_tokens": config.sampling.max_new_tokens,
+    }
+
+
+def _config(run_dir: Path) -> RunConfig:
+    from launch.run_directory import read_config
+
+    try:
+        return read_config(run_dir)
+    except OSError as error:
+        raise ConfigError(f"{run_dir}: not a run directory ({error})") from error
+
+
+# What comes out
+
+
+def summary_of(rows: Sequence[Document]) -> dict[str, Document]:
+    """Relative errors, over all settings and over those that the calibration did not run."""
+    groups = {"all": list(rows), "not calibrated": [row for row in rows if not row["calibrated"]]}
+    summary: dict[str, Document] = {}
+    for name, own in groups.items():
+        errors = [abs(row["error"]) for row in own]
+        if errors:
+            summary[name] = {"num_settings": len(errors), "median": statistics.median(errors), "worst": max(errors)}
+    return summary
+
+
+def rows_text(rows: Sequence[Document]) -> str:
+    """A line for each setting."""
+    lines = [
+        (
+            f"{row['mode']} ({row['knob']}), {row['drafter']}",
+            f"{row['delay_ms']:g}",
+            f"{row['measured']:.2f}",
+            f"{row['predicted']:.2f}",
+            f"{100 * row['error']:+.1f} %",
+            "yes" if row["calibrated"] else "",
+        )
+        for row in rows
+    ]
+    return table(("setting", "delay, ms", "measured", "predicted", "error", "calibrated"), lines)
+
+
+def summary_text(summary: dict[str, Document]) -> str:
+    """Median and worst."""
+    lines = [
+        (name, str(own["num_settings"]), f"{100 * own['median']:.1f} %", f"{100 * own['worst']:.1f} %")
+        for name, own in summary.items()
+    ]
+    return table(("settings", "number", "median error", "worst error"), lines)
+
+
+if __name__ == "__main__":
+    run(main)
