@@ -41,7 +41,7 @@ from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
 from amusd.models.zoo import embedded_target_path
-from amusd.sampling.sampler import DraftSampler, TokenSampler
+from amusd.sampling.sampler import DRAFT_SUPPORT, DraftSampler, TokenSampler
 from amusd.types import Mode
 from amusd.workload import load_prompts
 
@@ -187,6 +187,9 @@ def evaluate(answer: Answer, target: CachedModel, draft: CachedModel) -> list[Fo
         p = softmax(p_logits[index] / answer.temperature)
         q = np.zeros_like(p)
         q[columns] = softmax(q_logits[index] / answer.temperature)
+        if answer.rule == "rejection":  # what the draft really draws from
+            q[np.argsort(q)[:-DRAFT_SUPPORT]] = 0.0
+            q /= q.sum()
         found.append(formulas_of(p, q))
         before = len(answer.prompt) + index - 1
         (drawn,) = sampler.choose(torch.from_numpy(q_logits[index : index + 1]), before, sequence[before : before + 1])

@@ -44,8 +44,16 @@ DECODINGS = {
     "synchronous, 4": DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=4),
     "chain": DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain"),
     "chain, never waits": DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain", min_candidates=0),
+    "branching": DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="branching"),
+    "auto": DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="auto"),
 }
 DRAFTERS = ("embedded", "ngram")
+COMBINATIONS = [
+    (decoding, drafter)
+    for decoding, drafter in itertools.product(DECODINGS, DRAFTERS)
+    if (decoding, drafter) != ("branching", "ngram")  # a lookup drafts no trees
+]
+KILLED = ("chain", "branching")
 PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
 
 
@@ -99,7 +107,7 @@ def all_runs(prompts: list[WorkloadPrompt], num_tokens: int) -> Iterator[Run]:
                 prompt = engine.encode(next(supply).turns)
                 params = parameters(temperature, filters, num_tokens)
                 expected = engine.generate(prompt, params, decoding=PLAIN).token_ids
-                for decoding, drafter in itertools.product(DECODINGS, DRAFTERS):
+                for decoding, drafter in COMBINATIONS:
                     answer = engine.generate(prompt, params, decoding=DECODINGS[decoding], drafter=drafter)
                     metrics = answer.metrics
                     yield Run(
@@ -114,13 +122,13 @@ def all_runs(prompts: list[WorkloadPrompt], num_tokens: int) -> Iterator[Run]:
                         num_accepted=metrics.num_accepted,
                         num_rejected=metrics.num_verified - metrics.num_accepted,
                     )
-    for temperature in TEMPERATURES:
-        yield killed_run(next(supply), temperature, num_tokens)
+    for temperature, decoding in itertools.product(TEMPERATURES, KILLED):
+        yield killed_run(next(supply), temperature, decoding, num_tokens)
 
 
-def killed_run(prompt: WorkloadPrompt, temperature: float, num_tokens: int) -> Run:
+def killed_run(prompt: WorkloadPrompt, temperature: float, decoding: str, num_tokens: int) -> Run:
     """One answer whose draft dies behind a third of it."""
-    filters, decoding, link = "none", "chain", "shared_memory"
+    filters, link = "none", "shared_memory"
     with start(LINKS[link]) as engine:
         encoded, params = engine.encode(prompt.turns), parameters(temperature, filters, num_tokens)
         expected = engine.generate(encoded, params, decoding=PLAIN).token_ids
