@@ -1,7 +1,7 @@
 """`amusd simulate`: which schedule would win, and by how much, on a machine that need not be at hand.
 
-Plain decoding, synchronous blocks of each length, and the chain, on the same answers. Everything here is arithmetic on
-a virtual clock: no model, no worker process, no torch.
+Plain decoding, synchronous blocks of each length, the chain, and branching, on the same answers. Everything here is
+arithmetic on a virtual clock: no model, no worker process, no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from amusd.config import DecodingConfig, RunConfig, SimulateConfig
+from amusd.config import AsynchronousPolicy, DecodingConfig, RunConfig, SimulateConfig
 from amusd.console import Console, table
 from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name
@@ -26,6 +26,13 @@ from amusd.types import Mode
 
 CONFIGURED, TRIED, BEST = "configured", "tried", "best"
 """Why a row is there: its knobs were asked for, or are one of several values tried, of which one was the best."""
+
+POLICIES: tuple[AsynchronousPolicy, ...] = ("chain", "branching")
+"""Those of asynchronous mode that are tried."""
+
+TREE_ROW_SHARE = 0.06
+"""Of a draft step: what each node beyond the first adds where nothing is known. Measured on the embedded draft, whose
+step of eight nodes takes 1.4 times that of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Inputs:
             "costs": simulator.costs.as_dict(),
             "max_candidates_in_a_pass": simulator.max_candidates,
             "tokens_per_step": simulator.tokens_per_step,
+            "accept_next": simulator.accept_next,
             "seed": simulator.seed,
         }
 
@@ -85,14 +93,14 @@ class Bench:
         ]
         return _mark_best(trials)
 
-    def chain(self) -> Trial:
+    def asynchronous(self, policy: AsynchronousPolicy) -> Trial:
         """As configured."""
-        return self._trial(CONFIGURED, mode=Mode.ASYNCHRONOUS)
+        return self._trial(CONFIGURED, mode=Mode.ASYNCHRONOUS, policy=policy)
 
-    def tuned_chain(self, waits: Iterable[int]) -> list[Trial]:
-        """The chain with each wait after a rejection; the fastest is marked."""
+    def tuned(self, policy: AsynchronousPolicy, waits: Iterable[int]) -> list[Trial]:
+        """With each wait for candidates; the fastest is marked."""
         trials = [
-            self._trial(TRIED, mode=Mode.ASYNCHRONOUS, min_candidates=min_candidates)
+            self._trial(TRIED, mode=Mode.ASYNCHRONOUS, policy=policy, min_candidates=min_candidates)
             for min_candidates in sorted(set(waits))
         ]
         return _mark_best(trials)
@@ -108,20 +116,23 @@ class Bench:
 def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
     """All rows, and the map where one is asked for; the documented JSON without `run_dir`.
 
-    `events_folder` gets the events of the first answer under the chain as configured.
+    `events_folder` gets the events of the first answer under the configured policy, which is the chain for `auto`.
     """
     settings, simulator = config.simulate, inputs.simulator
-    num_trials = 2 + len(set(settings.synchronous_lengths)) + len({*settings.min_candidates} - {config.min_candidates})
+    waits = {config.min_candidates, *settings.min_candidates}
+    num_trials = 1 + len(set(settings.synchronous_lengths)) + len(POLICIES) * len(waits)
     bench = Bench(simulator, config.decoding(), _progress(console, num_trials))
     plain = bench.plain()
     trials = [plain, *bench.synchronous(settings.synchronous_lengths)]
-    trials += [bench.chain(), *bench.tuned_chain(settings.min_candidates)]
+    for policy in POLICIES:
+        trials += [bench.asynchronous(policy), *bench.tuned(policy, settings.min_candidates)]
     result: dict[str, Any] = {"rows": _rows(trials, plain), "inputs": inputs.as_dict()}
     if settings.grid:
         result["grid"] = _grid(config, simulator, console)
     console.clear_progress()
     first = replace(simulator, answers=simulator.answers[:1])
-    first.run(bench.chain().decoding, events_folder=events_folder)
+    shown: AsynchronousPolicy = "branching" if config.policy == "branching" else "chain"
+    first.run(bench.asynchronous(shown).decoding, events_folder=events_folder)
     return result
 
 
@@ -159,6 +170,7 @@ def inputs_of(config: RunConfig) -> Inputs:
         answers=answers,
         max_candidates=width - 1,
         tokens_per_step=settings.tokens_per_step,
+        accept_next=_accept_next(config, calibration),
         seed=settings.seed,
     )
     return Inputs(simulator, acceptance)
@@ -178,6 +190,13 @@ def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[
     return _drawn(settings, config.accept), {"kind": "drawn", "accept": config.accept}
 
 
+def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
+    """Of the run whose answers are replayed, where it drafted trees; else as given."""
+    if calibration is None or config.accept is not None or calibration.accept_next is None:
+        return config.drafter.accept_next
+    return calibration.accept_next
+
+
 def _drawn(settings: SimulateConfig, accept: float) -> tuple[Answer, ...]:
     return drawn_answers(accept, num_answers=settings.num_answers, num_tokens=settings.num_tokens, seed=settings.seed)
 
@@ -189,20 +208,29 @@ def _costs(config: RunConfig, measured: Costs | None) -> Costs:
     if config.verify_ms is not None:
         given["passes"] = {0: _same(config.verify_ms, settings.jitter)}
     if config.draft_ms is not None:
-        given["draft_token"] = _same(config.draft_ms, settings.jitter)
+        given |= {"draft_token": _same(config.draft_ms, settings.jitter), "tree_steps": {}}
     if config.delay_ms is not None:
         given["to_target"] = given["to_draft"] = Duration.of_ms(config.delay_ms)
     if settings.overhead_ms is not None:
         given |= {"host": _same(settings.overhead_ms, 0.0), "host_before_verdict": 1.0}
-    return replace(costs, **given)
+    if settings.draft_row_ms is not None:
+        given |= {"tree_row_ns": round(settings.draft_row_ms * 1e6), "tree_steps": {}}
+    costs = replace(costs, **given)
+    if settings.draft_row_ms is None and not costs.tree_steps:
+        costs = replace(costs, tree_row_ns=round(TREE_ROW_SHARE * costs.draft_token.alone.mean_ms * 1e6))
+    return costs
 
 
 def _with_spread(costs: Costs, spread: float) -> Costs:
     def spread_out(shared: Shared) -> Shared:
         return Shared(replace(shared.alone, spread=spread), replace(shared.together, spread=spread))
 
-    passes = {number: spread_out(shared) for number, shared in costs.passes.items()}
-    return replace(costs, passes=passes, draft_token=spread_out(costs.draft_token))
+    return replace(
+        costs,
+        passes={number: spread_out(shared) for number, shared in costs.passes.items()},
+        draft_token=spread_out(costs.draft_token),
+        tree_steps={number: spread_out(shared) for number, shared in costs.tree_steps.items()},
+    )
 
 
 def _same(milliseconds: float, spread: float) -> Shared:
@@ -226,6 +254,7 @@ def _rows(trials: Sequence[Trial], plain: Trial) -> list[dict[str, Any]]:
 
 def _row(trial: Trial, plain: Trial, best_synchronous: Trial) -> dict[str, Any]:
     decoding, metrics = trial.decoding, trial.outcome.metrics.as_dict()
+    branches = policy_name(decoding) == "branching"
     ratios = [
         reference.total_ns / answer.total_ns
         for reference, answer in zip(plain.outcome.answers, trial.outcome.answers, strict=True)
@@ -236,6 +265,8 @@ def _row(trial: Trial, plain: Trial, best_synchronous: Trial) -> dict[str, Any]:
         "choice": trial.choice,
         "num_speculative_tokens": decoding.num_speculative_tokens if decoding.mode is Mode.SYNCHRONOUS else None,
         "min_candidates": decoding.min_candidates if decoding.mode is Mode.ASYNCHRONOUS else None,
+        "fan_out": decoding.fan_out if branches else None,
+        "rows_per_step": decoding.rows_per_step if branches else None,
         "speedup": plain.total_ns / trial.total_ns,
         # As `compare` has it: the median over the answers, not the ratio of all time.
         "speedup_vs_autoregressive": statistics.median(ratios),
@@ -316,23 +347,26 @@ def _grid(config: RunConfig, simulator: Simulator, console: Console) -> list[dic
 def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) -> dict[str, Any]:
     settings, costs = config.simulate, simulator.costs
     draft_ms = costs.passes[min(costs.passes)].alone.mean_ms / ratio
-    costs = replace(costs, draft_token=_same(draft_ms, settings.jitter))
+    costs = replace(
+        costs,
+        draft_token=_same(draft_ms, settings.jitter),
+        tree_steps={},
+        tree_row_ns=round(costs.tree_row_share * draft_ms * 1e6),
+    )
     bench = Bench(replace(simulator, costs=costs, answers=_drawn(settings, accept)), config.decoding())
     plain = bench.plain()
     synchronous = _best(bench.synchronous(settings.synchronous_lengths))
-    chain = _best(bench.tuned_chain(settings.min_candidates))
-    speedups = {
-        "autoregressive": 1.0,
-        "synchronous": plain.total_ns / synchronous.total_ns,
-        "chain": plain.total_ns / chain.total_ns,
-    }
+    tuned = {policy: _best(bench.tuned(policy, settings.min_candidates)) for policy in POLICIES}
+    speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": plain.total_ns / synchronous.total_ns}
+    speedups |= {policy: plain.total_ns / trial.total_ns for policy, trial in tuned.items()}
     ranked = sorted(speedups, key=lambda name: speedups[name], reverse=True)
     return {
         "accept": accept,
         "ratio": ratio,
         "speedups": speedups,
         "num_speculative_tokens": synchronous.decoding.num_speculative_tokens,
-        "min_candidates": chain.decoding.min_candidates,
+        "min_candidates": tuned["chain"].decoding.min_candidates,
+        "branching_min_candidates": tuned["branching"].decoding.min_candidates,
         "winner": ranked[0],
         "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
         "upper_bound": upper_bound(accept, ratio),

@@ -30,8 +30,8 @@ def predicted(config: RunConfig, folder: Path) -> dict[str, Any]:
     return simulate(config, inputs_of(config), console, folder)
 
 
-def test_rows_are_plain_every_length_the_chain_and_every_wait(tmp_path: Path) -> None:
-    result = predicted(configured(), tmp_path)
+def test_rows_are_plain_every_length_and_both_policies_with_every_wait(tmp_path: Path) -> None:
+    result = predicted(configured(fan_out=4), tmp_path)
     rows = result["rows"]
     assert [(row["mode"], row["num_speculative_tokens"], row["min_candidates"]) for row in rows] == [
         ("autoregressive", None, None),
@@ -41,27 +41,36 @@ def test_rows_are_plain_every_length_the_chain_and_every_wait(tmp_path: Path) ->
         ("asynchronous", None, 0),
         ("asynchronous", None, 2),
         ("asynchronous", None, 3),
+        ("asynchronous", None, 2),
+        ("asynchronous", None, 0),
+        ("asynchronous", None, 2),
+        ("asynchronous", None, 3),
     ]
     assert rows[0]["speedup"] == 1
     assert rows[0]["tokens_per_second"] == pytest.approx(50)
-    assert [row["policy"] for row in rows] == [None] * 3 + ["chain"] * 4
-    best = {row["mode"]: row for row in rows if row["choice"] == "best"}
-    for mode, row in best.items():
-        assert row["speedup"] == max(other["speedup"] for other in rows if other["mode"] == mode)
+    assert [row["policy"] for row in rows] == [None] * 3 + ["chain"] * 4 + ["branching"] * 4
+    assert [row["fan_out"] for row in rows] == [None] * 7 + [4] * 4
+    assert [row["rows_per_step"] for row in rows] == [None] * 7 + [8] * 4
+    best = {row["policy"] or row["mode"]: row for row in rows if row["choice"] == "best"}
+    assert list(best) == ["synchronous", "chain", "branching"]
+    for name, row in best.items():
+        assert row["speedup"] == max(other["speedup"] for other in rows if name in (other["policy"], other["mode"]))
     for row in rows[1:]:
         assert row["tokens_per_second"] == pytest.approx(50 * row["speedup"])
         assert row["speedup_vs_best_synchronous"] == pytest.approx(row["speedup"] / best["synchronous"]["speedup"])
     assert result["inputs"]["acceptance"] == {"kind": "drawn", "accept": 0.7}
     assert result["inputs"]["max_candidates_in_a_pass"] == 7
+    assert result["inputs"]["accept_next"] == 0.4
     assert result["inputs"]["costs"]["to_draft"]["mean_ms"] == pytest.approx(0.05)
+    assert result["inputs"]["costs"]["tree_row_ms"] == pytest.approx(0.06 * 2.5)
 
 
 def test_speed_ups_are_near_the_formulas(tmp_path: Path) -> None:
-    config = configured(LONG, delay_ms=0, max_lookahead=64, max_verify_width=32)
+    config = configured(LONG, delay_ms=0, max_lookahead=64, max_verify_width=32, fan_out=1, rows_per_step=1)
     for row in predicted(config, tmp_path)["rows"]:
         if row["mode"] == "synchronous":
             assert row["speedup"] == pytest.approx(synchronous(0.7, 8, row["num_speculative_tokens"]), rel=0.02)
-        elif row["mode"] == "asynchronous":
+        elif row["policy"] == "chain":
             assert row["speedup"] == pytest.approx(chain(0.7, 8, row["min_candidates"], restart_loss=1), rel=0.02)
 
 
@@ -87,8 +96,51 @@ def test_the_map_names_the_winner_of_each_place(tmp_path: Path) -> None:
         assert cell["margin"] == pytest.approx(ranked[0] / ranked[1] - 1)
         expected = best_synchronous(accept, ratio, [2, 4], overhead=0.005)[0]
         assert cell["speedups"]["synchronous"] == pytest.approx(expected, rel=0.06)
-    assert cells[0.8, 2.0]["winner"] == "chain"
+        assert cell["min_candidates"] in (0, 3)
+        assert cell["branching_min_candidates"] in (0, 3)
+    assert cells[0.8, 2.0]["speedups"]["chain"] > cells[0.8, 2.0]["speedups"]["synchronous"]
     assert cells[0.0, 2.0]["speedups"]["chain"] == 1
+    assert cells[0.8, 10.0]["winner"] == "branching"
+
+
+def test_in_the_map_a_row_costs_the_same_share_of_a_step_everywhere(tmp_path: Path) -> None:
+    def gained(row_ms: float) -> float:
+        tried = {"synchronous_lengths": [4], "min_candidates": [1]}
+        places = {"grid": True, "grid_accepts": [0.8], "grid_ratios": [4], "draft_row_ms": row_ms, **tried}
+        (cell,) = predicted(configured(places, draft_ms=1, delay_ms=0), tmp_path)["grid"]
+        return float(cell["speedups"]["branching"])
+
+    # a step of one row takes 5 ms there, one of eight with rows of 0.1 of that 8.5 ms
+    assert gained(0) > 1.1 * gained(0.1) > 1.1 * gained(0.5)
+
+
+def test_what_a_tree_costs_and_brings_is_given_or_measured(tmp_path: Path) -> None:
+    def inputs(simulate: dict[str, Any] | None = None, **values: Any) -> Any:
+        unknown = {"accept": None, "verify_ms": None, "draft_ms": None, "delay_ms": None}
+        return inputs_of(configured(simulate, **{**unknown, "calibration": str(tmp_path / "run"), **values})).simulator
+
+    folder = run_directory(tmp_path / "run")
+    tried = {"num_answers": 1, "num_tokens": 500, "synchronous_lengths": [4], "min_candidates": [2]}
+    shown = configured({"draft_row_ms": 0.3, **tried}, policy="branching", drafter={"accept_next": 0.6})
+    predicted(shown, folder)
+    measured = inputs()
+    assert measured.accept_next == pytest.approx(0.6, abs=0.15)
+    assert measured.costs.tree_row_ns == pytest.approx(300_000, rel=0.01)
+    assert {rows: shared.together.mean_ms for rows, shared in measured.costs.tree_steps.items()} == pytest.approx(
+        {rows: 2.5 + 0.3 * (rows - 1) for rows in measured.costs.tree_steps}, rel=0.01
+    )
+    given = inputs({"draft_row_ms": 1.0})
+    assert (given.costs.tree_row_ns, given.costs.tree_steps) == (1_000_000, {})
+    faster = inputs(draft_ms=1.0)
+    assert (faster.costs.tree_row_ns, faster.costs.tree_steps) == (60_000, {})
+    assert inputs(accept=0.5, drafter={"accept_next": 0.2}).accept_next == 0.2
+
+
+@pytest.mark.parametrize(("policy", "message"), [("auto", "candidate"), ("branching", "prepared")])
+def test_the_events_are_of_the_configured_policy(tmp_path: Path, policy: str, message: str) -> None:
+    predicted(configured(policy=policy), tmp_path)
+    events = [json.loads(line) for line in (tmp_path / "draft.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {event["message"] for event in events if event["name"] == "send"} == {message, "progress"}
 
 
 def test_a_run_is_simulated_from_its_own_events(tmp_path: Path) -> None:
@@ -126,6 +178,7 @@ def test_the_table_has_a_line_for_each_row_and_each_place_of_the_map(tmp_path: P
     rows, places = simulate_text(result).split("\n\n")
     assert len(rows.splitlines()) == 2 + len(result["rows"])
     assert "chain (2, configured)" in rows
+    assert "branching (2, configured)" in rows
     assert "synchronous (2, best)" in rows or "synchronous (4, best)" in rows
     assert places.splitlines()[0].split() == ["accept", "\\", "verify/draft", "4", "8"]
     assert places.splitlines()[2].startswith("0.6 ")
@@ -143,6 +196,7 @@ MISTAKES = [
     ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),
     ({"simulate": {"num_tokens": 0}}, "simulate.num_tokens=0: must be at least 1"),
     ({"simulate": {"jitter": 0.6}}, "simulate.jitter=0.6: must be between 0 and 0.5"),
+    ({"simulate": {"draft_row_ms": -1}}, "simulate.draft_row_ms=-1.0: must be at least 0"),
     ({"simulate": {"overhead_ms": -1}}, "simulate.overhead_ms=-1.0: must be at least 0"),
     ({"simulate": {"synchronous_lengths": []}}, "simulate.synchronous_lengths=[]: name at least one"),
     ({"simulate": {"min_candidates": [-1]}}, "simulate.min_candidates=[-1]: name at least one, each at least 0"),

@@ -14,6 +14,7 @@ from amusd.errors import ConfigError
 from amusd.protocol.target_session import Reception
 from amusd.simulation.cost import NOTHING, Costs, Duration, Shared
 from amusd.simulation.tokens import Trace, trace_rate
+from amusd.simulation.tree_calibration import accept_next_of, is_tree
 from amusd.tracing.messages import RECEIVE, SEND, Flow
 from amusd.tracing.recorder import Event
 from amusd.tracing.timeline import DRAFT_WORK, TARGET_WORK, Timeline, by_sequence, read_timeline
@@ -27,6 +28,9 @@ class Calibration:
     traces: tuple[Trace, ...]
     """One for each sequence with the draft of which at least one token was compared."""
     drafter: str
+    accept_next: float | None = None
+    """Of a draft that makes several guesses: how likely each further one is right where those before it are wrong. None
+    where no tree of the run shows it."""
 
     @property
     def acceptance(self) -> float:
@@ -63,7 +67,9 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
             f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "
             "name the run directory of generate or compare"
         )
-    return Calibration(_Measured(target, draft, timeline).costs(), traces, chosen)
+    measured = _Measured(target, draft, timeline)
+    accept_next = accept_next_of((target[number], draft[number]) for number in target if number in draft)
+    return Calibration(measured.costs(), traces, chosen, accept_next)
 
 
 def _trace(events: Sequence[Event]) -> Trace:
@@ -111,9 +117,15 @@ class _Measured:
         to_draft = _delay(self.timeline.to_draft, self.draft, "draft_wait")
         found = [delay for delay in (to_target, to_draft) if delay is not None]
         link = max(found, default=0)
+        trees = [events for events in self.draft.values() if is_tree(events)]
+        chains = [events for events in self.draft.values() if not is_tree(events)]
+        tree_steps = self._tree_steps(trees)
+        only_trees = tree_steps and not any(event.name == "draft_step" for events in chains for event in events)
         return Costs(
             passes=self._passes(),
-            draft_token=self._draft_token(),
+            draft_token=tree_steps[min(tree_steps)] if only_trees else self._draft_token(chains),
+            tree_steps=tree_steps,
+            tree_row_ns=_slope(tree_steps),
             host=host,
             host_before_verdict=min(1.0, before / host_ns) if host_ns and before is not None else 1.0,
             target_prefill=_durations(self.target, "target_prefill"),
@@ -138,25 +150,36 @@ class _Measured:
         numbers = sorted(set(found[False]) | set(found[True]))
         return {n: Shared(nearest(n, together=False), nearest(n, together=True)) for n in numbers}
 
-    def _draft_token(self) -> Shared:
+    def _draft_token(self, chains: Sequence[Sequence[Event]]) -> Shared:
         """Per token, with the draft's own time between two steps. Steps without a proposal are left out."""
-        target_work = _Spans(self.target, TARGET_WORK)
-        pause = _median(self._pauses()) or 0
         found: dict[bool, list[int]] = {False: [], True: []}
-        for event in _named(self.draft, "draft_step"):
-            num_tokens = event.fields["num_tokens"]
-            if num_tokens:
-                found[target_work.contain(event.start_ns)] += [
-                    round((event.duration_ns + pause) / num_tokens)
-                ] * num_tokens
+        for num_tokens, together, ns in self._steps(chains):
+            found[together] += [round(ns / num_tokens)] * num_tokens
         return _shared(found)
 
-    def _pauses(self) -> Iterator[int]:
-        """Between two steps without a message between them, where the draft had room to go on."""
-        for events in self.draft.values():
-            for event, following in pairwise(event for event in events if event.name != SEND):
-                if event.name == following.name == "draft_step":
-                    yield following.start_ns - event.end_ns
+    def _tree_steps(self, trees: Sequence[Sequence[Event]]) -> dict[int, Shared]:
+        """By number of nodes, likewise."""
+        found: dict[int, dict[bool, list[int]]] = defaultdict(lambda: {False: [], True: []})
+        for num_nodes, together, ns in self._steps(trees):
+            found[num_nodes][together].append(ns)
+        return {num_nodes: _shared(times) for num_nodes, times in sorted(found.items())}
+
+    def _steps(self, sequences: Sequence[Sequence[Event]]) -> Iterator[tuple[int, bool, int]]:
+        """Of each draft step: how many tokens, whether the target worked meanwhile, how long until the next can start.
+
+        Between two steps without a message between them the draft had room to go on.
+        """
+        target_work = _Spans(self.target, TARGET_WORK)
+        pause = _median(
+            following.start_ns - event.end_ns
+            for events in sequences
+            for event, following in pairwise(event for event in events if event.name != SEND)
+            if event.name == following.name == "draft_step"
+        )
+        for event in (event for events in sequences for event in events if event.name == "draft_step"):
+            if event.fields["num_tokens"]:
+                together = target_work.contain(event.start_ns)
+                yield event.fields["num_tokens"], together, event.duration_ns + (pause or 0)
 
     def _host(self) -> Shared:
         """From one pass to the next, less what was spent waiting: without a draft, and with one."""
@@ -213,6 +236,15 @@ def _shared(found: dict[bool, list[int]]) -> Shared:
     """Times with the other worker at rest and at work; where one was never seen, those of the other."""
     alone, together = found[False] or found[True] or [0], found[True] or found[False] or [0]
     return Shared(Duration(tuple(alone)), Duration(tuple(together)))
+
+
+def _slope(steps: dict[int, Shared]) -> int:
+    """What one node adds, between the fewest and the most that were measured; 0 where that shows nothing."""
+    if len(steps) < 2:
+        return 0
+    fewest, most = min(steps), max(steps)
+    difference_ms = steps[most].alone.mean_ms - steps[fewest].alone.mean_ms
+    return max(0, round(difference_ms * 1e6 / (most - fewest)))
 
 
 def _durations(events: dict[int, list[Event]], name: str) -> Duration:

@@ -84,6 +84,11 @@ class Costs:
     """Of a draft step, for each token that it drafts."""
     row_ns: int = 0
     """Added to a target pass for each candidate."""
+    tree_steps: Mapping[int, Shared] = field(default_factory=dict)
+    """Of a draft step that computes so many nodes of a tree; for a number that is not named, the nearest. One node
+    costs what a token does where nothing is named at all."""
+    tree_row_ns: int = 0
+    """Added to a step for each node that it has beyond the nearest number."""
     host: Shared = field(default_factory=lambda: Shared.same(NOTHING))
     """Of the target's host after each pass: decoding without a draft (`alone`), and with one."""
     host_before_verdict: float = 1.0
@@ -111,12 +116,26 @@ class Costs:
         duration = self.draft_token.when(target_works)
         return sum(duration.draw(random) for _ in range(num_tokens))
 
+    def tree_step_ns(self, num_nodes: int, target_works: bool, random: Random) -> int:
+        """How long the draft's next step takes on a tree."""
+        steps = self.tree_steps or {1: self.draft_token}
+        nearest = min(steps, key=lambda known: (abs(known - num_nodes), known))
+        return max(0, steps[nearest].when(target_works).draw(random) + self.tree_row_ns * (num_nodes - nearest))
+
+    @property
+    def tree_row_share(self) -> float:
+        """What a further node adds to a step, relative to the smallest step."""
+        smallest = self.tree_steps[min(self.tree_steps)] if self.tree_steps else self.draft_token
+        return self.tree_row_ns / 1e6 / smallest.alone.mean_ms
+
     def as_dict(self) -> dict[str, Any]:
         """All of it in milliseconds, for a result."""
         return {
             "target_pass": {str(num): shared.as_dict() for num, shared in sorted(self.passes.items())},
             "row_ms": self.row_ns / 1e6,
             "draft_token": self.draft_token.as_dict(),
+            "tree_step": {str(num): shared.as_dict() for num, shared in sorted(self.tree_steps.items())},
+            "tree_row_ms": self.tree_row_ns / 1e6,
             "host": self.host.as_dict(),
             "host_before_verdict": self.host_before_verdict,
         } | {

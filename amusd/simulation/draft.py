@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
+from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
+from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown, Verdict
 from amusd.simulation.clock import Busy, Listen, Process, VirtualClock, Worker
 from amusd.simulation.cost import Costs
 from amusd.simulation.journal import Journal
@@ -23,7 +24,7 @@ class Work:
 
     name: str
     ns: int
-    fields: dict[str, int]
+    fields: dict[str, Any]
 
 
 class Drafting(Protocol):
@@ -41,6 +42,10 @@ class Drafting(Protocol):
         """Whether something can be drafted before the next verdict."""
         ...
 
+    def can_wait(self) -> bool:
+        """The target has candidates, so nothing is urgent before the next verdict."""
+        ...
+
     def step(self, target_works: bool) -> Work:
         """Draft on; only where there is work. `num_tokens` of the fields says how many tokens were drafted."""
         ...
@@ -49,7 +54,7 @@ class Drafting(Protocol):
         """Take a verdict in; None when it was stale. `num_discarded` of the fields is above 0 for a rollback."""
         ...
 
-    def offer(self) -> Candidate | None:
+    def offer(self) -> Candidate | Prepared | None:
         """The next message for the target."""
         ...
 
@@ -76,6 +81,10 @@ class ChainDrafting:
     def has_work(self) -> bool:
         """While the run-ahead limit leaves room."""
         return self._session.room > 0
+
+    def can_wait(self) -> bool:
+        """A chain never has all that the next block could take."""
+        return False
 
     def step(self, target_works: bool) -> Work:
         """The next tokens by the answer."""
@@ -123,6 +132,7 @@ class _Sequence:
     num_steps: int = 0
     num_drafted: int = 0
     num_rollbacks: int = 0
+    verdict_clock: VerdictClock = field(default_factory=VerdictClock)
 
 
 @dataclass
@@ -144,23 +154,25 @@ class DraftActor:
 
     def run(self) -> Process:
         """Until `Shutdown`."""
-        mailbox = self.worker.mailbox
         while self._running:
-            if mailbox:
-                yield from self._receive()
-            sequence = self._sequence
-            if sequence is not None and sequence.drafting.has_work():
-                yield from self._propose(sequence)
-            elif not mailbox and self._running:
-                yield from self._wait(sequence)
+            yield from self._listen()
+            yield from self._receive()
+            if self._sequence is not None and self._sequence.drafting.has_work():
+                yield from self._propose(self._sequence)
 
-    def _wait(self, sequence: _Sequence | None) -> Process:
-        """For a message, because nothing can be drafted before one comes."""
-        start_ns = self.clock.now_ns
-        yield Listen(None)
-        if sequence is not None:
+    def _listen(self) -> Process:
+        """Until a message is there; where something can be drafted, only for a verdict that is due before its end."""
+        if self.worker.mailbox:
+            return
+        sequence, start_ns = self._sequence, self.clock.now_ns
+        if sequence is None:
+            yield Listen(None)
+        elif not sequence.drafting.has_work():
+            yield Listen(None)
             sequence.wait_ns += self.clock.now_ns - start_ns
             self.journal.span("draft_wait", start_ns, self.clock.now_ns, sequence.sequence_id)
+        elif sequence.drafting.can_wait() and (patience_ns := sequence.verdict_clock.patience_ns(start_ns)) > 0:
+            yield Listen(patience_ns)
 
     def _receive(self) -> Process:
         """Take in everything that has arrived; of several verdicts the newest says it all."""
@@ -185,6 +197,7 @@ class DraftActor:
         work = sequence.drafting.step(self.target_works())
         sequence.num_steps += 1
         sequence.num_drafted += work.fields["num_tokens"]
+        sequence.verdict_clock.stepped(work.ns)
         yield from self._spend(sequence, work)
         self._offer(sequence)
 
@@ -199,6 +212,7 @@ class DraftActor:
         if work is None:
             return
         sequence.num_rollbacks += work.fields["num_discarded"] > 0
+        sequence.verdict_clock.heard(self.clock.now_ns, goes_on=sequence.drafting.can_wait())
         yield from self._spend(sequence, work)
         self._offer(sequence)
 
@@ -214,6 +228,8 @@ class DraftActor:
         candidate = sequence.drafting.offer()
         if candidate is not None:
             self._post(candidate)
+            if candidate.token_ids:
+                sequence.verdict_clock.sent(self.clock.now_ns)
 
     def _post(self, message: Message) -> None:
         self.journal.message(SEND, message)

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from amusd.config import DecodingConfig
-from amusd.policies.factory import make_policy
+from amusd.policies.factory import make_policy, policy_name
 from amusd.protocol.messages import Open
 from amusd.simulation.clock import DRAFT, TARGET, VirtualClock, Worker
 from amusd.simulation.cost import Costs
@@ -16,7 +16,8 @@ from amusd.simulation.draft import ChainDrafting, DraftActor, Drafting
 from amusd.simulation.journal import Journal
 from amusd.simulation.link import Link
 from amusd.simulation.target import TargetActor
-from amusd.simulation.tokens import Answer
+from amusd.simulation.tokens import Answer, guess_places, guess_weights
+from amusd.simulation.tree_drafting import TreeDrafting
 from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Event
 from amusd.types import Mode, Role
@@ -48,13 +49,23 @@ class Simulator:
     """That a target pass can take."""
     tokens_per_step: int = 1
     """That the draft makes in one step (a replay of several), where it runs ahead."""
+    accept_next: float = 0.0
+    """Of a tree: how likely each further guess is right where those before it are wrong."""
     seed: int = 0
+
+    @property
+    def accept(self) -> float:
+        """Share of the draft's own tokens that are right: what it takes their probability to be."""
+        return sum(map(sum, self.answers)) / sum(map(len, self.answers))
 
     def run(self, decoding: DecodingConfig, *, keep_events: bool = False, events_folder: Path | None = None) -> Outcome:
         """Decode all answers, one after another, under the schedule of `decoding`.
 
-        Events are kept in the outcome, written to `events_folder` as a run's are, or not recorded at all.
+        Events are kept in the outcome, written to `events_folder` as a run's are, or not recorded at all. Raises
+        `ValueError` for the policy `auto`: the simulated target does not make the estimates that it follows.
         """
+        if policy_name(decoding) == "auto":
+            raise ValueError("policy auto cannot be simulated: name chain or branching")
         keep = keep_events or events_folder is not None
         clock = VirtualClock()
         target_worker, draft_worker = Worker(clock, TARGET), Worker(clock, DRAFT)
@@ -101,6 +112,11 @@ class Simulator:
     def _drafting(self, opening: Open) -> Drafting:
         random = self._random(f"drafting {opening.sequence_id}")
         answer = self.answers[opening.sequence_id - 1]
+        if opening.fan_out:
+            seed = f"{opening.sequence_id} {self.seed}"
+            places = guess_places(answer, self.accept_next, opening.fan_out, seed)
+            weights = guess_weights(self.accept, self.accept_next, opening.fan_out)
+            return TreeDrafting(opening, places, weights, self.costs, random)
         return ChainDrafting(opening, answer, self.costs, random, self.tokens_per_step)
 
     def _random(self, purpose: str) -> Random:

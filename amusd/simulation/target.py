@@ -9,8 +9,9 @@ from random import Random
 
 from amusd.errors import InvariantError
 from amusd.policies.base import Policy, TargetView, Wait
-from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown
+from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
+from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block
 from amusd.simulation.clock import Busy, Listen, Process, VirtualClock, Worker
 from amusd.simulation.cost import Costs
@@ -29,7 +30,7 @@ PROMPT_LENGTH = 1
 _INCARNATION = 1
 _DRAFTER = "simulated"
 
-Session = TargetSession[bytes]
+Session = TargetSession[bytes] | TreeTargetSession
 
 
 @dataclass
@@ -61,11 +62,12 @@ class TargetActor:
 
     def _decode(self, sequence_id: int, num_tokens: int) -> Process:
         counts = TargetCounts(self.clock.now_ns, PROMPT_LENGTH)
-        session = Session(
+        kind = TreeTargetSession if self.policy.fan_out else TargetSession[bytes]
+        session = kind(
             sequence_id=sequence_id,
-            prompt=[0] * PROMPT_LENGTH,
+            prompt=(0,) * PROMPT_LENGTH,
             max_length=PROMPT_LENGTH + num_tokens,
-            vocab_size=vocab_size(num_tokens),
+            vocab_size=vocab_size(num_tokens, max(1, self.policy.fan_out)),
             max_lookahead=self.policy.max_lookahead,
         )
         yield from self._open(session, counts)
@@ -88,6 +90,8 @@ class TargetActor:
                     drafter=_DRAFTER,
                     max_lookahead=self.policy.max_lookahead,
                     tokens_per_message=self.policy.tokens_per_message,
+                    fan_out=self.policy.fan_out,
+                    rows_per_step=self.policy.rows_per_step,
                 )
             )
         start_ns = self.clock.now_ns
@@ -202,10 +206,10 @@ class TargetActor:
             self._handle(session, mailbox.popleft(), counts)
 
     def _handle(self, session: Session, message: Message, counts: TargetCounts) -> None:
-        if isinstance(message, Candidate):
-            reception = session.receive(message)
+        if isinstance(message, Candidate | Prepared):
+            reception = _receive(session, message)
             if reception is Reception.FOREIGN:
-                raise InvariantError(f"a simulated candidate at {message.start} was drafted from another prefix")
+                raise InvariantError(f"a simulated candidate behind {message.base} tokens has another prefix")
             counts.num_stale_candidates += reception is not Reception.TAKEN
             self.journal.message(RECEIVE, message, reception=reception.value)
         elif isinstance(message, Progress):
@@ -219,6 +223,12 @@ class TargetActor:
                 wait_ns=message.wait_ns,
                 open_ns=message.open_ns,
             )
+
+
+def _receive(session: Session, message: Candidate | Prepared) -> Reception:
+    if isinstance(session, TreeTargetSession):
+        return session.receive(message) if isinstance(message, Prepared) else Reception.STALE
+    return session.receive(message) if isinstance(message, Candidate) else Reception.STALE
 
 
 def _accept(judged: Sequence[int], *, start: int, num_scored: int) -> tuple[tuple[int, ...], int]:

@@ -2,6 +2,9 @@
 
 Whether it is right depends on the position alone, so every schedule meets the same answers, and their difference is
 not one of luck. Behind a wrong token of its own the draft goes on as before; nothing of that is ever accepted.
+
+A draft that makes several guesses at a position has its own token first; at which place the right one stands depends on
+the position alone, too.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ def target_token(position: int) -> int:
     return 2 * position
 
 
-def draft_token(position: int, is_right: bool) -> int:
-    """What the draft proposes there."""
-    return 2 * position + (not is_right)
+def draft_token(position: int, is_right: bool, place: int = 0) -> int:
+    """What the draft proposes there; wrong guesses at different places differ."""
+    return 2 * position if is_right else 2 * (position + place) + 1
 
 
-def vocab_size(num_tokens: int) -> int:
-    """Ids that answers of this length need."""
-    return 2 * num_tokens
+def vocab_size(num_tokens: int, num_places: int = 1) -> int:
+    """Ids that answers of this length need, with so many guesses at each position."""
+    return 2 * (num_tokens + num_places - 1)
 
 
 def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Answer, ...]:
@@ -44,6 +47,28 @@ def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int
         tuple(rank < num_right for rank in ranks[start : start + num_tokens])
         for start in range(0, len(ranks), num_tokens)
     )
+
+
+def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[float, ...]:
+    """How likely each guess is right: the first `accept`, each further one `accept_next` where none before it is."""
+    weights, left = [accept], 1.0 - accept
+    for _ in range(num_places - 1):
+        weights.append(left * accept_next)
+        left -= weights[-1]
+    return tuple(weights)
+
+
+def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str) -> tuple[int, ...]:
+    """For each position the place of the target's token among the draft's guesses; `num_places`: it is none of them.
+
+    More places only add to what fewer have shown.
+    """
+    found = [0 if right else num_places for right in answer]
+    for place in range(num_places - 1, 0, -1):
+        random = Random(f"place {place} {seed}")  # noqa: S311
+        drawn = [random.random() < accept_next for _ in answer]
+        found = [place if right and before else before for right, before in zip(drawn, found, strict=True)]
+    return tuple(found)
 
 
 def trace_rate(trace: Trace) -> float | None:

@@ -20,7 +20,12 @@ def synchronous(length: int) -> DecodingConfig:
 def chain(min_candidates: int, **changes: Any) -> DecodingConfig:
     """Without the limits that a real run has on run-ahead and waiting."""
     unlimited = {"max_lookahead": 200, "max_wait_passes": 100.0, "min_candidates": min_candidates}
-    return DecodingConfig(**{**unlimited, **changes})
+    return DecodingConfig(**{"policy": "chain", **unlimited, **changes})
+
+
+def branching(min_candidates: int, **changes: Any) -> DecodingConfig:
+    """Likewise, but for run-ahead, which a tree of many guesses rarely gets that far."""
+    return chain(min_candidates, **{"policy": "branching", "max_lookahead": 24, **changes})
 
 
 def costs(c: float, *, delay: float = 0.0, spread: float = 0.0, **changes: Any) -> Costs:

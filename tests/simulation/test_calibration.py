@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from runtime.pair import PROMPT
-from simulation.builders import PLAIN, chain, of_answers, synchronous
+from simulation.builders import PLAIN, branching, chain, of_answers, synchronous
 from tracing.runs import Run
 
 from amusd.config import DecodingConfig
@@ -37,6 +37,11 @@ COSTS = Costs(
     to_draft=ms(0.06),
 )
 """Every time another one, so that none can be taken for another."""
+
+
+TREES = dataclasses.replace(
+    COSTS, tree_steps={rows: Shared(ms(1.8 + 0.1 * rows), ms(2.0 + 0.1 * rows)) for rows in range(1, 9)}
+)
 
 
 def machine(costs: Costs = COSTS) -> Simulator:
@@ -113,6 +118,53 @@ def test_a_real_run_is_seen_as_it_was(tmp_path: Path, real_run: Run) -> None:
     assert min(costs.draft_token.together.samples) >= 1_000_000 / 4  # a step of up to four tokens takes 1 ms
     assert 0 <= costs.host_before_verdict <= 1
     assert 0 < costs.to_target.samples[0] < 4_000_000
+
+
+def test_the_times_of_a_tree_come_out_by_number_of_nodes(tmp_path: Path) -> None:
+    simulator = dataclasses.replace(machine(TREES), accept_next=0.5)
+    found = measured(tmp_path, simulator, PLAIN, chain(2), branching(2, fan_out=3)).costs
+    assert set(found.draft_token.alone.samples) == {1_500_000}
+    assert {1, 3, 8} < set(found.tree_steps)
+    for rows, shared in found.tree_steps.items():
+        # what was only seen beside the other worker, or without it, is taken for both
+        assert {*shared.alone.samples, *shared.together.samples} <= {
+            1_800_000 + 100_000 * rows,
+            2_000_000 + 100_000 * rows,
+        }
+    assert found.tree_steps[8].together == Duration((2_800_000,) * len(found.tree_steps[8].together.samples))
+    assert found.tree_row_ns == pytest.approx(100_000, rel=0.3)
+
+
+@pytest.mark.parametrize("fan_out", [2, 5])
+def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path, fan_out: int) -> None:
+    simulator = dataclasses.replace(
+        machine(TREES), accept_next=0.5, answers=drawn_answers(0.7, num_answers=14, num_tokens=150, seed=2)
+    )
+    calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=fan_out))
+    assert calibration.accept_next == pytest.approx(0.5, abs=0.05)
+    assert calibration.acceptance == pytest.approx(0.7, abs=0.03)
+    smallest = calibration.costs.tree_steps[1]
+    assert calibration.costs.draft_token == smallest  # without a chain
+
+
+@pytest.mark.parametrize("decoding", [chain(2), branching(2, fan_out=1)], ids=["a chain", "one path"])
+def test_without_further_guesses_nothing_is_known_of_them(tmp_path: Path, decoding: DecodingConfig) -> None:
+    calibration = measured(tmp_path, machine(TREES), PLAIN, decoding)
+    assert calibration.accept_next is None
+
+
+def test_a_calibrated_tree_repeats_the_run(tmp_path: Path) -> None:
+    simulator = dataclasses.replace(machine(TREES), accept_next=0.5)
+    calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=3))
+    assert calibration.accept_next is not None
+    replayed = of_answers(
+        replayed_answers(calibration.traces, 0),
+        calibration.costs,
+        max_candidates=7,
+        accept_next=calibration.accept_next,
+    )
+    before, after = (each.run(branching(2, fan_out=3)).metrics for each in (simulator, replayed))
+    assert after.num_tokens / after.total_ns == pytest.approx(before.num_tokens / before.total_ns, rel=0.05)
 
 
 @pytest.mark.parametrize("left_out", ["everything", "the draft", "what was compared"])

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.simulation.cost import Costs, Duration, Shared
-from amusd.simulation.tokens import drawn_answers, replayed_answers, trace_rate
+from amusd.simulation.tokens import (
+    draft_token,
+    drawn_answers,
+    guess_places,
+    guess_weights,
+    replayed_answers,
+    target_token,
+    trace_rate,
+    vocab_size,
+)
 
 rates = st.floats(0, 1)
 traces = st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=50).map(tuple)
@@ -44,6 +53,24 @@ def test_a_pass_costs_what_the_nearest_measured_width_costs_and_its_rows() -> No
     assert costs.step_ns(3, target_works=True, random=Random(0)) == 21
 
 
+def test_a_step_on_a_tree_costs_what_the_nearest_number_of_nodes_costs_and_the_nodes_between() -> None:
+    token = Shared.same(Duration((1000,)))
+    costs = Costs(passes={}, draft_token=token, tree_row_ns=10)
+    assert [costs.tree_step_ns(n, target_works=True, random=Random(0)) for n in (1, 2, 8)] == [1000, 1010, 1070]
+    assert costs.tree_row_share == pytest.approx(0.01)
+    steps = {2: Shared(Duration((500,)), Duration((600,))), 8: Shared.same(Duration((900,)))}
+    costs = Costs(passes={}, draft_token=token, tree_steps=steps, tree_row_ns=10)
+    assert [costs.tree_step_ns(n, target_works=True, random=Random(0)) for n in (1, 2, 4, 8, 9)] == [
+        590,
+        600,
+        620,
+        900,
+        910,
+    ]
+    assert costs.tree_step_ns(2, target_works=False, random=Random(0)) == 500
+    assert costs.tree_row_share == pytest.approx(0.02)
+
+
 @given(rates, rates, st.integers(0, 5))
 def test_a_token_that_is_right_stays_right_at_a_higher_rate(low: float, high: float, seed: int) -> None:
     low, high = sorted((low, high))
@@ -57,6 +84,46 @@ def test_drawn_answers_have_no_pattern() -> None:
     repeats = sum(one == other for one, other in pairwise(answer))
     assert 1900 < repeats < 2100
     assert drawn_answers(0.5, num_answers=1, num_tokens=4000, seed=1) != (answer,)
+
+
+def test_each_further_guess_is_right_as_often_as_it_is_told_to_be() -> None:
+    answer = (False,) * 4000 + (True,) * 10
+    places = guess_places(answer, 0.4, 4, "s")
+    expected = [0.0, 0.4, 0.24, 0.144, 0.216]  # none of them: 0.6 ** 3
+    weights = guess_weights(0.0, 0.4, 4)
+    assert [places[:4000].count(place) / 4000 for place in range(5)] == pytest.approx(expected, abs=0.02)
+    assert weights == pytest.approx(expected[:4])
+    assert set(places[4000:]) == {0}
+
+
+@given(st.lists(st.booleans(), max_size=60).map(tuple), rates, rates, st.integers(1, 6))
+def test_more_or_better_guesses_only_add_to_what_is_foreseen(
+    answer: tuple[bool, ...], low: float, high: float, num_places: int
+) -> None:
+    low, high = sorted((low, high))
+    fewer = guess_places(answer, low, num_places, "s")
+    assert [place == 0 for place in fewer] == list(answer)
+    assert all(
+        place <= before for before, place in zip(fewer, guess_places(answer, high, num_places, "s"), strict=True)
+    )
+    more = guess_places(answer, low, num_places + 1, "s")
+    assert all(place == before or before == num_places for before, place in zip(fewer, more, strict=True))
+
+
+@given(rates, rates, st.integers(1, 9))
+def test_weights_are_a_distribution(accept: float, accept_next: float, num_places: int) -> None:
+    weights = guess_weights(accept, accept_next, num_places)
+    assert len(weights) == num_places
+    assert weights[0] == accept
+    assert min(weights) >= 0
+    assert sum(weights) <= 1 + 1e-9
+
+
+def test_wrong_guesses_at_one_position_differ_from_each_other_and_from_the_right_one() -> None:
+    ids = [draft_token(5, is_right=False, place=place) for place in range(4)]
+    assert len({*ids, target_token(5)}) == 5
+    assert draft_token(5, is_right=True, place=2) == target_token(5)
+    assert max(ids) < vocab_size(6, 4)
 
 
 @given(st.lists(traces, max_size=6), st.integers(0, 3))

@@ -1,0 +1,82 @@
+"""A simulated draft that prepares for several verdicts: the real session over guesses that are right where drawn so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from amusd.protocol.messages import Open, Prepared, Verdict
+from amusd.protocol.tree_draft_session import Node, TreeDraftSession
+from amusd.simulation.cost import Costs
+from amusd.simulation.draft import Work
+from amusd.simulation.tokens import draft_token
+
+
+class TreeDrafting:
+    """As the real branch manager over a drafter whose probabilities are the same at every position.
+
+    A real one knows where it is sure and where it is not, and spends its rows accordingly.
+    """
+
+    def __init__(
+        self, opening: Open, places: Sequence[int], weights: Sequence[float], costs: Costs, random: Random
+    ) -> None:
+        """`places`: of the right guess at each position (`guess_places`); `weights`: probability of each place."""
+        self._session = TreeDraftSession(opening)
+        self._prompt_length = len(opening.token_ids)
+        self._places = places
+        self._weights = weights
+        self._costs = costs
+        self._random = random
+
+    @property
+    def num_stale(self) -> int:
+        """As the session counts them."""
+        return self._session.num_stale
+
+    def has_work(self) -> bool:
+        """While a node is worth computing."""
+        return self._session.has_work
+
+    def can_wait(self) -> bool:
+        """While something is prepared for the committed prefix."""
+        return bool(self._session.root.children)
+
+    def step(self, target_works: bool) -> Work:
+        """The likeliest nodes."""
+        session = self._session
+        nodes = session.next_nodes()
+        for node in nodes:
+            session.grow(node, self._guesses(node))
+        ns = self._costs.tree_step_ns(len(nodes), target_works, self._random)
+        return Work("draft_step", ns, {"num_tokens": len(nodes), "length": session.base + session.num_nodes})
+
+    def apply(self, verdict: Verdict) -> Work | None:
+        """As the real branch manager does."""
+        adoption = self._session.preview(verdict)
+        if adoption is None:
+            return None
+        self._session.apply(adoption)
+        is_rollback = adoption.num_discarded > 0
+        duration = self._costs.rollback if is_rollback else self._costs.advance
+        return Work(
+            "rollback" if is_rollback else "advance",
+            duration.draw(self._random),
+            {
+                "num_discarded": adoption.num_discarded,
+                "num_adopted": len(adoption.token_ids),
+                "committed_length": adoption.committed_length,
+                "epoch": adoption.epoch,
+                "kept_steps": [node.step for node in adoption.kept],
+            },
+        )
+
+    def offer(self) -> Prepared | None:
+        """As the session has it."""
+        return self._session.offer()
+
+    def _guesses(self, node: Node) -> list[tuple[int, float]]:
+        """What may follow it: the same behind every token of a position, for nothing behind a wrong one is accepted."""
+        position = node.position + 1 - self._prompt_length
+        right = self._places[position]
+        return [(draft_token(position, place == right, place), weight) for place, weight in enumerate(self._weights)]

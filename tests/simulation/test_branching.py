@@ -1,0 +1,136 @@
+"""The simulated tree: where it is a chain, what it cannot exceed, what its rows cost and bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation.builders import branching, chain, costs, simulator, speedup
+
+from amusd.config import DecodingConfig
+from amusd.simulation import closed_forms
+from amusd.simulation.simulator import Outcome, Simulator
+from amusd.tracing.messages import RECEIVE, SEND
+from amusd.tracing.recorder import Event
+
+NARROW = {"fan_out": 1, "rows_per_step": 1, "max_lookahead": 64}
+
+
+def guessing(accept_next: float, machine: Simulator) -> Simulator:
+    return replace(machine, accept_next=accept_next)
+
+
+# Where it is a chain
+
+
+@pytest.mark.parametrize("a", [0.6, 0.9])
+@pytest.mark.parametrize("c", [5, 7.5, 10, 16])
+def test_a_tree_of_one_path_that_nobody_waits_for_is_a_chain(a: float, c: float) -> None:
+    machine = simulator(a, costs(c), num_tokens=2000)
+    assert speedup(machine, branching(0, **NARROW)) == pytest.approx(speedup(machine, chain(0)), rel=0.03)
+
+
+@pytest.mark.parametrize("a", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize("c", [5, 10, 16])
+def test_with_a_wait_it_is_the_chain_that_loses_no_step_to_a_restart(a: float, c: int) -> None:
+    """The draft waits for a verdict that is due instead of starting a step that the verdict would find just begun."""
+    machine = simulator(a, costs(c), num_tokens=4000)
+    assert speedup(machine, branching(1, **NARROW)) == pytest.approx(closed_forms.chain(a, c, 1), rel=0.02)
+
+
+@pytest.mark.parametrize(("decoding", "fewest", "most"), [(branching(1, **NARROW), 0.0, 0.05), (chain(1), 0.9, 1.0)])
+def test_a_verdict_that_is_due_finds_no_step_under_way(decoding: DecodingConfig, fewest: float, most: float) -> None:
+    outcome = simulator(0.8, costs(7.3), num_tokens=500).run(decoding, keep_events=True)
+    steps = [event for event in outcome.draft_events if event.name == "draft_step"]
+    verdicts = [event for event in outcome.target_events if event.fields.get("message") == "verdict"]
+    sent = [event.start_ns for event in verdicts if event.name == SEND]
+    interrupted = [any(step.start_ns < time_ns < step.end_ns for step in steps) for time_ns in sent]
+    assert fewest <= sum(interrupted) / len(interrupted) <= most
+
+
+# Limits
+
+
+def test_a_draft_that_is_never_right_costs_nothing_where_nobody_waits_for_it() -> None:
+    assert speedup(guessing(0.0, simulator(0.0, costs(4), num_tokens=300)), branching(0)) == 1
+
+
+def test_a_flawless_draft_is_bound_by_its_own_speed() -> None:
+    assert speedup(simulator(1.0, costs(6), num_tokens=2000), branching(0, **NARROW)) == pytest.approx(6, rel=0.02)
+
+
+@given(
+    st.floats(0.4, 1), st.floats(0, 0.6), st.floats(1.5, 12), st.floats(0, 0.2), st.integers(1, 5), st.integers(1, 8),
+    st.integers(0, 3),
+)  # fmt: skip
+@settings(max_examples=30, deadline=None)
+def test_no_tree_exceeds_the_bound_of_one_path(
+    a: float, accept_next: float, c: float, delay: float, fan_out: int, rows: int, wait: int
+) -> None:
+    """Rows do not lift it, even where they are free.
+
+    1 / (1 - a): a pass judges one path, along the first guesses (which a >= (1 - a) accept_next makes the likeliest),
+    so every wrong one takes a pass. c / a: nodes of one step are on different paths or at least not behind each other,
+    since what follows a node is known only when it has been computed; so a step brings the text on by one token at
+    most, however many rows it has, and c is counted in steps of one row, the cheapest.
+    """
+    machine = guessing(accept_next, simulator(a, costs(c, delay=delay), num_tokens=300))
+    gained = speedup(machine, branching(wait, fan_out=fan_out, rows_per_step=rows))
+    assert gained <= closed_forms.upper_bound(machine.accept, c) * 1.02
+
+
+# Rows and guesses
+
+
+def test_a_step_costs_what_its_nodes_cost() -> None:
+    machine = guessing(0.5, simulator(0.7, costs(6, tree_row_ns=50_000), num_tokens=200))
+    outcome = machine.run(branching(1, fan_out=3, rows_per_step=4), keep_events=True)
+    steps = [event for event in outcome.draft_events if event.name == "draft_step"]
+    assert {event.fields["num_tokens"] for event in steps} == {1, 2, 3, 4}
+    for event in steps:
+        assert event.duration_ns == 1_000_000 + 50_000 * (event.fields["num_tokens"] - 1)
+
+
+def test_more_guesses_foresee_more_verdicts() -> None:
+    machine = guessing(0.5, simulator(0.7, costs(8), num_tokens=800))
+    outcomes = [machine.run(branching(1, fan_out=fan_out), keep_events=True) for fan_out in (1, 2, 4)]
+    shares = [foreseen_share(outcome) for outcome in outcomes]
+    assert all(more > fewer + 0.02 for fewer, more in pairwise(shares))
+    speeds = [outcome.metrics.num_tokens / outcome.metrics.total_ns for outcome in outcomes]
+    assert speeds == sorted(speeds)
+    assert speeds[-1] > 1.1 * speeds[0]
+
+
+def foreseen_share(outcome: Outcome) -> float:
+    """Of the verdicts that the draft took in, those whose every token the tree had."""
+    taken = [event for event in outcome.draft_events if "kept_steps" in event.fields]
+    return sum(event.fields["num_adopted"] == 0 for event in taken) / len(taken)
+
+
+def test_better_guesses_are_foreseen_more_often_and_rows_that_cost_more_gain_less() -> None:
+    def gained(accept_next: float, row_ns: int) -> float:
+        machine = guessing(accept_next, simulator(0.7, costs(8, tree_row_ns=row_ns), num_tokens=600))
+        return speedup(machine, branching(1, fan_out=3))
+
+    assert gained(0.8, 0) > 1.05 * gained(0.2, 0)
+    assert gained(0.5, 0) > 1.05 * gained(0.5, 200_000)
+
+
+def test_nothing_is_lost_between_draft_and_target() -> None:
+    """Every node that was sent is known to the target, in the order of sending."""
+    machine = guessing(0.5, simulator(0.7, costs(5, delay=0.1), num_tokens=200))
+    outcome = machine.run(branching(2), keep_events=True)
+
+    def prepared(events: tuple[Event, ...], name: str) -> list[tuple[int, int, int]]:
+        return [
+            (event.fields["base"], event.fields["start"], event.fields["num_tokens"])
+            for event in events
+            if event.name == name and event.fields["message"] == "prepared"
+        ]
+
+    sent, received = prepared(outcome.draft_events, SEND), prepared(outcome.target_events, RECEIVE)
+    assert received
+    assert sent[: len(received)] == received
