@@ -157,18 +157,18 @@ class DecodingConfig:
     mode: Mode = Mode.ASYNCHRONOUS
     policy: AsynchronousPolicy = "auto"
     """Asynchronous mode only. `chain`: the draft follows its best guess; `branching`: it prepares for several verdicts
-    (not with `sampling.acceptance=rejection`); `auto` is `chain` for now."""
+    (not with `sampling.acceptance=rejection`); `auto`: that where it can, and waits as long as it finds worth it."""
     num_speculative_tokens: int = 4
     """Synchronous mode: candidates per verification."""
     max_lookahead: int = 16
     """Asynchronous mode: how many tokens the draft may be ahead of the committed prefix it knows."""
     min_candidates: int = 2
-    """Asynchronous mode: candidates the target waits for where the draft starts anew, as after a rejection."""
+    """Chain, branching: candidates the target waits for where the draft starts anew, as after a rejection."""
     max_wait_passes: float = 1.0
     """Asynchronous mode: that wait never lasts longer than this many target passes."""
     tokens_per_message: int = 1
     """Asynchronous mode: candidates are sent once this many are ready."""
-    fan_out: int = 3
+    fan_out: int = 8
     """Branching: candidates that the draft prepares behind each token at most."""
     rows_per_step: int = 8
     """Branching: tokens of its tree that the draft computes in one step at most."""
@@ -397,6 +397,9 @@ class SimulateConfig:
     """Time of the target's host after each pass; None: as calibrated, else 0."""
     row_ms: float = 0.0
     """Added to a target pass for each candidate in it; 0, as with `verify_width=fixed`."""
+    draft_row_ms: float | None = None
+    """Branching: added to a draft step for each node of the tree beyond the first; None: as calibrated, else 0.06 times
+    the draft's time for one token."""
     jitter: float = 0.0
     """Standard deviation of passes and draft steps, relative to their time, on top of what was calibrated.
 
@@ -413,7 +416,7 @@ class SimulateConfig:
     synchronous_lengths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     """Values of num_speculative_tokens tried for synchronous decoding."""
     min_candidates: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
-    """Values of min_candidates tried for the chain."""
+    """Values of min_candidates tried for the chain and for branching."""
     grid: bool = False
     """Also map which policy wins over `grid_accepts` and `grid_ratios`."""
     grid_accepts: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -425,6 +428,8 @@ class SimulateConfig:
         overhead = self.overhead_ms
         _require(overhead is None or 0 <= overhead < math.inf, "simulate.overhead_ms", overhead, "must be at least 0")
         _require(0 <= self.row_ms < math.inf, "simulate.row_ms", self.row_ms, "must be at least 0")
+        row_ms = self.draft_row_ms
+        _require(row_ms is None or 0 <= row_ms < math.inf, "simulate.draft_row_ms", row_ms, "must be at least 0")
         _require(0 <= self.jitter <= 0.5, "simulate.jitter", self.jitter, "must be between 0 and 0.5")
         for name in ("tokens_per_step", "num_answers", "num_tokens"):
             _require(getattr(self, name) >= 1, f"simulate.{name}", getattr(self, name), "must be at least 1")

@@ -285,7 +285,7 @@ class Engine:
         request = Request(
             prompt=prompt_ids,
             max_length=max_length,
-            policy=make_policy(decoding),
+            policy=make_policy(decoding, can_branch=self._can_branch(params, name)),
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs,
@@ -382,6 +382,10 @@ class Engine:
         if peer is not None and drafter not in peer.tree_drafters:
             allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
             raise ConfigError(f"policy=branching: drafter={drafter} drafts no trees; allowed: {allowed}")
+
+    def _can_branch(self, params: SamplingParams, drafter: str | None) -> bool:
+        peer = self._worker.peer
+        return peer is not None and drafter in peer.tree_drafters and params.rule != "rejection"
 
     def _tells_answer(self, drafter: str | None) -> bool:
         return drafter == SYNTHETIC and self._worker.has_draft

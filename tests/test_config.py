@@ -9,6 +9,7 @@ import pytest
 
 from amusd.config import RunConfig, from_mapping, to_mapping
 from amusd.errors import ConfigError
+from amusd.policies.factory import make_policy
 from amusd.types import Mode
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -29,6 +30,11 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"drafter": {"kind": "synthetic", "accept": 1.01}}, "drafter.accept=1.01: must be between 0 and 1"),
     ({"drafter": {"kind": "synthetic"}, "accept": -0.1}, "accept=-0.1: must be between 0 and 1"),
+    (
+        {"drafter": {"kind": "synthetic", "accept_next": 1.5}},
+        "drafter.accept_next=1.5: must be between 0 and 1",
+    ),
+    ({"drafter": {"kind": "synthetic", "accept_next": -0.1}}, "drafter.accept_next=-0.1: must be between 0 and 1"),
     ({"accept": 0.5}, "accept=0.5: only allowed with drafter=synthetic"),
     ({"drafter": {"shape": "llama-1b"}}, "drafter.shape=llama-1b: only allowed with drafter=synthetic"),
     ({"drafter": {"kind": "synthetic", "shape": "llama-2b"}}, "drafter.shape=llama-2b: allowed: smollm2-135m, "),
@@ -60,6 +66,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"tokens_per_message": 17}, "tokens_per_message=17: must be at most max_lookahead (16)"),
     ({"min_candidates": -1}, "min_candidates=-1: must be at least 0"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
+    ({"fan_out": 0}, "fan_out=0: must be at least 1"),
+    ({"fan_out": "wide"}, "fan_out=wide: expected a whole number"),
+    ({"rows_per_step": 0}, "rows_per_step=0: must be at least 1"),
+    ({"policy": "tree"}, "policy=tree: allowed: auto, chain, branching"),
+    ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, branching; did you mean 'branching'?"),
+    ({"compare": {"policies": ["chain", "tree"]}}, "compare.policies=tree: allowed: auto, chain, branching"),
     ({"max_wait_passes": -0.1}, "max_wait_passes=-0.1: must be at least 0"),
     ({"draft_timeout_seconds": 0}, "draft_timeout_seconds=0.0: must be above 0"),
     ({"target": {"kind": "hf"}}, "target.model: required with target=hf"),
@@ -142,6 +154,19 @@ def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> N
     assert accepted(drafter=synthetic, accept=0.7) == [0.7]
     assert accepted(drafter=synthetic, accept=0) == [0]
     assert accepted(compare={"drafters": ["ngram", "synthetic"]}, accept=0.7) == [0.8, 0.7]
+
+
+def test_the_keys_of_branching_reach_the_schedule_and_the_drafter() -> None:
+    keys = {"policy": "branching", "fan_out": 5, "rows_per_step": 6}
+    config = from_mapping(RunConfig, {**keys, "drafter": {"kind": "synthetic", "accept_next": 0.25}})
+    decoding = config.decoding()
+    assert (decoding.policy, decoding.fan_out, decoding.rows_per_step) == ("branching", 5, 6)
+    assert [drafter.accept_next for drafter in config.engine().drafters] == [0.25]
+    policy = make_policy(decoding)
+    assert (policy.fan_out, policy.rows_per_step) == (5, 6)
+    assert make_policy(from_mapping(RunConfig, {**keys, "policy": "chain"}).decoding()).fan_out == 0
+    compared = from_mapping(RunConfig, {"compare": {"policies": ["chain", "branching"]}})
+    assert from_mapping(RunConfig, to_mapping(compared)) == compared
 
 
 def test_a_configuration_cannot_be_changed() -> None:

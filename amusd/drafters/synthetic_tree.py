@@ -28,8 +28,8 @@ class SyntheticTreeDrafter:
         self._fan_out = 1
         self._length = 0
         self._follows = True
-        self._right: dict[int, bool] = {}
-        """id of a node -> whether the target's text goes through it."""
+        self._right: dict[Node, bool] = {}
+        """Whether the target's text goes through it."""
         self.set_reference(())
 
     def set_reference(self, token_ids: Sequence[int]) -> None:
@@ -61,8 +61,7 @@ class SyntheticTreeDrafter:
         end = self._length + len(committed)
         self._follows = self._follows and self._reference[self._length : end] == committed
         self._length = end
-        left = {id(node) for node in alive}
-        self._right = {key: right for key, right in self._right.items() if key in left}
+        self._right = {node: self._right[node] for node in alive if node in self._right}
         self._model.adopt(kept, self._reduced(token_ids), alive)
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
@@ -88,13 +87,13 @@ class SyntheticTreeDrafter:
         return guesses
 
     def _is_right(self, root: Node, node: Node) -> bool:
-        known = self._right.get(id(node))
+        known = self._right.get(node)
         if known is None:
             above = node.parent is root or node.parent is None
             follows = self._follows if above else self._is_right(root, node.parent)  # type: ignore[arg-type]  # not None
             inside = node.position < len(self._reference)
             known = follows and inside and self._reference[node.position] == node.token_id
-            self._right[id(node)] = known
+            self._right[node] = known
         return known
 
     def _rank(self, position: int) -> int:

@@ -70,10 +70,10 @@ class ModelTreeDrafter:
         self._cache = model.new_cache(model.max_length, spare=MAX_NODES)
         self._num_slots = model.max_length + MAX_NODES
         self._distribution = GREEDY
-        self._slots: dict[int, int] = {}
-        """id of a computed node -> its slot."""
-        self._paths: dict[int, tuple[int, ...]] = {}
-        """id of a computed node -> the slots behind the prefix that lead to it, its own last."""
+        self._slots: dict[Node, int] = {}
+        """Of each computed node."""
+        self._paths: dict[Node, tuple[int, ...]] = {}
+        """Of each computed node: the slots behind the prefix that lead to it, its own last."""
 
     def set_distribution(self, distribution: Distribution) -> None:
         """Nodes are ranked as the target would choose."""
@@ -109,12 +109,12 @@ class ModelTreeDrafter:
         tokens, positions, slots, rows = [], [], [], []
         for node in nodes:
             slot = self._take_slot()
-            above = () if node.parent is None or node.parent is root else self._paths[id(node.parent)]
-            self._slots[id(node)], self._paths[id(node)] = slot, (*above, slot)
+            above = () if node.parent is None or node.parent is root else self._paths[node.parent]
+            self._slots[node], self._paths[node] = slot, (*above, slot)
             tokens.append(node.token_id)
             positions.append(node.position)
             slots.append(slot)
-            rows.append(self._paths[id(node)])
+            rows.append(self._paths[node])
         visible = self._visible(len(nodes))
         for row, path in zip(visible, rows, strict=True):
             row[list(path)] = True
@@ -126,8 +126,8 @@ class ModelTreeDrafter:
     def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
         """Keys of `kept` join the prefix where they lie; slots of nodes that are gone become free."""
         for node in kept:
-            slot = self._slots.pop(id(node), None)
-            self._paths.pop(id(node), None)
+            slot = self._slots.pop(node, None)
+            self._paths.pop(node, None)
             if slot is None:
                 self._pending.append(node.position)
             else:
@@ -136,10 +136,10 @@ class ModelTreeDrafter:
         for token_id in token_ids:
             self._pending.append(len(self._context))
             self._context.append(token_id)
-        left = {id(node) for node in alive}
-        for key in [key for key in self._slots if key not in left]:
-            self._free.append(self._slots.pop(key))
-            del self._paths[key]
+        left = set(alive)
+        for node in [node for node in self._slots if node not in left]:
+            self._free.append(self._slots.pop(node))
+            del self._paths[node]
         if self._lookup is not None:
             self._lookup.commit(tuple(self._context[self._lookup.length :]))
 

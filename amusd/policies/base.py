@@ -26,6 +26,14 @@ class TargetView:
     """Since the last pass ended."""
     pass_seconds: float
     """Running estimate of one target pass; 0 before the first."""
+    path_chance: float = 1.0
+    """Estimate that all candidates at hand are accepted; 1 where there are none."""
+    acceptance: float = 0.5
+    """Running estimate for one candidate behind the right prefix."""
+    tokens_per_second: float = 0.0
+    """Running estimate of what is committed; 0 before the first pass."""
+    candidate_seconds: float = 0.0
+    """Running estimate of the wait for a candidate; 0 before the first one."""
 
 
 @dataclass(frozen=True, slots=True)

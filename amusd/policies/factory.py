@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from amusd.config import DecodingConfig
+from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
 from amusd.policies.branching import BranchingPolicy
 from amusd.policies.chain import ChainPolicy
@@ -10,13 +11,20 @@ from amusd.policies.lockstep import AutoregressivePolicy, SynchronousPolicy
 from amusd.types import Mode
 
 
-def make_policy(decoding: DecodingConfig) -> Policy:
-    """The policy that `decoding` names; in asynchronous mode `auto` is the chain."""
+def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy:
+    """The policy that `decoding` names; `auto` prepares for several verdicts where the draft and the rule can."""
     if decoding.mode is Mode.AUTOREGRESSIVE:
         return AutoregressivePolicy()
     if decoding.mode is Mode.SYNCHRONOUS:
         return SynchronousPolicy(decoding.num_speculative_tokens, decoding.draft_timeout_seconds)
-    if policy_name(decoding) == "branching":
+    if decoding.policy == "auto":
+        return AutoPolicy(
+            max_lookahead=decoding.max_lookahead,
+            fan_out=decoding.fan_out if can_branch else 0,
+            rows_per_step=decoding.rows_per_step,
+            max_wait_passes=decoding.max_wait_passes,
+        )
+    if decoding.policy == "branching":
         return BranchingPolicy(
             max_lookahead=decoding.max_lookahead,
             fan_out=decoding.fan_out,
@@ -34,6 +42,4 @@ def make_policy(decoding: DecodingConfig) -> Policy:
 
 def policy_name(decoding: DecodingConfig) -> str | None:
     """What results call the policy: None outside asynchronous mode."""
-    if decoding.mode is not Mode.ASYNCHRONOUS:
-        return None
-    return "chain" if decoding.policy == "auto" else decoding.policy
+    return decoding.policy if decoding.mode is Mode.ASYNCHRONOUS else None

@@ -11,7 +11,7 @@ Rules
     R1  No node is more than `max_lookahead` tokens ahead of `base`, and none stands where the target alone writes: at
         the last position of the sequence.
     R2  A guess that is less likely to be needed than `min_probability` is not made, and none is while the tree has
-        `max_nodes` nodes.
+        `max_nodes` nodes; each is thought of again when a verdict has changed that.
     R3  Every node is offered once, after its parent, with the prefix that the tree hangs behind; all are offered again,
         under new numbers, when the target's floor says that something was lost.
     R4  A verdict that adds nothing is ignored; one that contradicts what the target committed before is refused.
@@ -52,6 +52,8 @@ class Node:
     """Which step guessed it, from 1; 0: none had to."""
     computed: bool = False
     children: list[Node] = field(default_factory=list)
+    unmade: list[tuple[int, float, int]] = field(default_factory=list)
+    """Guesses of what follows it that were not made (R2): token, weight, step."""
 
     def child(self, token_id: int) -> Node | None:
         """The guess that `token_id` follows."""
@@ -79,7 +81,7 @@ class Adoption:
     epoch: int
     """Epoch afterwards; a new one has everything offered again."""
     num_discarded: int
-    """Nodes that are gone because the tree did not foresee the verdict; 0 where it did."""
+    """Nodes that are gone because the verdict contradicts the tree; 0 where it foresaw it, or was only too short."""
 
 
 class TreeDraftSession:
@@ -151,18 +153,20 @@ class TreeDraftSession:
     def grow(self, node: Node, guesses: Sequence[tuple[int, float]]) -> None:
         """`node` was computed; `guesses`: tokens that may follow it, each with its probability."""
         node.computed = True
-        for token_id, weight in guesses:
-            if node.probability * weight >= self._min_probability and self._num_nodes < self._max_nodes:
-                self._guess(node, token_id, weight, self._num_steps)
+        self._make(node, [(token_id, weight, self._num_steps) for token_id, weight in guesses])
 
-    def guess_path(self, token_ids: Sequence[int], weight: float) -> None:
-        """Guess that these tokens follow the root, each with probability `weight`; nothing is computed for that."""
-        node = self._root
+    def guess_path(self, token_ids: Sequence[int], weight: float) -> int:
+        """Guess that these tokens follow the root, each with probability `weight`; nothing is computed for that.
+
+        Returns how many of these guesses are new.
+        """
+        node, before = self._root, self._num_nodes
         for token_id in token_ids:
             if not self._may_grow(node):
-                return
+                break
             known = node.child(token_id)
             node = known if known is not None else self._guess(node, token_id, weight, 0)
+        return self._num_nodes - before
 
     def offer(self) -> Prepared | None:
         """The next message for the target, or None while there is nothing to say."""
@@ -202,18 +206,17 @@ class TreeDraftSession:
         self._check(verdict, committed_length)
         new = verdict.token_ids[self.base - verdict.start :]
         kept: list[Node] = []
-        node: Node | None = self._root
-        for token_id in new:
-            node = None if node is None else node.child(token_id)
-            if node is None:
-                break
-            kept.append(node)
+        node = self._root
+        while len(kept) < len(new) and (child := node.child(new[len(kept)])) is not None:
+            kept.append(child)
+            node = child
+        contradicted = len(kept) < len(new) and bool(node.children)
         return Adoption(
             kept=tuple(kept),
             token_ids=new[len(kept) :],
             committed_length=committed_length,
             epoch=max(self._epoch, verdict.epoch_floor),
-            num_discarded=self._num_nodes - len(kept) if len(kept) < len(new) else 0,
+            num_discarded=self._num_nodes - len(kept) if contradicted else 0,
         )
 
     def apply(self, adoption: Adoption) -> None:
@@ -240,6 +243,9 @@ class TreeDraftSession:
         self._root.probability = 1.0
         unsent = {id(node) for node in alive if not node.number}
         self._unsent = [node for node in self._unsent if id(node) in unsent]
+        for node in (self._root, *alive):
+            if node.unmade:
+                self._make(node, node.unmade)
         self._said_no_more = False
 
     # Inside
@@ -255,6 +261,18 @@ class TreeDraftSession:
         self._unsent.append(node)
         self._push(node)
         return node
+
+    def _make(self, node: Node, guesses: Sequence[tuple[int, float, int]]) -> None:
+        """Those that are worth it; what is known (by a lookup) is not guessed twice."""
+        node.unmade = []
+        known = {child.token_id for child in node.children}
+        for token_id, weight, step in guesses:
+            if token_id in known:
+                continue
+            if node.probability * weight >= self._min_probability and self._num_nodes < self._max_nodes:
+                self._guess(node, token_id, weight, step)
+            else:
+                node.unmade.append((token_id, weight, step))
 
     def _push(self, node: Node) -> None:
         self._num_guessed += 1

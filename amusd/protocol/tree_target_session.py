@@ -83,6 +83,11 @@ class TreeTargetSession(Verification[bytes]):
         return not self._children
 
     @property
+    def weights(self) -> tuple[float, ...]:
+        """Along the likeliest path: how likely the draft takes each candidate to be accepted if those before it are."""
+        return tuple(node.weight / CERTAINTY for node in self._path())
+
+    @property
     def num_nodes(self) -> int:
         """Size of the tree."""
         return len(self._nodes)
@@ -140,20 +145,20 @@ class TreeTargetSession(Verification[bytes]):
             if len(self._nodes) >= MAX_NODES or position >= self.max_length:
                 return False
             node = siblings[token_id] = _Node(token_id, position, number, weight)
+        node.number = max(node.number, number)  # one that is offered again goes by its new number from now on
         self._nodes[number] = node
         return True
 
-    def _path(self) -> tuple[int, ...]:
-        path = []
+    def _path(self) -> list[_Node]:
+        path: list[_Node] = []
         children = self._children
         while children:
-            best = max(children.values(), key=_weight)
-            path.append(best.token_id)
-            children = best.children
-        return tuple(path)
+            path.append(max(children.values(), key=_weight))
+            children = path[-1].children
+        return path
 
     def _candidates(self, number: int) -> tuple[int, ...]:
-        return self._path()[:number]
+        return tuple(node.token_id for node in self._path()[:number])
 
     def _advance(self, token_ids: tuple[int, ...]) -> None:
         self._stream.extend_tail(token_ids)

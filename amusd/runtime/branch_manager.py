@@ -20,6 +20,7 @@ class BranchManager:
         self.drafter = drafter
         self._capacity = opening.max_length
         self._fan_out = opening.fan_out
+        self.num_looked_up = 0
         drafter.open_tree(opening.token_ids, self._capacity, self._fan_out)
         self._look_up()
 
@@ -74,4 +75,4 @@ class BranchManager:
 
     def _look_up(self) -> None:
         tokens, weight = self.drafter.look_up()
-        self.session.guess_path(tokens, weight)
+        self.num_looked_up += self.session.guess_path(tokens, weight)

@@ -13,12 +13,12 @@ from typing import TypeVar
 from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
 from amusd.drafters.tree import TreeDrafter
 from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.protocol.tree_draft_session import Adoption
 from amusd.runtime.branch_manager import BranchManager
 from amusd.runtime.rollback import RollbackManager
-from amusd.runtime.verdict_clock import VerdictClock
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -209,7 +209,7 @@ class DraftWorker:
             role=Role.DRAFT,
             sequence_id=message.sequence_id,
             num_steps=sequence.num_steps,
-            num_drafted=sequence.num_drafted,
+            num_drafted=sequence.num_drafted + sequence.manager.num_looked_up,
             num_rollbacks=sequence.num_rollbacks,
             num_stale=sequence.manager.session.num_stale,
             busy_ns=sequence.busy_ns,

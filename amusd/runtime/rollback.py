@@ -41,6 +41,11 @@ class RollbackManager:
         return False
 
     @property
+    def num_looked_up(self) -> int:
+        """Tokens drafted outside of steps: a chain has none."""
+        return 0
+
+    @property
     def length(self) -> int:
         """Tokens that the draft holds, drafted ones included."""
         return self.session.length

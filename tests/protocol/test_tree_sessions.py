@@ -107,6 +107,20 @@ def test_a_number_is_given_once() -> None:
     assert session.begin(6).candidates == (6,)
 
 
+def test_a_node_that_was_offered_again_goes_by_its_new_number() -> None:
+    """A message was lost, so the draft has offered its tree once more: what hangs behind the new numbers counts."""
+    session = target()
+    session.receive(nodes(1, (0, 4, HALF), (1, 5, HALF)))
+    session.receive(nodes(4, (2, 6, HALF)))  # number 3 was lost
+    session.receive(nodes(5, (0, 4, HALF), (5, 5, HALF), (6, 6, HALF)))
+    judge(session, 4, accepted=1)
+    assert session.receive(nodes(8, (7, 7, HALF))) is Reception.TAKEN
+    assert session.begin(6).candidates == (5, 6, 7)
+    session.commit((5, 6, 7, 8), 3)
+    assert session.receive(nodes(9, (8, 8, HALF), (9, 10, HALF))) is Reception.TAKEN
+    assert session.begin(6).candidates == (10,)
+
+
 def test_another_life_another_prefix_and_no_draft_are_not_heard() -> None:
     session = target()
     message = nodes(1, (0, 4, HALF))
@@ -234,15 +248,40 @@ def test_a_verdict_that_it_did_not_foresee_starts_it_anew() -> None:
     assert session.committed == (*PROMPT, 4, 9, 9)
 
 
-def test_an_unlikely_guess_is_not_computed() -> None:
+def test_an_unlikely_guess_is_made_when_a_verdict_has_made_it_likely() -> None:
     session = TreeDraftSession(OPENING, min_probability=0.1)
-    session.grow(*_root_with(session, (4, 0.05)))
-    assert not session.has_work
+    session.grow(*_root_with(session, (4, 0.3)))
+    root = session.root
+    session.grow(root.children[0], [(6, 0.4), (7, 0.2), (8, 0.05)])
+    assert [child.token_id for child in root.children[0].children] == [6]
+    session.offer()
+    session.apply(_adopted(session, verdict(4)))
+    assert [child.token_id for child in session.root.children] == [6, 7]
+    assert session.num_nodes == 2
     message = session.offer()
     assert message is not None
-    assert message.token_ids == (4,)
-    assert not message.more
-    assert session.offer() is None
+    assert message.token_ids == (7,)
+    assert session.next_nodes() == tuple(session.root.children)
+    session.apply(_adopted(session, verdict(7, start=4)))
+    assert session.next_nodes() == (session.root,)
+
+
+def test_a_tree_that_was_full_takes_the_rest_when_there_is_room() -> None:
+    session = TreeDraftSession(OPENING, max_nodes=2)
+    session.grow(*_root_with(session, (4, 0.6), (5, 0.3)))
+    session.grow(session.root.children[0], [(6, 0.4)])
+    assert session.num_nodes == 2
+    session.apply(_adopted(session, verdict(4)))
+    assert [child.token_id for child in session.root.children] == [6]
+
+
+def test_what_was_looked_up_is_not_guessed_again() -> None:
+    session = TreeDraftSession(OPENING)
+    session.guess_path([4, 5], 0.85)
+    (root,) = session.next_nodes()
+    session.grow(root, [(4, 0.6), (6, 0.2)])
+    assert [child.token_id for child in root.children] == [4, 6]
+    assert session.num_nodes == 3
 
 
 def test_what_was_looked_up_needs_no_computing_and_joins_what_is_known() -> None:
@@ -325,7 +364,7 @@ def test_every_case_really_happens() -> None:
         harness.run()
     assert sum(harness.num_accepted for harness in runs) > 300
     assert sum(harness.num_adopted for harness in runs) > 100
-    assert sum(harness.num_missed for harness in runs) > 100
+    assert sum(harness.num_missed for harness in runs) > 50
     assert {reception for harness in runs for reception in harness.receptions} == {
         Reception.TAKEN,
         Reception.STALE,
@@ -373,7 +412,7 @@ class KeepsItsTree(TreeDraftSession):
         children = self._root.children
         super().apply(adoption)
         if not self._root.children:
-            self._root.children = children
+            self._root.children = [child for child in children if child not in adoption.kept]
             self._num_nodes = len(list(self._root.below()))
 
 

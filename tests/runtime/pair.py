@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.oracle import OracleDrafter, Schedule
+from amusd.drafters.tree import TreeDrafter
 from amusd.engine import Engine
 from amusd.models.language_model import KVCache, ModelOutput
 from amusd.models.numerics import Numerics
@@ -26,6 +28,7 @@ VOCAB_SIZE = 50
 WIDTH = 9
 PROMPT = (3, 1, 4, 1, 5)
 TIMEOUT_SECONDS = 30.0
+NO_TREES: Mapping[str, Callable[[], TreeDrafter]] = MappingProxyType({})
 
 
 class PacedModel(TableModel):
@@ -67,8 +70,12 @@ class DraftThread:
     error: BaseException | None = None
     recorder: Recorder = field(default_factory=lambda: KeepingRecorder("draft"))
 
-    def run(self, factories: Mapping[str, Callable[[], Drafter]]) -> None:
-        drafters = LoadedDrafters(factories, vocab_size=0, tokenizer_hash="")
+    def run(
+        self,
+        factories: Mapping[str, Callable[[], Drafter]],
+        tree_factories: Mapping[str, Callable[[], TreeDrafter]] = NO_TREES,
+    ) -> None:
+        drafters = LoadedDrafters(factories, vocab_size=0, tokenizer_hash="", tree_factories=tree_factories)
         try:
             serve(self.link, drafters, self.recorder, incarnation=1, timeout_seconds=TIMEOUT_SECONDS)
         except BaseException as error:  # noqa: BLE001 - handed to the test
@@ -87,6 +94,7 @@ class KeepingRecorder(Recorder):
 @contextmanager
 def pair(
     factories: Mapping[str, Callable[[], Drafter]],
+    tree_factories: Mapping[str, Callable[[], TreeDrafter]] = NO_TREES,
     *,
     eos_token_id: int | None = None,
     seed: int = 0,
@@ -94,17 +102,20 @@ def pair(
     pass_seconds: float = 0.002,
     wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
 ) -> Iterator[tuple[Engine, DraftThread]]:
-    """An engine whose draft offers `factories`. The draft's thread has ended when this returns."""
+    """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
+
+    The draft's thread has ended when this returns.
+    """
     target_end, draft_end = memory_pair(seed=seed, max_delay_seconds=max_delay_seconds)
     draft = DraftThread(draft_end)
-    thread = threading.Thread(target=draft.run, args=(factories,), daemon=True)
+    thread = threading.Thread(target=draft.run, args=(factories, tree_factories), daemon=True)
     thread.start()
     tokenizer = TableTokenizer(VOCAB_SIZE, eos_token_id)
     worker = meet_draft(
         wrap_target_link(target_end), paced_model(pass_seconds), tokenizer, KeepingRecorder("target"), TIMEOUT_SECONDS
     )
     try:
-        with Engine(worker, tokenizer, drafters=list(factories)) as engine:
+        with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:
             yield engine, draft
     finally:
         target_end.close()

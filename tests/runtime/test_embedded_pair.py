@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from runtime.pair import DraftThread, KeepingRecorder
+from runtime.pair import NO_TREES, DraftThread, KeepingRecorder
 
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
+from amusd.drafters.tree import ModelTreeDrafter, TreeDrafter
 from amusd.engine import Engine, Generation
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
@@ -58,13 +59,14 @@ def engine_over(
     target: tuple[CachedModel, HuggingFaceTokenizer],
     factories: Mapping[str, Callable[[], Drafter]],
     max_delay_seconds: float = 0.0,
+    tree_factories: Mapping[str, Callable[[], TreeDrafter]] = NO_TREES,
 ) -> Iterator[Engine]:
     target_end, draft_end = memory_pair(seed=3, max_delay_seconds=max_delay_seconds)
     draft = DraftThread(draft_end)
-    thread = threading.Thread(target=draft.run, args=(factories,), daemon=True)
+    thread = threading.Thread(target=draft.run, args=(factories, tree_factories), daemon=True)
     thread.start()
     worker = meet_draft(target_end, *target, KeepingRecorder("target"), 30.0)
-    with Engine(worker, target[1], drafters=list(factories)) as engine:
+    with Engine(worker, target[1], drafters=[*factories, *tree_factories]) as engine:
         yield engine
     thread.join(30)
     assert draft.error is None
@@ -147,3 +149,22 @@ def test_sampled_answers_are_those_of_plain_decoding(
                 assert answer.token_ids == plain.token_ids, (mode, name)
                 accepted += answer.metrics.num_accepted
     assert accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
+    target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path, temperature: float
+) -> None:
+    draft = load_embedded_draft(
+        embedded_folder, vocab_size=8192, numerics=Numerics(width=16, fixed=False), max_model_len=512
+    )
+    trees: dict[str, Callable[[], TreeDrafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramDrafter(4, 12))}
+    params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=32)
+    prompt = "Name a city and a river."
+    with engine_over(target, {}, max_delay_seconds=0.005, tree_factories=trees) as engine:
+        plain = engine.generate(prompt, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
+        answer = engine.generate(prompt, params, decoding=DecodingConfig(policy="branching"))
+    assert answer.token_ids == plain.token_ids
+    assert answer.policy == "branching"
+    assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
+    assert answer.metrics.num_refused == 0

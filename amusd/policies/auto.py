@@ -1,0 +1,33 @@
+"""Asynchronous decoding that finds out by itself how long to wait.
+
+One candidate more is worth waiting for if the tokens it may bring are more than what the pair commits in the time until
+it comes: it brings one with the chance that it and all before it are accepted. That is the best `min_candidates` of a
+chain or a tree (docs/branching.md), found pass by pass, as it depends on how sure the draft is of what is at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amusd.policies.base import Decision, TargetView, Verify, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class AutoPolicy:
+    """Verify once waiting for more costs more than it brings; `fan_out` 0 keeps the draft to one chain."""
+
+    max_lookahead: int
+    fan_out: int
+    rows_per_step: int
+    max_wait_passes: float
+    tokens_per_message: int = 1
+
+    def decide(self, view: TargetView) -> Decision:
+        """Verify now, or wait for one more candidate."""
+        if view.may_get_more and view.num_candidates < view.max_candidates:
+            gain = view.path_chance * view.acceptance
+            loss = view.tokens_per_second * view.candidate_seconds
+            seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
+            if gain > loss and seconds_left > 0:
+                return Wait(seconds_left)
+        return Verify(view.num_candidates)

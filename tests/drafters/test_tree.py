@@ -1,0 +1,493 @@
+"""Drafters of trees: what they guess behind a node is what its path alone would give, whatever happened before."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import tiny
+from models.blocks import random_ids
+
+from amusd.config import GREEDY, Distribution
+from amusd.drafters.base import ReferenceDrafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, Guesses, ModelTreeDrafter
+from amusd.models.cached_model import CachedModel
+from amusd.models.numerics import Numerics
+from amusd.protocol.messages import Open, Verdict
+from amusd.protocol.tree_draft_session import MAX_NODES, Node, TreeDraftSession
+from amusd.sampling.ranking import Ranking
+
+NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
+ROWS = NUMERICS.width
+PROMPT = 9
+MATCHING = Distribution(temperature=0.8, seed=5)
+PENALTIES = Distribution(
+    temperature=0.7, top_k=40, repetition_penalty=1.4, presence_penalty=0.8, logit_bias=((5, 1.5),), seed=6
+)
+
+
+@functools.lru_cache
+def model_of(name: str) -> CachedModel:
+    return tiny.wrapped_pair(name, NUMERICS)[1]
+
+
+def path_to(node: Node) -> list[int]:
+    """The tokens behind the root that lead to `node`."""
+    return [] if node.parent is None else [*path_to(node.parent), node.token_id]
+
+
+class Checked:
+    """A session with its drafter, and what each pass was given; every answer is compared with that of a fresh pass."""
+
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        name: str = "LlamaConfig",
+        distribution: Distribution = GREEDY,
+        lookup: NgramDrafter | None = None,
+        max_length: int = 120,
+        max_lookahead: int = 8,
+        fan_out: int = 3,
+        rows_per_step: int = ROWS,
+        prompt: Sequence[int] = (),
+        drafter: ModelTreeDrafter | None = None,
+    ) -> None:
+        self.rng = rng
+        self.model = model_of(name)
+        self.prompt = list(prompt) or random_ids(rng.randint(1, PROMPT), rng.randrange(2**32))
+        self.distribution = distribution
+        self.fan_out = fan_out
+        opening = Open(
+            1, 1, tuple(self.prompt), max_length, "tree", max_lookahead, 1, (), distribution, fan_out, rows_per_step
+        )
+        self.max_length = max_length
+        self.session = TreeDraftSession(opening, min_probability=0.0005)
+        self.drafter = drafter or ModelTreeDrafter(self.model, lookup)
+        self.drafter.set_distribution(distribution)
+        self.drafter.open_tree(self.prompt, max_length, fan_out)
+        self.session.guess_path(*self.drafter.look_up())
+        self.num_compared = 0
+        self.check_slots()
+
+    def compute(self) -> None:
+        """One step."""
+        root, nodes = self.session.root, self.session.next_nodes()
+        if not nodes:
+            return
+        for node, guesses in zip(nodes, self.drafter.compute(root, nodes), strict=True):
+            self.compare(guesses, [*self.session.committed, *path_to(node)])
+            self.session.grow(node, guesses)
+        self.check_slots()
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """A verdict."""
+        room = self.max_length - self.session.base
+        verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]), 0)
+        adoption = self.session.preview(verdict)
+        if adoption is None:
+            return
+        self.session.apply(adoption)
+        self.drafter.adopt(adoption.kept, adoption.token_ids, tuple(self.session.root.below()))
+        self.session.guess_path(*self.drafter.look_up())
+        self.check_slots()
+
+    def some_path(self, length: int) -> list[int]:
+        """Tokens that the tree has foreseen, `length` of them at most."""
+        node, found = self.session.root, []
+        while node.children and len(found) < length:
+            node = self.rng.choice(node.children)
+            found.append(node.token_id)
+        return found
+
+    def verdict(self) -> None:
+        """Foreseen, foreseen in part, or not; of one token or several."""
+        foreseen = self.some_path(self.rng.randint(0, 4))
+        others = self.rng.randint(0 if foreseen else 1, 2) * self.rng.choice([1, 1, 6])
+        self.commit([*foreseen, *(self.rng.randrange(tiny.VOCAB) for _ in range(others))])
+
+    def compare(self, guesses: Guesses, path: list[int]) -> None:
+        expected = expected_guesses(self.model, path, self.distribution, self.fan_out, len(self.prompt))
+        assert [token_id for token_id, _ in guesses] == [token_id for token_id, _ in expected]
+        assert [weight for _, weight in guesses] == pytest.approx([weight for _, weight in expected], abs=1e-4)
+        self.num_compared += 1
+
+    def check_slots(self) -> None:
+        """Each slot is free, holds a committed token, or holds a node: one of the three, and once."""
+        drafter = self.drafter
+        prefix = np.flatnonzero(drafter._prefix).tolist()
+        nodes = list(drafter._slots.values())
+        assert sorted([*prefix, *nodes, *drafter._free]) == list(range(tiny.MAX_LENGTH + MAX_NODES))
+        assert len(prefix) + len(drafter._pending) == self.session.base
+        computed = {node for node in self.session.root.below() if node.computed}
+        assert set(drafter._slots) == set(drafter._paths) == computed
+
+
+def expected_guesses(
+    model: CachedModel, path: list[int], distribution: Distribution, fan_out: int, num_prompt_tokens: int
+) -> Guesses:
+    """From a pass over the path alone, in a cache of its own."""
+    cache = model.new_cache(len(path))
+    model.prefill(path[:-1], cache)
+    logits = model.forward(path[-1:], cache).logits
+    ranking = Ranking(
+        distribution, model.vocab_size, model.output_ids, number=fan_out, num_prompt_tokens=num_prompt_tokens
+    )
+    (ranked,) = ranking.rank(logits, [len(path)], [path])
+    return list(zip(ranked.token_ids, ranked.probabilities, strict=True))
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, MATCHING, PENALTIES], ids=["greedy", "matching", "penalties"])
+@settings(deadline=None, max_examples=8, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_guesses_depend_on_the_path_alone(distribution: Distribution, seed: int) -> None:
+    rng = random.Random(seed)
+    sequence = Checked(
+        rng,
+        name=rng.choice(["LlamaConfig", "GPT2Config"]),
+        distribution=distribution,
+        lookup=rng.choice([None, NgramDrafter(1, 3)]),
+        max_lookahead=rng.randint(2, 9),
+        fan_out=rng.randint(1, 4),
+        rows_per_step=rng.randint(1, ROWS),
+    )
+    for _ in range(12):
+        for _ in range(rng.randint(0, 4)):
+            sequence.compute()
+        sequence.verdict()
+    sequence.compute()
+    assert sequence.num_compared > 5
+
+
+def test_a_fresh_drafter_that_is_opened_with_the_path_guesses_the_same() -> None:
+    """One that is opened again as well: nothing of the sequence before is left."""
+    sequence = Checked(random.Random(1), lookup=NgramDrafter(1, 3))
+    other = ModelTreeDrafter(sequence.model)
+    for token_id in (3, 4, 5):
+        root, nodes = sequence.session.root, sequence.session.next_nodes()
+        while nodes:
+            for node, guesses in zip(nodes, sequence.drafter.compute(root, nodes), strict=True):
+                path = [*sequence.session.committed, *path_to(node)]
+                other.open_tree(path, 120, sequence.fan_out)
+                here = Node(None, path[-1], len(path) - 1, 1.0, 1.0)
+                (expected,) = other.compute(here, [here])
+                other.close()
+                assert [token_id for token_id, _ in guesses] == [token_id for token_id, _ in expected]
+                sequence.session.grow(node, guesses)
+            nodes = sequence.session.next_nodes() if sequence.session.num_nodes < 60 else ()
+        sequence.commit([*sequence.some_path(2), token_id])
+
+
+def test_slots_never_run_out() -> None:
+    """Far more nodes than there are slots: most of them are thrown away, and their slots are given again."""
+    rng = random.Random(2)
+    sequence = Checked(rng, prompt=[7], max_length=tiny.MAX_LENGTH, fan_out=4)
+    sequence.compare = lambda *_: None  # type: ignore[method-assign]  # other tests do that
+    num_computed = 0
+    while sequence.session.base < 200:
+        for _ in range(5):
+            before = {node for node in sequence.session.root.below() if node.computed}
+            sequence.compute()
+            num_computed += sum(node not in before for node in sequence.session.root.below() if node.computed)
+        sequence.verdict()
+    assert num_computed > tiny.MAX_LENGTH + MAX_NODES
+
+
+def test_no_pass_writes_into_a_slot_that_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model is asked to do, with no look at the drafter's books."""
+    rng = random.Random(3)
+    sequence = Checked(rng)
+    slot_of: dict[Node, int] = {}  # of computed nodes
+    committed = set(range(len(sequence.prompt) - 1))
+    batch: list[Node] = []
+    passes: list[Any] = []
+    forward_tree = CachedModel.forward_tree
+
+    def spy(self: CachedModel, token_ids: Any, positions: Any, slots: Sequence[int], *rest: Any) -> Any:
+        passes.append(tuple(slots))
+        return forward_tree(self, token_ids, positions, slots, *rest)
+
+    monkeypatch.setattr(CachedModel, "forward_tree", spy)
+    for _ in range(60):
+        session = sequence.session
+        if rng.random() < 0.7:
+            alive = set(session.root.below())
+            in_use = committed | {slot_of[node] for node in alive if node in slot_of}
+            root, nodes = session.root, session.next_nodes()
+            if not nodes:
+                continue
+            passes.clear()
+            batch = list(nodes)
+            for node, guesses in zip(batch, sequence.drafter.compute(root, batch), strict=True):
+                session.grow(node, guesses)
+            written = [slot for slots in passes for slot in slots]
+            assert len(set(written)) == len(written)
+            assert not in_use.intersection(written)
+            if batch[0] is root:
+                committed.update(written)
+            else:
+                slot_of.update(zip(batch, written, strict=True))
+        else:
+            foreseen = sequence.some_path(3)
+            node = session.root
+            for token_id in foreseen:
+                found = node.child(token_id)
+                assert found is not None
+                node = found
+                if node in slot_of:
+                    committed.add(slot_of[node])
+            sequence.commit(foreseen or [rng.randrange(tiny.VOCAB)])
+            alive_now = set(session.root.below())
+            slot_of = {node: slot for node, slot in slot_of.items() if node in alive_now}
+    assert len(committed) > 30
+
+
+def test_many_tokens_that_were_not_computed_go_through_in_as_many_passes_as_they_need() -> None:
+    sequence = Checked(random.Random(4))
+    sequence.compute()
+    sequence.commit(random_ids(3 * ROWS + 2, seed=8))
+    sequence.compute()
+    sequence.compute()
+    assert sequence.num_compared > 2
+
+
+def test_a_verdict_may_come_before_the_first_step_and_several_between_two() -> None:
+    sequence = Checked(random.Random(5))
+    sequence.commit([5])
+    sequence.commit([6, 7])
+    sequence.compute()
+    sequence.commit(sequence.some_path(1))
+    sequence.commit(sequence.some_path(1) or [8])
+    sequence.compute()
+    assert sequence.num_compared == 2
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "GPT2Config"])
+def test_it_drafts_up_to_the_last_position_of_the_model(name: str) -> None:
+    rng = random.Random(6)
+    prompt = random_ids(tiny.MAX_LENGTH - 12, seed=6)
+    sequence = Checked(rng, name=name, prompt=prompt, max_length=tiny.MAX_LENGTH)
+    deepest = 0
+    while sequence.session.base < tiny.MAX_LENGTH - 1:
+        for _ in range(3):
+            sequence.compute()
+        deepest = max([deepest, *(node.position for node in sequence.session.root.below())])
+        sequence.commit(sequence.some_path(2) or [3])
+    assert deepest == tiny.MAX_LENGTH - 2  # the last position is the target's alone
+    sequence.commit([3])
+    assert not sequence.session.has_work
+    assert sequence.session.base == tiny.MAX_LENGTH
+
+
+def test_a_sequence_that_the_model_has_no_room_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"this draft model takes {tiny.MAX_LENGTH}"):
+        ModelTreeDrafter(model_of("LlamaConfig")).open_tree([1, 2], tiny.MAX_LENGTH + 1, 2)
+
+
+def test_a_repeated_suffix_is_looked_up_behind_the_committed_tokens() -> None:
+    drafter = ModelTreeDrafter(model_of("LlamaConfig"), NgramDrafter(2, 3))
+    drafter.open_tree([5, 6, 7, 8, 5], 100, 2)
+    assert drafter.look_up() == ((), 0.0)
+    drafter.adopt((), [6], ())
+    assert drafter.look_up() == ((7, 8, 5, 6, 7, 8, 5, 6), LOOKUP_WEIGHT)
+    assert len(drafter.look_up()[0]) == LOOKUP_TOKENS
+    drafter.adopt((Node(None, 7, 6, 1.0, 1.0),), [9], ())
+    assert drafter.look_up() == ((), 0.0)
+    drafter.adopt((), [6, 7], ())
+    assert drafter.look_up()[0][:3] == (9, 6, 7)  # what a lookup proposed was not taken for committed
+    assert ModelTreeDrafter(model_of("LlamaConfig")).look_up() == ((), 0.0)
+
+
+def test_a_lookup_and_the_model_may_guess_the_same_token() -> None:
+    """It is one node then, computed once."""
+    drafter = ModelTreeDrafter(model_of("LlamaConfig"))
+    drafter.open_tree([5, 6], 100, 3)
+    root = Node(None, 6, 1, 1.0, 1.0)
+    best = drafter.compute(root, [root])[0][0][0]
+    session = TreeDraftSession(Open(1, 1, (5, 6), 100, "tree", 8, 1, fan_out=3, rows_per_step=ROWS))
+    session.guess_path([best, 9], LOOKUP_WEIGHT)
+    (root,) = session.next_nodes()
+    session.grow(root, [(best, 0.6), (11, 0.2)])
+    assert sorted(child.token_id for child in root.children) == sorted({best, 11})
+    assert len(session.next_nodes()) == session.num_nodes == 3
+
+
+# The drafter that is told the answer
+
+
+VOCAB_SIZE = 60
+LENGTH = 4000
+REFERENCE = tuple((i * i + i // 7) % VOCAB_SIZE for i in range(LENGTH))
+
+
+class Free:
+    """A `TreeDrafter` that costs nothing and guesses nothing; writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        self.calls.append(("distribution", distribution))
+
+    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+        self.calls.append(("open", tuple(token_ids), capacity, fan_out))
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        self.calls.append(("compute", len(nodes)))
+        return [() for _ in nodes]
+
+    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+        self.calls.append(("adopt", len(kept), tuple(token_ids), len(alive)))
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        raise AssertionError("it is told the answer, so it looks nothing up")
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+def synthetic(
+    accept: float, accept_next: float, *, fan_out: int = 4, reference: Sequence[int] = REFERENCE, length: int = 5
+) -> SyntheticTreeDrafter:
+    drafter = SyntheticTreeDrafter(Free(), accept, accept_next, VOCAB_SIZE)
+    drafter.set_reference(reference)
+    drafter.open_tree(reference[:length], LENGTH, fan_out)
+    return drafter
+
+
+def ranks(drafter: SyntheticTreeDrafter, fan_out: int) -> list[int]:
+    """At which rank the right token stood, position by position; `fan_out`: at none."""
+    found = []
+    root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
+    for position in range(5, LENGTH):
+        (guesses,) = drafter.compute(root, [root])
+        tokens = [token_id for token_id, _ in guesses]
+        assert len(set(tokens)) == len(tokens) == fan_out
+        assert all(0 <= token_id < VOCAB_SIZE for token_id in tokens)
+        right = REFERENCE[position]
+        found.append(tokens.index(right) if right in tokens else fan_out)
+        drafter.adopt((), [right], ())
+        root = Node(None, right, position, 1.0, 1.0)
+    return found
+
+
+@pytest.mark.parametrize(("accept", "accept_next"), [(0.8, 0.4), (0.3, 0.7), (0.0, 0.5), (1.0, 0.0), (0.5, 0.0)])
+def test_the_right_token_has_each_rank_as_often_as_asked_for(accept: float, accept_next: float) -> None:
+    found = ranks(synthetic(accept, accept_next), 4)
+    left = len(found)
+    for rank, probability in enumerate((accept, accept_next, accept_next, accept_next)):
+        here = found.count(rank)
+        assert here == pytest.approx(probability * left, abs=4.5 * (probability * (1 - probability) * left) ** 0.5)
+        left -= here
+    assert found == ranks(synthetic(accept, accept_next), 4)  # the text decides it, not the run
+
+
+@pytest.mark.parametrize("fan_out", [1, 2, 4])
+def test_weights_say_how_often_each_rank_is_right(fan_out: int) -> None:
+    root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
+    (guesses,) = synthetic(0.8, 0.5, fan_out=fan_out).compute(root, [root])
+    assert [weight for _, weight in guesses] == pytest.approx([0.8, 0.1, 0.05, 0.025][:fan_out])
+
+
+def test_only_nodes_on_the_references_path_lead_to_right_guesses() -> None:
+    """Through a session: the right token may stand behind a node if and only if its path is the reference's."""
+    rng = random.Random(7)
+    fan_out = 3
+    drafter = synthetic(0.6, 0.6, fan_out=fan_out)
+    session = TreeDraftSession(
+        Open(1, 1, REFERENCE[:5], LENGTH, "synthetic", 6, 1, fan_out=fan_out, rows_per_step=ROWS)
+    )
+    on_path: list[bool] = []
+    while session.base < 300:
+        for _ in range(4):
+            root, nodes = session.root, session.next_nodes()
+            for node, guesses in zip(nodes, drafter.compute(root, nodes) if nodes else (), strict=True):
+                path = (*session.committed, *path_to(node))
+                tokens = [token_id for token_id, _ in guesses]
+                assert len(set(tokens)) == fan_out
+                follows = REFERENCE[: len(path)] == path
+                if follows:
+                    on_path.append(REFERENCE[len(path)] in tokens)
+                else:
+                    assert tokens == list(range(fan_out))
+                session.grow(node, guesses)
+        new = REFERENCE[session.base : session.base + rng.randint(1, 4)]
+        adoption = session.preview(Verdict(1, 1, 0, session.base, new, 0))
+        assert adoption is not None
+        session.apply(adoption)
+        drafter.adopt(adoption.kept, adoption.token_ids, tuple(session.root.below()))
+    assert len(on_path) > 250
+    assert sum(on_path) / len(on_path) == pytest.approx(1 - 0.4**3, abs=0.06)
+
+
+def test_off_the_reference_and_behind_its_end_nothing_is_right_and_it_goes_on() -> None:
+    drafter = synthetic(1.0, 1.0, reference=REFERENCE[:7])
+    root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
+    assert drafter.compute(root, [root])[0][0][0] == REFERENCE[5]
+    drafter.adopt((), [REFERENCE[5] + 1], ())
+    root = Node(None, REFERENCE[5] + 1, 5, 1.0, 1.0)
+    assert [token_id for token_id, _ in drafter.compute(root, [root])[0]] == [0, 1, 2, 3]
+    drafter.adopt((), [REFERENCE[6], 8], ())
+    root = Node(None, 8, 7, 1.0, 1.0)
+    assert len(drafter.compute(root, [root])[0]) == 4
+
+
+def test_another_text_is_right_elsewhere() -> None:
+    other = (*REFERENCE[:-1], (REFERENCE[-1] + 1) % VOCAB_SIZE)
+    assert ranks(synthetic(0.5, 0.5), 4) != ranks(synthetic(0.5, 0.5, reference=other), 4)
+
+
+def test_the_model_is_asked_for_all_that_it_would_compute() -> None:
+    model = Free()
+    drafter = SyntheticTreeDrafter(model, 0.5, 0.5, VOCAB_SIZE)
+    drafter.set_distribution(MATCHING)
+    drafter.set_reference(REFERENCE)
+    drafter.open_tree((VOCAB_SIZE + 3, 4), 100, 2)
+    root = Node(None, 4, 1, 1.0, 1.0)
+    drafter.compute(root, [root])
+    first, second = (Node(root, token_id, 2, 0.5, 0.5) for token_id in (1, 2))
+    drafter.compute(root, [first, second])
+    drafter.adopt((first,), (10 * VOCAB_SIZE + 7,), (second,))
+    assert drafter.look_up() == ((), 0.0)
+    drafter.close()
+    drafter.close()
+    assert model.calls == [
+        ("distribution", MATCHING),
+        ("open", (3, 4), 100, 2),
+        ("compute", 1),
+        ("compute", 2),
+        ("adopt", 1, (7,), 1),
+        ("close",),
+        ("close",),
+    ]
+    assert isinstance(drafter, ReferenceDrafter)
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, MATCHING, PENALTIES], ids=["greedy", "matching", "penalties"])
+def test_ids_beyond_the_models_vocabulary_are_brought_into_it(distribution: Distribution) -> None:
+    model = model_of("LlamaConfig")
+    drafter = SyntheticTreeDrafter(ModelTreeDrafter(model, num_ids=model.vocab_size), 1.0, 0.5, model.vocab_size)
+    reference = tuple(100_000 + number for number in range(20))
+    drafter.set_reference(reference)
+    drafter.set_distribution(distribution)
+    drafter.open_tree(reference[:3], 100, 2)
+    session = TreeDraftSession(Open(1, 1, reference[:3], 100, "synthetic", 8, 1, fan_out=2, rows_per_step=4))
+    for _ in range(3):
+        root, nodes = session.root, session.next_nodes()
+        for node, guesses in zip(nodes, drafter.compute(root, nodes), strict=True):
+            session.grow(node, guesses)
+    adoption = session.preview(Verdict(1, 1, 0, 3, reference[3:8], 0))
+    assert adoption is not None
+    assert len(adoption.kept) > 1
+    session.apply(adoption)
+    drafter.adopt(adoption.kept, adoption.token_ids, tuple(session.root.below()))
+    assert not session.root.computed
+    assert drafter.compute(session.root, [session.root])[0][0][0] == reference[8]

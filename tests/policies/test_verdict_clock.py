@@ -1,0 +1,92 @@
+"""When a draft waits for a verdict: only for one that its next step would run into, and never for long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amusd.policies.verdict_clock import DEVIATIONS, VerdictClock
+
+MS = 1_000_000
+durations = st.integers(1, 10**9)
+
+
+def clock(passes: Sequence[int], step: int, start: int = 0) -> tuple[VerdictClock, int]:
+    """One that has heard verdicts after these passes, each begun at once; and the time of the last one."""
+    found, now = VerdictClock(), start
+    found.stepped(step)
+    found.heard(now, goes_on=True)
+    for each in passes:
+        now += each
+        found.heard(now, goes_on=True)
+    return found, now
+
+
+@given(step=durations, now=durations)
+def test_without_knowledge_nothing_is_waited_for(step: int, now: int) -> None:
+    found = VerdictClock()
+    assert found.patience_ns(now) == 0
+    found.stepped(step)
+    assert found.patience_ns(now) == 0
+    found.sent(now)  # a pass begins, but nobody knows how long one takes
+    assert found.patience_ns(now + step) == 0
+
+
+@given(length=durations, step=durations, elapsed=durations, start=durations)
+def test_passes_of_equal_length_are_waited_for_if_and_only_if_a_step_does_not_fit(
+    length: int, step: int, elapsed: int, start: int
+) -> None:
+    found, now = clock([length] * 3, step, start)
+    due = now + length
+    expected = due - (now + elapsed) if now + elapsed + step > due > now + elapsed else 0
+    assert abs(found.patience_ns(now + elapsed) - expected) <= 2 + length // 10**6
+
+
+@given(passes=st.lists(durations, min_size=1, max_size=10), step=durations, elapsed=st.integers(0, 4 * 10**9))
+def test_patience_is_bounded_and_ends(passes: list[int], step: int, elapsed: int) -> None:
+    found, now = clock(passes, step)
+    patience = found.patience_ns(now + elapsed)
+    spread = max(passes) - min(passes)
+    last = now + max(passes) + DEVIATIONS * spread + 1
+    assert patience >= 0
+    assert now + elapsed + patience <= max(last, now + elapsed)
+    assert found.patience_ns(int(last) + 1) == 0
+    if patience:  # having waited that long, it waits no more
+        assert found.patience_ns(now + elapsed + patience + 1) == 0
+
+
+def test_uneven_passes_are_waited_for_a_little_longer_than_even_ones() -> None:
+    even, now = clock([10 * MS] * 6, 5 * MS)
+    assert even.patience_ns(now + 8 * MS) == 2 * MS
+    assert even.patience_ns(now + 4 * MS) == 0  # a step fits
+    assert even.patience_ns(now + 11 * MS) == 0  # it is late: nobody knows when it comes
+    uneven, now = clock([10 * MS, 14 * MS, 10 * MS, 14 * MS, 10 * MS], 5 * MS)
+    assert uneven.patience_ns(now + 8 * MS) > 4 * MS
+    assert uneven.patience_ns(now + 12 * MS) > 0
+
+
+def test_a_target_that_waits_for_candidates_begins_its_pass_when_they_are_sent() -> None:
+    found, now = clock([10 * MS], 5 * MS)
+    found.heard(now + 10 * MS, goes_on=False)
+    now += 10 * MS
+    assert found.patience_ns(now + 9 * MS) == 0  # no pass is under way
+    found.sent(now + 20 * MS)
+    found.sent(now + 25 * MS)  # more for the same pass
+    assert found.patience_ns(now + 28 * MS) == 2 * MS
+    found.heard(now + 30 * MS, goes_on=True)
+    assert found.patience_ns(now + 38 * MS) == 2 * MS
+
+
+def test_the_estimates_follow_what_they_are_told() -> None:
+    found, now = clock([10 * MS] * 3, 1 * MS)
+    assert found.patience_ns(now + 8 * MS) == 0
+    for _ in range(20):
+        found.stepped(6 * MS)
+    assert found.patience_ns(now + 8 * MS) == 2 * MS
+    for _ in range(40):
+        now += 30 * MS
+        found.heard(now, goes_on=True)
+    assert found.patience_ns(now + 8 * MS) == 0
+    assert 1 * MS < found.patience_ns(now + 28 * MS) < 4 * MS

@@ -1,0 +1,112 @@
+"""A drafter of trees over a table model, which checks what it is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from runtime.pair import VOCAB_SIZE, target_model
+from torch import Tensor
+
+from amusd.config import GREEDY, Distribution
+from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.tree import LOOKUP_TOKENS, Guesses
+from amusd.models.table import TableModel
+from amusd.protocol.tree_draft_session import Node
+from amusd.sampling.ranking import Ranking
+
+WEIGHTS = (0.8, 0.1, 0.05, 0.03)
+
+Places = Callable[[int], int]
+"""Position -> at which rank the likeliest token is guessed; beyond the fan-out: not at all."""
+
+
+def first() -> Places:
+    """The first guess is the model's own choice."""
+    return lambda _position: 0
+
+
+def spread(seed: int, accept: float = 0.6, accept_next: float = 0.5) -> Places:
+    """At rank 0 with probability `accept`, else at each further rank with `accept_next`."""
+
+    def place(position: int) -> int:
+        if right_with_probability(accept, seed)(position):
+            return 0
+        return next((rank for rank in (1, 2) if right_with_probability(accept_next, seed + rank)(position)), 9)
+
+    return place
+
+
+class TableTreeDrafter:
+    """Ranks by `model`, recomputing each node's path; where `places` says so, the best token stands at another rank."""
+
+    def __init__(
+        self, model: TableModel | None = None, places: Places | None = None, lookup: NgramDrafter | None = None
+    ) -> None:
+        self._model = model or target_model()
+        self._places = places or first()
+        self._lookup = lookup
+        self._distribution = GREEDY
+        self._row = lru_cache(maxsize=4096)(self._compute_row)
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        self._distribution = distribution
+
+    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+        assert len(token_ids) <= capacity
+        self._fan_out = fan_out
+        self._context = list(token_ids)
+        self._computed: set[Node] = set()
+        self._ranking = Ranking(self._distribution, VOCAB_SIZE, number=fan_out + 1, num_prompt_tokens=len(token_ids))
+        if self._lookup is not None:
+            self._lookup.open(token_ids, capacity)
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        assert (root.position, root.token_id) == (len(self._context) - 1, self._context[-1])
+        assert nodes[0] is root or (root.computed and root not in nodes)
+        assert len(nodes) == 1 or nodes[0] is not root
+        found: list[Guesses] = []
+        for node in nodes:
+            assert node not in self._computed
+            assert node is root or node.parent is root or node.parent in self._computed
+            found.append(self._guesses(root, node))
+            self._computed.add(node)
+        return found
+
+    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+        assert not (token_ids and alive)
+        assert [node.position for node in kept] == [len(self._context) + number for number in range(len(kept))]
+        self._context += [*(node.token_id for node in kept), *token_ids]
+        self._computed &= set(alive)
+        if self._lookup is not None:
+            self._lookup.commit(tuple(self._context[self._lookup.length :]))
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        if self._lookup is None or not self._lookup.has_match:
+            return (), 0.0
+        length = self._lookup.length
+        tokens = self._lookup.propose(LOOKUP_TOKENS)
+        self._lookup.truncate(length)
+        return tokens, 0.85
+
+    def close(self) -> None:
+        self._computed = set()
+
+    def _guesses(self, root: Node, node: Node) -> Guesses:
+        path: list[int] = []
+        here = node
+        while here is not root:
+            path.append(here.token_id)
+            assert here.parent is not None
+            here = here.parent
+        context = (*self._context, *reversed(path))
+        (ranked,) = self._ranking.rank(self._row(context), [len(context)], [context])
+        best, *others = ranked.token_ids
+        others.insert(self._places(len(context)), best)
+        return list(zip(others[: self._fan_out], WEIGHTS, strict=False))
+
+    def _compute_row(self, context: tuple[int, ...]) -> Tensor:
+        cache = self._model.new_cache(len(context))
+        self._model.prefill(context[:-1], cache)
+        return self._model.forward(context[-1:], cache).logits

@@ -1,0 +1,413 @@
+"""Branching over real workers: the tokens of plain decoding whatever the tree is, and the counts that go with it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
+from runtime.table_tree import TableTreeDrafter, spread
+
+from amusd.config import DecodingConfig, SamplingParams
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.tree import Guesses, TreeDrafter
+from amusd.engine import Engine, Generation
+from amusd.errors import ConfigError
+from amusd.models.table import TableModel
+from amusd.protocol.messages import CERTAINTY, Candidate, Message, Prepared
+from amusd.protocol.tree_draft_session import Node
+from amusd.tracing.metrics import total
+from amusd.transport.memory import MemoryTransport
+from amusd.types import FinishReason, Mode
+
+NUM_TOKENS = 40
+PLAIN = decoding(Mode.AUTOREGRESSIVE)
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 5},
+    {"top_p": 0.9},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": ((3, 1.5), (7, -4.0))},
+]
+TREES: dict[str, Callable[[], TreeDrafter]] = {
+    "spread": lambda: TableTreeDrafter(places=spread(1)),
+    "stranger": lambda: TableTreeDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
+    "lookup": lambda: TableTreeDrafter(places=spread(2), lookup=NgramDrafter(1, 3)),
+}
+SAME: dict[str, Callable[[], TreeDrafter]] = {"same": TableTreeDrafter}
+
+
+def branching(length: int = 5, **changes: object) -> DecodingConfig:
+    return decoding(Mode.ASYNCHRONOUS, length, policy="branching", **{"fan_out": 3, "rows_per_step": 4, **changes})
+
+
+def sampled(temperature: float, **changes: Any) -> SamplingParams:
+    return SamplingParams(temperature=temperature, max_new_tokens=NUM_TOKENS, **{"seed": 11, **changes})
+
+
+def check_counts(answer: Generation) -> None:
+    """What holds for every answer."""
+    metrics = answer.metrics
+    assert metrics.num_tokens == len(answer.token_ids)
+    own = metrics.num_tokens - metrics.num_accepted  # one of each pass, but for a last one that ended on a candidate
+    assert metrics.num_passes - 1 <= own <= metrics.num_passes
+    assert metrics.num_accepted <= metrics.num_verified
+    assert metrics.num_drafts <= metrics.num_passes
+    histogram = metrics.acceptance
+    assert sum(histogram.values()) == metrics.num_drafts
+    assert sum(judged * count for (judged, _), count in histogram.items()) == metrics.num_verified
+    assert sum(accepted * count for (_, accepted), count in histogram.items()) == metrics.num_accepted
+    assert list(metrics.accepted_by_position) == sorted(metrics.accepted_by_position, reverse=True)
+    draft = metrics.draft
+    assert draft is not None
+    assert metrics.num_accepted <= draft.num_drafted
+    assert draft.num_steps <= draft.num_drafted
+    assert draft.num_rollbacks <= metrics.num_passes
+    waste = metrics.as_dict()["wasted_draft_fraction"]
+    assert waste is None or 0 <= waste <= 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
+def test_every_tree_gives_the_tokens_of_plain_decoding(temperature: float, filters: dict[str, Any]) -> None:
+    wanted = sampled(temperature, **filters)
+    accepted = dict.fromkeys(TREES, 0)
+    names = ["spread", "lookup" if temperature < 0.5 else "stranger"]
+    with pair({}, TREES, max_delay_seconds=0.001, pass_seconds=0.001, seed=4) as (engine, draft):
+        expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
+        for name in names:
+            answer = engine.generate(PROMPT, wanted, decoding=branching(), drafter=name)
+            assert answer.token_ids == expected.token_ids, name
+            assert (answer.policy, answer.metrics.num_refused) == ("branching", 0)
+            check_counts(answer)
+            accepted[name] = answer.metrics.num_accepted
+    assert accepted["spread"] > 3
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("fan_out", [1, 2, 3, 4])
+def test_every_size_of_tree_and_every_wait_give_the_tokens_of_plain_decoding(fan_out: int) -> None:
+    with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.001) as (engine, draft):
+        for temperature in (0.0, 1.0):
+            expected = engine.generate(PROMPT, sampled(temperature), decoding=PLAIN).token_ids
+            accepted = 0
+            for rows_per_step, min_candidates in itertools.product((1, 8), (0, 1, 3)):
+                schedule = branching(
+                    8, fan_out=fan_out, rows_per_step=rows_per_step, min_candidates=min_candidates, max_wait_passes=5.0
+                )
+                answer = engine.generate(PROMPT, sampled(temperature), decoding=schedule)
+                assert answer.token_ids == expected
+                check_counts(answer)
+                accepted += answer.metrics.num_accepted
+            assert accepted > 10
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("filters", [{}, FILTERS[-1]], ids=["none", "penalties"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_equal_to_the_target_is_always_accepted_and_never_rolls_back(
+    temperature: float, filters: dict[str, Any]
+) -> None:
+    wanted = sampled(temperature, **filters)
+    with pair({}, SAME, max_delay_seconds=0.001) as (engine, _):
+        for length, fan_out in ((1, 1), (4, 3), (8, 2)):
+            for _round in range(2):
+                answer = engine.generate(PROMPT, wanted, decoding=branching(length, fan_out=fan_out))
+                metrics = answer.metrics
+                assert metrics.num_verified > 0
+                assert metrics.num_accepted == metrics.num_verified
+                assert metrics.draft is not None
+                assert metrics.draft.num_rollbacks == 0
+                check_counts(answer)
+
+
+def test_verdicts_that_only_a_second_guess_foresaw_are_adopted_without_a_rollback() -> None:
+    """The right token is always at rank 1: a chain would be rolled back at each verdict."""
+    second: dict[str, Callable[[], TreeDrafter]] = {"second": lambda: TableTreeDrafter(places=lambda _: 1)}
+    with pair({}, second, pass_seconds=0.004) as (engine, draft):
+        two = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(fan_out=2, min_candidates=3))
+        adopted = [e for e in draft.recorder.events if e.name == "advance" and e.fields["kept_steps"]]
+        one = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(fan_out=1, min_candidates=3))
+    assert two.token_ids == one.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert two.metrics.num_accepted == one.metrics.num_accepted == 0
+    assert len(adopted) > NUM_TOKENS // 2
+    assert two.metrics.draft is not None
+    assert one.metrics.draft is not None
+    assert two.metrics.draft.num_rollbacks < 4 < one.metrics.draft.num_rollbacks
+
+
+class Uneven(TableTreeDrafter):
+    """Slow at times, and once it pauses."""
+
+    num_steps = 0
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        self.num_steps += 1
+        time.sleep(0.3 if self.num_steps == 7 else 0.006 * (self.num_steps % 3 == 0))
+        return super().compute(root, nodes)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("seed", range(3))
+def test_delays_and_uneven_steps_change_nothing(seed: int, temperature: float) -> None:
+    wanted = sampled(temperature, seed=seed)
+    trees = {"uneven": lambda: Uneven(places=spread(seed, 0.7))}
+    with pair({}, trees, seed=seed, max_delay_seconds=0.008, pass_seconds=0.005) as (engine, draft):
+        expected = engine.generate(PROMPT, wanted, decoding=PLAIN).token_ids
+        answer = engine.generate(PROMPT, wanted, decoding=branching(6))
+        model: Any = engine.worker.model
+        model.pass_seconds = 0.0
+        fast = engine.generate(PROMPT, wanted, decoding=branching(6))
+    assert answer.token_ids == fast.token_ids == expected
+    assert 0 < answer.metrics.num_accepted < answer.metrics.num_verified
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.06, 0.12])
+def test_a_draft_that_dies_changes_nothing(seconds: float) -> None:
+    with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.008) as (engine, draft):
+        timer = threading.Timer(seconds, draft.link.kill)
+        timer.start()
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(2))
+        timer.join()
+        assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+        again = engine.generate(PROMPT, params(10), decoding=branching(2))
+        assert again.token_ids == reference(10)[len(PROMPT) :]
+        assert engine.draft_failure is not None
+
+
+@pytest.mark.parametrize("name", ["same", "spread"])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 13])
+def test_eos_a_stop_string_and_the_length_end_the_answer_where_they_end_plain_decoding(
+    num_tokens: int, name: str
+) -> None:
+    """Also in the middle of what was accepted; and the next answer is whole."""
+    answer_tokens = reference(NUM_TOKENS)[len(PROMPT) :]
+    eos = answer_tokens[num_tokens - 1]
+    length = answer_tokens.index(eos) + 1
+    with pair({}, SAME | TREES, eos_token_id=eos, pass_seconds=0.004) as (engine, _):
+        schedule = branching(8, min_candidates=2)
+        found = engine.generate(PROMPT, params(NUM_TOKENS), decoding=schedule, drafter=name)
+        assert (found.token_ids, found.finish_reason) == (answer_tokens[:length], FinishReason.EOS)
+    with pair({}, SAME | TREES, pass_seconds=0.004) as (engine, _):
+        stop = engine.tokenizer.decode(answer_tokens[num_tokens : num_tokens + 2])
+        for wanted, reason in (
+            (params(NUM_TOKENS, (stop,)), FinishReason.STOP),
+            (params(num_tokens), FinishReason.LENGTH),
+            (params(NUM_TOKENS), FinishReason.LENGTH),
+        ):
+            plain = engine.generate(PROMPT, wanted, decoding=PLAIN)
+            found = engine.generate(PROMPT, wanted, decoding=schedule, drafter=name)
+            assert found.token_ids == plain.token_ids
+            assert found.finish_reason is plain.finish_reason is reason
+            check_counts(found)
+
+
+def test_the_context_limit_ends_an_answer_like_a_length() -> None:
+    with pair({}, SAME, pass_seconds=0.0005) as (engine, _):
+        limit = engine.worker.model.max_length
+        text = reference(limit - len(PROMPT))
+        answer = engine.generate(text[:-30], params(10_000), decoding=branching(8))
+    assert answer.token_ids == text[-30:]
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert answer.metrics.num_accepted > 0
+
+
+def test_an_answer_can_be_left_early_and_the_next_is_whole() -> None:
+    with pair({}, {"spread": TREES["spread"]}) as (engine, _):
+        for num_read in (1, 5, 11):
+            stream = engine.stream(PROMPT, params(NUM_TOKENS), decoding=branching())
+            read = [next(stream).token_id for _ in range(num_read)]
+            stream.close()
+            answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching())
+            assert answer.token_ids[:num_read] == tuple(read)
+            assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+
+
+def test_chains_and_trees_take_turns_in_one_engine() -> None:
+    chains: dict[str, Callable[[], Drafter]] = {
+        "same": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=7, max_length=400))
+    }
+    schedules = (branching(), decoding(Mode.ASYNCHRONOUS, 4, policy="chain"), decoding(Mode.SYNCHRONOUS, 4), PLAIN)
+    with pair(chains, SAME) as (engine, draft):
+        for schedule in (*schedules, *reversed(schedules)):
+            for prompt in (PROMPT, PROMPT[:2]):
+                answer = engine.generate(prompt, params(30), decoding=schedule)
+                assert answer.token_ids == reference(30, prompt)[len(prompt) :]
+                if schedule is not PLAIN:
+                    assert answer.metrics.num_accepted == answer.metrics.num_verified > 0
+        received = [e for e in engine.worker.recorder.events if e.name == "receive"]
+    of_trees = {e.sequence_id for e in received if e.fields["message"] == "prepared"}
+    of_chains = {e.sequence_id for e in received if e.fields["message"] == "candidate"}
+    assert of_trees
+    assert of_chains
+    assert not of_trees & of_chains
+    assert draft.error is None
+
+
+class Silent(TableTreeDrafter):
+    """Takes its time, and guesses nothing."""
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        time.sleep(0.004)
+        return [() for _ in nodes]
+
+
+def test_a_tree_without_guesses_costs_no_token() -> None:
+    with pair({}, {"silent": Silent}) as (engine, draft):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(min_candidates=3))
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert answer.metrics.num_verified == 0
+    assert answer.metrics.num_passes == NUM_TOKENS
+    assert draft.error is None
+
+
+def test_what_was_looked_up_counts_as_drafted() -> None:
+    """A text that repeats one token, and a model that guesses nothing: all that is accepted was looked up."""
+    wanted = replace(params(60), logit_bias=((7, 100.0),))
+    with pair({}, {"lookup": lambda: Silent(lookup=NgramDrafter(1, 3))}, pass_seconds=0.001) as (engine, _):
+        answer = engine.generate(PROMPT, wanted, decoding=branching(8))
+    assert answer.token_ids == (7,) * 60
+    assert answer.metrics.num_accepted == answer.metrics.num_verified > 30
+    check_counts(answer)
+
+
+# The drafter that is told the answer
+
+
+@pytest.mark.parametrize("accept", [0.0, 0.5, 1.0])
+def test_the_synthetic_tree_gives_the_tokens_of_plain_decoding(accept: float) -> None:
+    trees = {"synthetic": lambda: SyntheticTreeDrafter(TableTreeDrafter(), accept, accept, VOCAB_SIZE)}
+    with pair({}, trees) as (engine, draft):
+        for prompt in (PROMPT, PROMPT[:2]):
+            for temperature in (0.0, 1.0):
+                wanted = sampled(temperature)
+                answer = engine.generate(prompt, wanted, decoding=branching(min_candidates=1))
+                assert answer.token_ids == engine.generate(prompt, wanted, decoding=PLAIN).token_ids
+                assert (answer.metrics.num_verified > 0) == (accept > 0)  # nothing is offered that cannot be right
+                check_counts(answer)
+                if accept in (0.0, 1.0):
+                    assert answer.metrics.num_accepted == accept * answer.metrics.num_verified
+    assert draft.error is None
+
+
+# What cannot be
+
+
+def refusal(engine: Engine, wanted: SamplingParams, drafter: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        engine.generate(PROMPT, wanted, decoding=branching(), drafter=drafter)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_ratio_test_and_drafters_without_trees_are_refused_and_the_engine_goes_on() -> None:
+    with pair({"ngram": lambda: NgramDrafter(1, 3)}, SAME) as (engine, _):
+        said = refusal(engine, sampled(1.0, acceptance="rejection"), "same")
+        assert said.startswith("policy=branching: not with sampling.acceptance=rejection")
+        assert said.endswith("allowed: chain")
+        said = refusal(engine, params(5), "ngram")
+        assert said == "policy=branching: drafter=ngram drafts no trees; allowed: same"
+        answer = engine.generate(PROMPT, params(5), decoding=branching(), drafter="same")
+        assert answer.token_ids == reference(5)[len(PROMPT) :]
+    with pair({"ngram": lambda: NgramDrafter(1, 3)}) as (engine, _):
+        assert refusal(engine, params(5), "ngram").endswith("drafts no trees; allowed: none of this engine's")
+
+
+class BreakingLink:
+    """Passes messages on; every fourth tree message that has nodes comes as `broken` makes it."""
+
+    def __init__(self, link: MemoryTransport, broken: Callable[[Prepared], Message]) -> None:
+        self._link = link
+        self._broken = broken
+        self._num_messages = 0
+        self.num_broken = 0
+        self.send, self.close = link.send, link.close
+
+    def receive(self, timeout: float) -> Message | None:
+        message = self._link.receive(timeout)
+        if isinstance(message, Prepared) and message.token_ids:
+            self._num_messages += 1
+            if self._num_messages % 4 == 0:
+                self.num_broken += 1
+                return self._broken(message)
+        return message
+
+
+BREAKS: dict[str, Callable[[Prepared], Message]] = {
+    "an id that the target does not have": lambda m: replace(m, token_ids=(VOCAB_SIZE, *m.token_ids[1:])),
+    "a parent that comes later": lambda m: replace(m, parents=(m.first + len(m.parents), *m.parents[1:])),
+    "a weight beyond certainty": lambda m: replace(m, weights=(CERTAINTY + 1, *m.weights[1:])),
+    "a weight too few": lambda m: replace(m, weights=m.weights[1:]),
+    "a base that is not committed": lambda m: replace(m, base=m.base + 100),
+    "another prefix": lambda m: replace(m, prefix_hash=m.prefix_hash ^ 1),
+}
+
+
+@pytest.mark.parametrize("kind", BREAKS)
+def test_a_message_that_breaks_the_protocol_is_refused_and_counted_and_the_answer_goes_on(kind: str) -> None:
+    links: list[BreakingLink] = []
+
+    def wrap(link: MemoryTransport) -> Any:
+        links.append(BreakingLink(link, BREAKS[kind]))
+        return links[-1]
+
+    with pair({}, {"spread": TREES["spread"]}, wrap_target_link=wrap) as (engine, draft):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching())
+        refused = [e for e in engine.worker.recorder.events if e.fields.get("reception") in ("refused", "foreign")]
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert len(refused) == answer.metrics.num_refused == links[0].num_broken > 0
+    assert answer.metrics.num_accepted > 0
+    assert engine.draft_failure is None
+    assert draft.error is None
+
+
+def test_a_candidate_of_a_chain_is_ignored_where_a_tree_is_expected_and_a_tree_where_a_chain_is() -> None:
+    def chain(message: Prepared) -> Candidate:
+        return Candidate(
+            sequence_id=message.sequence_id,
+            incarnation=message.incarnation,
+            epoch=0,
+            base=message.base,
+            start=message.base,
+            token_ids=(1,),
+            prefix_hash=message.prefix_hash,
+            more=True,
+        )
+
+    def tree(message: Candidate) -> Prepared:
+        return Prepared(message.sequence_id, message.incarnation, message.base, message.base, 0, 1, (), (), (), True)
+
+    with pair({}, {"spread": TREES["spread"]}, wrap_target_link=lambda link: BreakingLink(link, chain)) as (engine, _):  # type: ignore[arg-type, return-value]
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching())
+        assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+        assert answer.metrics.num_stale_candidates > 0
+        assert answer.metrics.num_refused == 0
+
+    class Mixing(BreakingLink):
+        def receive(self, timeout: float) -> Message | None:
+            message = self._link.receive(timeout)
+            return tree(message) if isinstance(message, Candidate) else message
+
+    chains: dict[str, Callable[[], Drafter]] = {"ngram": lambda: NgramDrafter(1, 3)}
+    with pair(chains, wrap_target_link=lambda link: Mixing(link, lambda m: m)) as (engine, _):  # type: ignore[arg-type, return-value]
+        answer = engine.generate(PROMPT, params(100), decoding=decoding(Mode.ASYNCHRONOUS, policy="chain"))
+        assert answer.token_ids == reference(100)[len(PROMPT) :]
+        assert answer.metrics.num_verified == 0
+        assert answer.metrics.num_stale_candidates > 0
+
+
+def test_sums_over_several_answers_keep_the_laws() -> None:
+    with pair({}, {"spread": TREES["spread"]}) as (engine, _):
+        found = [engine.generate(prompt, params(20), decoding=branching()).metrics for prompt in (PROMPT, PROMPT[:3])]
+    whole = total(found)
+    assert whole.draft is not None
+    assert whole.num_accepted == sum(each.num_accepted for each in found) <= whole.draft.num_drafted
