@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from amusd.tracing.messages import SEND
 from amusd.tracing.recorder import Event
 
 
@@ -47,8 +48,12 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
 
     A token that the draft still held when its position was committed is the one that was accepted there: a position is
     drafted anew only after a rollback, and what was rolled back had been contradicted.
+
+    Of a tree, each verdict says which steps foresaw it. The last pass of an answer sends none, so what it accepted is
+    not found.
     """
     accepted = accepted_positions(target)
+    is_tree = any(event.fields.get("message") == "prepared" for event in draft if event.name == SEND)
     fates: list[tuple[Event, list[Fate]]] = []
     held: dict[int, tuple[int, int]] = {}
     """Position -> (step, token of that step), for tokens not thrown away."""
@@ -59,6 +64,8 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
             length = base = fields["num_tokens"]
         elif event.name == "draft_step":
             fates.append((event, [Fate.WASTED] * fields["num_tokens"]))
+            if is_tree:
+                continue
             length = fields["length"]
             first = length - fields["num_tokens"]
             held |= {first + index: (len(fates) - 1, index) for index in range(fields["num_tokens"])}

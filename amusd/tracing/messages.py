@@ -26,7 +26,7 @@ class Flow(NamedTuple):
 
     @property
     def message(self) -> str:
-        """`open`, `candidate`, `verdict`, `close`, `progress` or `shutdown`."""
+        """`open`, `candidate`, `prepared`, `verdict`, `close`, `progress` or `shutdown`."""
         return str(self.sent.fields["message"])
 
 

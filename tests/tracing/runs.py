@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
+from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.config import DecodingConfig
 from amusd.drafters.oracle import OracleDrafter, Schedule, right_with_probability
+from amusd.drafters.tree import Guesses
 from amusd.engine import Generation
+from amusd.protocol.tree_draft_session import Node
 from amusd.tracing.recorder import Event, Recorder
 from amusd.tracing.timeline import Timeline
 from amusd.types import Mode
@@ -61,8 +64,26 @@ def run(*schedules: DecodingConfig, accept: Schedule | None = None, tokens: int 
     return Run(target.events, draft.recorder.events, tuple(answers))
 
 
+class PacedTree(TableTreeDrafter):
+    """Takes a while for each step, as a model would."""
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        time.sleep(0.001)
+        return super().compute(root, nodes)
+
+
+def run_branching(**changes: object) -> Run:
+    """Two answers over trees, whose right token stands at any rank or at none."""
+    schedule = decoding(Mode.ASYNCHRONOUS, 8, policy="branching", fan_out=3, rows_per_step=3, **changes)
+    with pair({}, {"tree": lambda: PacedTree(places=spread(4, 0.5, 0.3))}, pass_seconds=0.004) as (engine, draft):
+        answers = [engine.generate(PROMPT, params(NUM_TOKENS), decoding=schedule) for _ in range(2)]
+        target = engine.worker.recorder
+    assert draft.error is None
+    return Run(target.events, draft.recorder.events, tuple(answers))
+
+
 def asynchronous(**changes: object) -> DecodingConfig:
-    return decoding(Mode.ASYNCHRONOUS, 8, **changes)
+    return decoding(Mode.ASYNCHRONOUS, 8, **{"policy": "chain", **changes})
 
 
 def synchronous(length: int = 4) -> DecodingConfig:

@@ -1,0 +1,139 @@
+"""A run over trees: its times add up, its tokens are counted once, and the pictures show what happened."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from xml.etree import ElementTree as ET
+
+import pytest
+from tracing.runs import Run, named
+from tracing.test_picture import kinds, parse
+
+from amusd.tracing.accounting import accounts
+from amusd.tracing.chrome import chrome_trace
+from amusd.tracing.drafted import Fate, accepted_positions, judge_steps
+from amusd.tracing.picture import WIDTH, draw
+from amusd.tracing.recorder import Event
+from amusd.tracing.timeline import Timeline
+
+SEQUENCES = [1, 2]
+
+
+def accepted_at_the_end(part: Timeline) -> int:
+    """By the last pass, after which no verdict is sent."""
+    last: int = named(part.target, "target_pass")[-1].fields["num_accepted"]
+    return last
+
+
+@pytest.mark.parametrize("sequence_id", SEQUENCES)
+def test_parts_add_up_and_agree_with_the_metrics(branching_run: Run, sequence_id: int) -> None:
+    metrics = branching_run.answers[sequence_id - 1].metrics
+    found = accounts(branching_run.timeline, sequence_id)
+    assert set(found) == {"target", "draft"}
+    for account in found.values():
+        assert sum(account.parts.values()) == pytest.approx(account.wall_ns, rel=1e-9)
+    assert metrics.draft is not None
+    draft = found["draft"].parts
+    assert sum(part for name, part in draft.items() if name not in ("waits", "host")) == metrics.draft.busy_ns
+    assert draft["waits"] == metrics.draft.wait_ns
+    assert draft["accepted_steps"] > 0
+    assert draft["wasted_steps"] > 0
+    assert found["target"].parts["waits"] == metrics.wait_ns
+
+
+@pytest.mark.parametrize("sequence_id", SEQUENCES)
+def test_every_accepted_candidate_is_found_in_the_step_that_guessed_it(branching_run: Run, sequence_id: int) -> None:
+    part = branching_run.timeline.only(sequence_id)
+    metrics = branching_run.answers[sequence_id - 1].metrics
+    steps = judge_steps(part.draft, part.target)
+    assert metrics.draft is not None
+    assert len(steps) == metrics.draft.num_steps
+    assert sum(len(step.fates) for step in steps) == metrics.draft.num_drafted
+    assert sum(step.count(Fate.ACCEPTED) for step in steps) == metrics.num_accepted - accepted_at_the_end(part) > 0
+    # What was foreseen where the target chose another candidate first is right as well.
+    kept = sum(len(event.fields.get("kept_steps", ())) for event in part.draft)
+    assert sum(step.count(Fate.ACCEPTED) + step.count(Fate.OVERTAKEN) for step in steps) == kept
+    assert kept > metrics.num_accepted - accepted_at_the_end(part)
+
+
+def test_a_token_counts_in_its_own_step_and_what_was_looked_up_in_none() -> None:
+    draft = [
+        Event("draft_prefill", 0, 1, 1, {"num_tokens": 4}),
+        Event("draft_step", 1, 2, 1, {"num_tokens": 1, "length": 7}),
+        Event("send", 2, 2, 1, {"message": "prepared"}),
+        Event("draft_step", 2, 3, 1, {"num_tokens": 3, "length": 13}),
+        Event(
+            "advance",
+            3,
+            4,
+            1,
+            {"num_discarded": 0, "num_adopted": 0, "committed_length": 8, "kept_steps": [1, 2, 0, 2]},
+        ),
+        Event("draft_step", 4, 5, 1, {"num_tokens": 2, "length": 10}),
+        Event("rollback", 5, 6, 1, {"num_discarded": 2, "num_adopted": 1, "committed_length": 10, "kept_steps": [3]}),
+    ]
+    target = [
+        Event("target_pass", 0, 1, 1, {"committed_length": 8, "num_tokens": 4, "num_accepted": 3}),
+        Event("target_pass", 1, 2, 1, {"committed_length": 10, "num_tokens": 2, "num_accepted": 1}),
+    ]
+    assert accepted_positions(target) == {4, 5, 6, 8}
+    fates = [step.fates for step in judge_steps(draft, target)]
+    assert fates == [
+        (Fate.ACCEPTED,),
+        (Fate.ACCEPTED, Fate.OVERTAKEN, Fate.WASTED),
+        (Fate.ACCEPTED, Fate.WASTED),
+    ]
+
+
+def test_a_tree_that_never_heard_a_verdict_was_for_nothing() -> None:
+    draft = [
+        Event("draft_prefill", 0, 1, 1, {"num_tokens": 4}),
+        Event("draft_step", 1, 2, 1, {"num_tokens": 1, "length": 5}),
+        Event("send", 2, 2, 1, {"message": "prepared"}),
+    ]
+    target = [Event("target_pass", 0, 1, 1, {"committed_length": 6, "num_tokens": 2, "num_accepted": 1})]
+    assert [step.fates for step in judge_steps(draft, target)] == [(Fate.WASTED,)]
+
+
+@pytest.mark.parametrize("sequence_id", SEQUENCES)
+def test_messages_of_trees_are_arrows_and_adopted_branches_are_marked(branching_run: Run, sequence_id: int) -> None:
+    part = branching_run.timeline.only(sequence_id)
+    sent = [event for event in named(part.draft, "send") if event.fields["message"] == "prepared"]
+    assert len(sent) > 10
+    flows = [flow for flow in part.to_target if flow.message == "prepared"]
+    assert [flow.sent for flow in flows] == sent[: len(flows)]
+    assert len(flows) > 10
+    assert all(flow.sent.start_ns <= flow.received.start_ns for flow in flows)
+    events = chrome_trace(part, {})["traceEvents"]
+    starts = [event["id"] for event in events if event["ph"] == "s" and event["name"] == "prepared"]
+    ends = [event["id"] for event in events if event["ph"] == "f" and event["name"] == "prepared"]
+    assert starts == ends
+    assert len(starts) == len(flows)
+    marks = [event["name"] for event in events if event["ph"] == "i"]
+    advances, rollbacks = named(part.draft, "advance"), named(part.draft, "rollback")
+    assert marks.count("branch adopted") == sum(not event.fields["num_adopted"] for event in advances) > 5
+    assert marks.count("target's own token adopted") == sum(event.fields["num_adopted"] > 0 for event in advances)
+    metrics = branching_run.answers[sequence_id - 1].metrics
+    assert metrics.draft is not None
+    assert marks.count("rolled back") == len(rollbacks) == metrics.draft.num_rollbacks > 0
+    for pid in (1, 2):
+        work = [event for event in events if (event["ph"], event["pid"], event.get("tid")) == ("X", pid, 2)]
+        assert all(before["ts"] + before["dur"] <= after["ts"] + 0.002 for before, after in pairwise(work))
+
+
+@pytest.mark.parametrize("sequence_id", SEQUENCES)
+def test_the_picture_shows_what_the_metrics_count(branching_run: Run, sequence_id: int) -> None:
+    part = branching_run.timeline.only(sequence_id)
+    metrics = branching_run.answers[sequence_id - 1].metrics
+    picture = draw(part, "a title", [])
+    found = kinds(parse(picture))
+    assert metrics.draft is not None
+    assert found["pass"] == metrics.num_passes
+    assert found["token accepted"] == metrics.num_accepted
+    assert found["token own"] == metrics.num_tokens - metrics.num_accepted
+    assert found["step accepted"] == metrics.num_accepted - accepted_at_the_end(part)
+    drafted = sum(count for kind, count in found.items() if kind.startswith("step "))
+    assert drafted == metrics.draft.num_drafted
+    assert found["verdict rollback"] == metrics.draft.num_rollbacks
+    for box in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect"):
+        assert 0 <= float(box.get("x", "")) <= WIDTH
