@@ -14,7 +14,8 @@ MIN_DISK_GB ?= 4
 DEMO_PROMPT ?= Why is the sky blue? Answer in two sentences.
 DEMO_GENERATE ?= sampling.max_new_tokens=64
 DEMO_COMPARE ?= experiment=demo
-PYTEST ?= -q
+# Two test processes, whatever the machine: the pairs of workers that tests start want two cores.
+PYTEST ?= -q -n 2 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -69,7 +70,7 @@ test-all: check  ## The same with the long statistical, fault and fuzz runs.
 	$(BIN)/python -m pytest $(PYTEST) -m "not gpu"
 
 test-gpu: setup  ## What needs a CUDA device.
-	$(BIN)/python -m pytest $(PYTEST) -m gpu
+	$(BIN)/python -m pytest -q -m gpu
 
 clean:  ## Remove .venv and everything made from sources; runs/ stays.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
