@@ -110,7 +110,7 @@ def check(experiment: Experiment, number: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_first_tokens_follow_the_targets_law(asynchronous: bool) -> None:
     check(Experiment(TOP_3, asynchronous=asynchronous), MANY)
 
