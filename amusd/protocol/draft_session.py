@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amusd.errors import PeerProtocolError
+from amusd.protocol.drafting import Drafting
 from amusd.protocol.messages import Candidate, Open, Verdict
-from amusd.protocol.token_stream import TokenStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +42,14 @@ class Transition:
     """Epoch afterwards."""
 
 
-class DraftSession:
+class DraftSession(Drafting):
     """The draft's state of one sequence, opened by `opening`."""
 
     def __init__(self, opening: Open) -> None:
-        if not opening.token_ids:
-            raise PeerProtocolError("Open without tokens: nothing to draft from")
-        if opening.max_length < len(opening.token_ids):
-            raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens beyond max_length {opening.max_length}")
-        if opening.max_lookahead < 1 or opening.tokens_per_message < 1:
-            raise PeerProtocolError("Open with max_lookahead or tokens_per_message below 1")
-        self.sequence_id = opening.sequence_id
-        self.incarnation = opening.incarnation
-        self.num_stale = 0
-        self._max_length = opening.max_length
-        self._max_lookahead = opening.max_lookahead
+        super().__init__(opening)
+        if opening.tokens_per_message < 1:
+            raise PeerProtocolError("Open with tokens_per_message below 1")
         self._tokens_per_message = opening.tokens_per_message
-        self._stream = TokenStream[bytes](opening.token_ids)
-        self._epoch = 0
         self._offered_length = self._stream.length
         self._exhausted = False
         self._said_no_more = False
@@ -73,11 +63,6 @@ class DraftSession:
     def length(self) -> int:
         """Stream length, tail included."""
         return self._stream.length
-
-    @property
-    def base(self) -> int:
-        """Committed length that the draft knows."""
-        return self._stream.committed_length
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -140,14 +125,10 @@ class DraftSession:
 
         Raises `PeerProtocolError` for a verdict that no correct target sends.
         """
-        committed_length = verdict.start + len(verdict.token_ids)
-        addressed = verdict.sequence_id == self.sequence_id and verdict.incarnation == self.incarnation
-        news = committed_length > self.base or (committed_length == self.base and verdict.epoch_floor > self._epoch)
-        if not (addressed and news):
-            self.num_stale += 1
+        new = self._news(verdict)
+        if new is None:
             return None
-        self._check(verdict, committed_length)
-        return self._transition(verdict.token_ids[self.base - verdict.start :], verdict.epoch_floor)
+        return self._transition(new, verdict.epoch_floor)
 
     def apply(self, transition: Transition) -> None:
         """Carry out what `preview` returned, with nothing in between."""
@@ -162,17 +143,6 @@ class DraftSession:
             self._offered_length = self.base
         self._exhausted = False
         self._said_no_more = False
-
-    def _check(self, verdict: Verdict, committed_length: int) -> None:
-        if verdict.start > self.base:
-            raise PeerProtocolError(
-                f"verdict starts at {verdict.start}, behind a gap: the draft knows {self.base} tokens"
-            )
-        if committed_length > self._max_length:
-            raise PeerProtocolError(f"verdict commits {committed_length} tokens, limit {self._max_length}")
-        known = verdict.token_ids[: self.base - verdict.start]
-        if self._stream.matching_prefix(verdict.start, known) < len(known):
-            raise PeerProtocolError("verdict changes tokens that were committed before")
 
     def _transition(self, token_ids: tuple[int, ...], epoch_floor: int) -> Transition:
         matched = self._stream.matching_prefix(self.base, token_ids)

@@ -25,8 +25,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from amusd.errors import PeerProtocolError
+from amusd.protocol.drafting import Drafting
 from amusd.protocol.messages import CERTAINTY, Open, Prepared, Verdict
-from amusd.protocol.token_stream import TokenStream
 
 MIN_PROBABILITY = 0.005
 """Below this a prepared token is worth neither energy nor a message."""
@@ -84,26 +84,16 @@ class Adoption:
     """Nodes that are gone because the verdict contradicts the tree; 0 where it foresaw it, or was only too short."""
 
 
-class TreeDraftSession:
+class TreeDraftSession(Drafting):
     """The draft's state of one sequence, opened by `opening`."""
 
     def __init__(self, opening: Open, *, min_probability: float = MIN_PROBABILITY, max_nodes: int = MAX_NODES) -> None:
-        if not opening.token_ids:
-            raise PeerProtocolError("Open without tokens: nothing to draft from")
-        if opening.max_length < len(opening.token_ids):
-            raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens beyond max_length {opening.max_length}")
-        if opening.max_lookahead < 1 or opening.fan_out < 1 or opening.rows_per_step < 1:
-            raise PeerProtocolError("Open with max_lookahead, fan_out or rows_per_step below 1")
-        self.sequence_id = opening.sequence_id
-        self.incarnation = opening.incarnation
-        self.num_stale = 0
-        self._max_length = opening.max_length
-        self._max_lookahead = opening.max_lookahead
+        super().__init__(opening)
+        if opening.fan_out < 1 or opening.rows_per_step < 1:
+            raise PeerProtocolError("Open with fan_out or rows_per_step below 1")
         self._rows_per_step = opening.rows_per_step
         self._min_probability = min_probability
         self._max_nodes = max_nodes
-        self._stream = TokenStream[bytes](opening.token_ids)
-        self._epoch = 0
         self._next_number = 1
         self._root = self._new_root()
         self._guesses: list[tuple[float, int, Node]] = []  # a heap: the likeliest first, then the oldest
@@ -112,11 +102,6 @@ class TreeDraftSession:
         self._num_nodes = 0
         self._unsent: list[Node] = []
         self._said_no_more = False
-
-    @property
-    def base(self) -> int:
-        """Committed length that the draft knows."""
-        return self._stream.committed_length
 
     @property
     def committed(self) -> tuple[int, ...]:
@@ -197,14 +182,9 @@ class TreeDraftSession:
 
         Raises `PeerProtocolError` for a verdict that no correct target sends.
         """
-        committed_length = verdict.start + len(verdict.token_ids)
-        addressed = verdict.sequence_id == self.sequence_id and verdict.incarnation == self.incarnation
-        news = committed_length > self.base or (committed_length == self.base and verdict.epoch_floor > self._epoch)
-        if not (addressed and news):
-            self.num_stale += 1
+        new = self._news(verdict)
+        if new is None:
             return None
-        self._check(verdict, committed_length)
-        new = verdict.token_ids[self.base - verdict.start :]
         kept: list[Node] = []
         node = self._root
         while len(kept) < len(new) and (child := node.child(new[len(kept)])) is not None:
@@ -214,7 +194,7 @@ class TreeDraftSession:
         return Adoption(
             kept=tuple(kept),
             token_ids=new[len(kept) :],
-            committed_length=committed_length,
+            committed_length=self.base + len(new),
             epoch=max(self._epoch, verdict.epoch_floor),
             num_discarded=self._num_nodes - len(kept) if contradicted else 0,
         )
@@ -296,14 +276,3 @@ class TreeDraftSession:
 
     def _number_of(self, parent: Node | None) -> int:
         return 0 if parent is None or parent is self._root else parent.number
-
-    def _check(self, verdict: Verdict, committed_length: int) -> None:
-        if verdict.start > self.base:
-            raise PeerProtocolError(
-                f"verdict starts at {verdict.start}, behind a gap: the draft knows {self.base} tokens"
-            )
-        if committed_length > self._max_length:
-            raise PeerProtocolError(f"verdict commits {committed_length} tokens, limit {self._max_length}")
-        known = verdict.token_ids[: self.base - verdict.start]
-        if self._stream.matching_prefix(verdict.start, known) < len(known):
-            raise PeerProtocolError("verdict changes tokens that were committed before")
