@@ -87,6 +87,16 @@ def look(row: Document) -> tuple[str, str]:
     return LOOKS[row["policy"] if row["mode"] == "asynchronous" else row["mode"]]
 
 
+def draw_lines(results: Document, key: str, label: str) -> Any:
+    """The figure of a sweep over one key, which the horizontal axis shows as `label`."""
+    figure, axes = subplots()
+    lines_over(axes, results["jobs"], key)
+    axes.set_xlabel(label)
+    axes.legend()
+    figure.supxlabel(caption(results), fontsize=7)
+    return figure
+
+
 def lines_over(axes: Any, jobs: Sequence[Document], key: str, *, convert: Callable[[str], float] = float) -> None:
     """Speed-ups over the values of a swept key, a line for each way to decode; the band is the middle half of prompts.
 

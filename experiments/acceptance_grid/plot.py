@@ -10,17 +10,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 from typing import Any
 
 from experiments.common import Document
-from experiments.plotting import caption, lines_over, plotter, subplots
+from experiments.plotting import draw_lines, plotter
 
 
 def draw(results: Document) -> Any:
     """A line for each way to decode."""
-    figure, axes = subplots()
-    lines_over(axes, results["jobs"], "accept")
-    axes.set_xlabel("acceptance of a single candidate (probability)")
-    axes.legend()
-    figure.supxlabel(caption(results), fontsize=7)
-    return figure
+    return draw_lines(results, "accept", "acceptance of a single candidate (probability)")
 
 
 if __name__ == "__main__":

@@ -10,17 +10,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 from typing import Any
 
 from experiments.common import Document
-from experiments.plotting import caption, lines_over, plotter, subplots
+from experiments.plotting import draw_lines, plotter
 
 
 def draw(results: Document) -> Any:
     """A line for each way to decode."""
-    figure, axes = subplots()
-    lines_over(axes, results["jobs"], "transport.delay_ms")
-    axes.set_xlabel("added delay of a message, one way (ms)")
-    axes.legend()
-    figure.supxlabel(caption(results), fontsize=7)
-    return figure
+    return draw_lines(results, "transport.delay_ms", "added delay of a message, one way (ms)")
 
 
 if __name__ == "__main__":

@@ -10,17 +10,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 from typing import Any
 
 from experiments.common import Document
-from experiments.plotting import caption, lines_over, plotter, subplots
+from experiments.plotting import draw_lines, plotter
 
 
 def draw(results: Document) -> Any:
     """A line for each way to decode."""
-    figure, axes = subplots()
-    lines_over(axes, results["jobs"], "min_candidates")
-    axes.set_xlabel("min_candidates (candidates waited for)")
-    axes.legend()
-    figure.supxlabel(caption(results), fontsize=7)
-    return figure
+    return draw_lines(results, "min_candidates", "min_candidates (candidates waited for)")
 
 
 if __name__ == "__main__":
