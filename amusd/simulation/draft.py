@@ -8,8 +8,9 @@ from random import Random
 from typing import Any, Protocol
 
 from amusd.policies.verdict_clock import VerdictClock
-from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.draft_session import DraftSession, Transition
 from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown, Verdict
+from amusd.protocol.tree_draft_session import Adoption
 from amusd.simulation.clock import Busy, Listen, Process, VirtualClock, Worker
 from amusd.simulation.cost import Costs
 from amusd.simulation.journal import Journal
@@ -62,6 +63,20 @@ class Drafting(Protocol):
 DraftingFactory = Callable[[Open], Drafting]
 
 
+def verdict_work(change: Transition | Adoption, costs: Costs, random: Random, **more: object) -> Work:
+    """What following a verdict takes, as the draft worker records it."""
+    is_rollback = change.num_discarded > 0
+    fields = {
+        "num_discarded": change.num_discarded,
+        "num_adopted": len(change.token_ids),
+        "committed_length": change.committed_length,
+        "epoch": change.epoch,
+        **more,
+    }
+    duration = costs.rollback if is_rollback else costs.advance
+    return Work("rollback" if is_rollback else "advance", duration.draw(random), fields)
+
+
 class ChainDrafting:
     """One chain of tokens, `tokens_per_step` at a time: synchronous blocks, and the continuous chain."""
 
@@ -101,18 +116,7 @@ class ChainDrafting:
         if transition is None:
             return None
         self._session.apply(transition)
-        is_rollback = transition.num_discarded > 0
-        duration = self._costs.rollback if is_rollback else self._costs.advance
-        return Work(
-            "rollback" if is_rollback else "advance",
-            duration.draw(self._random),
-            {
-                "num_discarded": transition.num_discarded,
-                "num_adopted": len(transition.token_ids),
-                "committed_length": transition.committed_length,
-                "epoch": transition.epoch,
-            },
-        )
+        return verdict_work(transition, self._costs, self._random)
 
     def offer(self) -> Candidate | None:
         """As the session has it."""

@@ -8,7 +8,7 @@ from random import Random
 from amusd.protocol.messages import Open, Prepared, Verdict
 from amusd.protocol.tree_draft_session import Node, TreeDraftSession
 from amusd.simulation.cost import Costs
-from amusd.simulation.draft import Work
+from amusd.simulation.draft import Work, verdict_work
 from amusd.simulation.tokens import draft_token
 
 
@@ -57,19 +57,8 @@ class TreeDrafting:
         if adoption is None:
             return None
         self._session.apply(adoption)
-        is_rollback = adoption.num_discarded > 0
-        duration = self._costs.rollback if is_rollback else self._costs.advance
-        return Work(
-            "rollback" if is_rollback else "advance",
-            duration.draw(self._random),
-            {
-                "num_discarded": adoption.num_discarded,
-                "num_adopted": len(adoption.token_ids),
-                "committed_length": adoption.committed_length,
-                "epoch": adoption.epoch,
-                "kept_steps": [node.step for node in adoption.kept],
-            },
-        )
+        kept_steps = [node.step for node in adoption.kept]
+        return verdict_work(adoption, self._costs, self._random, kept_steps=kept_steps)
 
     def offer(self) -> Prepared | None:
         """As the session has it."""
