@@ -208,23 +208,24 @@ class TargetWorker:
         while True:
             self._drain(session)
             limit = min(session.remaining, self.model.max_rows(session.committed_length - 1)) - 1
+            num_candidates, weights = session.num_candidates, _weights(session)
             decision = policy.decide(
                 TargetView(
-                    num_candidates=session.num_candidates,
+                    num_candidates=num_candidates,
                     max_candidates=limit,
                     may_get_more=session.may_get_more,
                     draft_restarting=session.draft_restarting,
                     waited_seconds=(time.monotonic_ns() - ready_ns) / 1e9,
                     pass_seconds=self._pass_seconds,
-                    path_chance=self._estimates.path_chance(session.num_candidates, _weights(session)),
+                    path_chance=self._estimates.path_chance(num_candidates, weights),
                     acceptance=self._estimates.acceptance,
                     tokens_per_second=self._estimates.tokens_per_second,
-                    candidate_seconds=self._estimates.candidate_seconds(session.num_candidates),
+                    candidate_seconds=self._estimates.candidate_seconds(num_candidates),
                 )
             )
             if not isinstance(decision, Wait):
                 self._max_candidates = min(limit, policy.max_lookahead)
-                self._first_weight = next(iter(_weights(session)), None)
+                self._first_weight = next(iter(weights), None)
                 return session.begin(min(decision.num_candidates, limit))
             self._wait(session, decision.seconds)
 
