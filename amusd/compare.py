@@ -87,9 +87,7 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
             Contestant(replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length), drafter)
             for length in config.synchronous_lengths()
         ]
-        if config.mode is Mode.ASYNCHRONOUS:
-            policies = config.compare.policies or (decoding.policy,)
-            found += [Contestant(replace(decoding, policy=policy), drafter) for policy in policies]
+        found += [Contestant(replace(decoding, policy=policy), drafter) for policy in config.asynchronous_policies()]
     return found
 
 

@@ -21,7 +21,7 @@ from amusd.types import Mode
 T = TypeVar("T")
 
 DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
-AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "branching"]
+AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"]
 AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 ModelShape: TypeAlias = Literal[
     "smollm2-135m",
@@ -156,24 +156,25 @@ class DecodingConfig:
 
     mode: Mode = Mode.ASYNCHRONOUS
     policy: AsynchronousPolicy = "auto"
-    """Asynchronous mode only. `chain`: the draft follows its best guess; `branching`: it prepares for several verdicts
-    (not with `sampling.acceptance=rejection`); `auto`: that where it can, and waits as long as it finds worth it."""
+    """Asynchronous mode only. `chain`: the draft follows its best guess; `windowed`: it fills one window while another
+    is verified; `branching`: it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: that
+    where it can, and waits as long as it finds worth it."""
     num_speculative_tokens: int = 4
-    """Synchronous mode: candidates per verification."""
+    """Synchronous mode: candidates per verification; `windowed`: tokens of a window."""
     max_lookahead: int = 16
-    """Asynchronous mode: how many tokens the draft may be ahead of the committed prefix it knows."""
+    """Chain, branching, auto: how many tokens the draft may be ahead of the committed prefix it knows."""
     min_candidates: int = 2
     """Chain, branching: candidates the target waits for where the draft starts anew, as after a rejection."""
     max_wait_passes: float = 1.0
-    """Asynchronous mode: that wait never lasts longer than this many target passes."""
+    """Chain, branching, auto: that wait never lasts longer than this many target passes."""
     tokens_per_message: int = 1
-    """Asynchronous mode: candidates are sent once this many are ready."""
+    """Chain: candidates are sent once this many are ready."""
     fan_out: int = 8
     """Branching: candidates that the draft prepares behind each token at most."""
     rows_per_step: int = 8
     """Branching: tokens of its tree that the draft computes in one step at most."""
     draft_timeout_seconds: float = 10.0
-    """Synchronous mode: how long the target waits for a block before it goes on alone."""
+    """Synchronous mode, windowed: how long the target waits for a block before it goes on alone."""
 
     def __post_init__(self) -> None:
         for name in ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step"):
@@ -263,6 +264,11 @@ class DrafterConfig:
             self.min_ngram,
             f"must be between 1 and drafter.max_ngram ({self.max_ngram})",
         )
+
+    @property
+    def can_branch(self) -> bool:
+        """It can draft trees: it has probabilities to rank its guesses by."""
+        return self.kind != "ngram"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -573,14 +579,24 @@ class RunConfig:
             return (self.num_speculative_tokens,)
         return self.compare.synchronous_lengths
 
+    def asynchronous_policies(self) -> tuple[AsynchronousPolicy, ...]:
+        """Policies that `compare` tries; none where `mode` names another one."""
+        if self.mode is not Mode.ASYNCHRONOUS:
+            return ()
+        return self.compare.policies or (self.policy,)
+
     def engine_for(self, command: str) -> EngineConfig:
         """The target's engine for `command`: with room for every block that it will verify."""
-        return self.engine(longest_block=max((1, *self.synchronous_lengths())) if command == "compare" else None)
+        if command != "compare":
+            return self.engine()
+        windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
+        return self.engine(longest_block=max((1, *self.synchronous_lengths(), *windows)))
 
     def engine(self, *, longest_block: int | None = None) -> EngineConfig:
         """The part an engine is built from. `longest_block`: candidates per verification that have to fit."""
         if longest_block is None:
-            longest_block = self.num_speculative_tokens if self.mode is Mode.SYNCHRONOUS else 1
+            in_blocks = self.mode is Mode.SYNCHRONOUS or self.asynchronous_policies() == ("windowed",)
+            longest_block = self.num_speculative_tokens if in_blocks else 1
         width = self.max_verify_width
         if width is None:
             width = MIN_VERIFY_WIDTH * -(-(longest_block + 1) // MIN_VERIFY_WIDTH)

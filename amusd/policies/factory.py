@@ -8,6 +8,7 @@ from amusd.policies.base import Policy
 from amusd.policies.branching import BranchingPolicy
 from amusd.policies.chain import ChainPolicy
 from amusd.policies.lockstep import AutoregressivePolicy, SynchronousPolicy
+from amusd.policies.windowed import WindowedPolicy
 from amusd.types import Mode
 
 
@@ -32,6 +33,8 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
             min_candidates=decoding.min_candidates,
             max_wait_passes=decoding.max_wait_passes,
         )
+    if decoding.policy == "windowed":
+        return WindowedPolicy(decoding.num_speculative_tokens, decoding.draft_timeout_seconds)
     return ChainPolicy(
         max_lookahead=decoding.max_lookahead,
         tokens_per_message=decoding.tokens_per_message,
