@@ -1,14 +1,17 @@
 """When the next verdict is due: what a draft that prepares for it should know before it starts another step.
 
-A step that is under way when a verdict arrives delays the answer to it, and is likely to be for nothing. So a draft
-whose next step would run into a verdict waits for it instead. Only speed depends on this: under matching, when
-something was drafted has no say in the answer.
+A step that is under way when a verdict arrives is not lost if the verdict was foreseen: it is a part of what comes
+next. If it was not, the step is for nothing and delays what the target waits for. So a draft whose next step would run
+into the verdict waits for it, unless what the step gains in the one case outweighs what it loses in the other. Only
+speed depends on this: under matching, when something was drafted has no say in the answer.
 """
 
 from __future__ import annotations
 
 MEMORY = 0.8
 """Weight of the past in the running estimates."""
+OUTCOME_MEMORY = 0.95
+"""The same for how often a verdict was foreseen."""
 DEVIATIONS = 2.0
 """How long beyond its time a verdict is waited for, in mean deviations."""
 
@@ -21,9 +24,11 @@ class VerdictClock:
         self._pass_ns: float | None = None
         self._deviation_ns = 0.0
         self._step_ns = 0.0
+        self._foreseen = 0.5
 
     def heard(self, now_ns: int, *, goes_on: bool) -> None:
-        """A verdict came. `goes_on`: the target has candidates and starts its next pass at once."""
+        """A verdict came. `goes_on`: it was foreseen, the target has candidates and starts its next pass at once."""
+        self._foreseen = OUTCOME_MEMORY * self._foreseen + (1 - OUTCOME_MEMORY) * goes_on
         if self._pass_start_ns is not None:
             pass_ns = now_ns - self._pass_start_ns
             if self._pass_ns is None:
@@ -49,5 +54,9 @@ class VerdictClock:
             return 0
         due_ns = self._pass_start_ns + self._pass_ns
         last_ns = due_ns + DEVIATIONS * self._deviation_ns
-        fits = now_ns + self._step_ns <= due_ns
-        return 0 if fits or now_ns >= last_ns else int(last_ns - now_ns)
+        if now_ns >= last_ns:
+            return 0
+        before_ns = max(0.0, due_ns - now_ns)
+        behind_ns = self._step_ns - before_ns
+        pays = self._foreseen * before_ns >= (1 - self._foreseen) * behind_ns
+        return 0 if pays else int(last_ns - now_ns)

@@ -123,16 +123,25 @@ class TreeDraftSession(Drafting):
         """There is something worth computing before the next verdict."""
         return self._may_grow(self._root) and (not self._root.computed or self._has_guess())
 
-    def next_nodes(self) -> tuple[Node, ...]:
-        """What to compute next, the likeliest first: the root alone, or up to `rows_per_step` guesses."""
+    def next_nodes(self, row_share: float = 0.0) -> tuple[Node, ...]:
+        """What to compute next, the likeliest first: the root alone, or up to `rows_per_step` guesses.
+
+        `row_share`: what each further row adds to a step, relative to a step with one. Rows are added as long as that
+        raises the probability computed in the same time, so that where the draft is sure its one path is not held up.
+        """
         if not self._may_grow(self._root):
             return ()
         self._num_steps += 1
         if not self._root.computed:
             return (self._root,)
         chosen: list[Node] = []
+        probability, cost = 0.0, 1.0 - row_share
         while len(chosen) < self._rows_per_step and self._has_guess():
+            if -self._guesses[0][0] * cost < probability * row_share:
+                break
             chosen.append(heapq.heappop(self._guesses)[2])
+            probability += chosen[-1].probability
+            cost += row_share
         return tuple(chosen)
 
     def grow(self, node: Node, guesses: Sequence[tuple[int, float]]) -> None:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from amusd.drafters.tree import TreeDrafter
 from amusd.errors import RollbackError
+from amusd.policies.step_cost import StepCost
 from amusd.protocol.messages import Open, Prepared, Verdict
 from amusd.protocol.tree_draft_session import Adoption, TreeDraftSession
 
 
 class BranchManager:
-    """A tree session and its drafter."""
+    """A tree session and its drafter. `step_cost` is known from earlier sequences of such a drafter."""
 
-    def __init__(self, opening: Open, drafter: TreeDrafter) -> None:
+    def __init__(self, opening: Open, drafter: TreeDrafter, step_cost: StepCost) -> None:
         self.session = TreeDraftSession(opening)
         self.drafter = drafter
+        self._step_cost = step_cost
         self._capacity = opening.max_length
         self._fan_out = opening.fan_out
         self.num_looked_up = 0
+        self._num_guesses = 0  # computed in the last step
         drafter.open_tree(opening.token_ids, self._capacity, self._fan_out)
         self._look_up()
 
@@ -41,12 +44,18 @@ class BranchManager:
 
     def propose(self) -> int:
         """One step: compute the likeliest nodes. Returns how many."""
-        nodes = self.session.next_nodes()
+        nodes = self.session.next_nodes(self._step_cost.row_share)
+        self._num_guesses = len(nodes) - (self.session.root in nodes)
         if not nodes:
             return 0
         for node, guesses in zip(nodes, self.drafter.compute(self.session.root, nodes), strict=True):
             self.session.grow(node, guesses)
         return len(nodes)
+
+    def stepped(self, ns: int) -> None:
+        """That step took this long. One over the root tells nothing of others: it follows a miss, caches are cold."""
+        if self._num_guesses:
+            self._step_cost.stepped(self._num_guesses, ns)
 
     def offer(self) -> Prepared | None:
         """The next message for the target."""

@@ -13,6 +13,7 @@ from typing import TypeVar
 from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
 from amusd.drafters.tree import TreeDrafter
 from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.policies.step_cost import StepCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
@@ -61,6 +62,7 @@ class DraftWorker:
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
     _idle_drafters: dict[str, list[Drafter]] = field(default_factory=dict)
     _idle_tree_drafters: dict[str, list[TreeDrafter]] = field(default_factory=dict)
+    _step_costs: dict[str, StepCost] = field(default_factory=dict)
     _running: bool = True
 
     def run(self) -> None:
@@ -144,7 +146,7 @@ class DraftWorker:
             if isinstance(tree_drafter, ReferenceDrafter):
                 tree_drafter.set_reference((*opening.token_ids, *opening.reference))
             tree_drafter.set_distribution(opening.distribution)
-            return BranchManager(opening, tree_drafter)
+            return BranchManager(opening, tree_drafter, self._step_costs.setdefault(name, StepCost()))
         drafter = _take(self._idle_drafters, self.drafters, name)
         if isinstance(drafter, ReferenceDrafter):
             drafter.set_reference((*opening.token_ids, *opening.reference))
@@ -188,9 +190,12 @@ class DraftWorker:
     def _propose(self, sequence: _Sequence) -> None:
         start_ns = time.monotonic_ns()
         num_tokens = sequence.manager.propose()
+        step_ns = time.monotonic_ns() - start_ns
         sequence.num_steps += 1
         sequence.num_drafted += num_tokens
-        sequence.clock.stepped(time.monotonic_ns() - start_ns)
+        sequence.clock.stepped(step_ns)
+        if isinstance(sequence.manager, BranchManager):
+            sequence.manager.stepped(step_ns)
         self._account(sequence, "draft_step", start_ns, num_tokens=num_tokens, length=sequence.manager.length)
 
     def _send(self, sequence: _Sequence) -> None:

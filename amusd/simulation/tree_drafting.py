@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from amusd.policies.step_cost import StepCost
 from amusd.protocol.messages import Open, Prepared, Verdict
 from amusd.protocol.tree_draft_session import Node, TreeDraftSession
 from amusd.simulation.cost import Costs
@@ -19,15 +20,25 @@ class TreeDrafting:
     """
 
     def __init__(
-        self, opening: Open, places: Sequence[int], weights: Sequence[float], costs: Costs, random: Random
+        self,
+        opening: Open,
+        places: Sequence[int],
+        weights: Sequence[float],
+        costs: Costs,
+        random: Random,
+        step_cost: StepCost,
     ) -> None:
-        """`places`: of the right guess at each position (`guess_places`); `weights`: probability of each place."""
+        """Begin an answer. `step_cost`: as known from earlier ones.
+
+        `places`: of the right guess at each position (`guess_places`); `weights`: probability of each place.
+        """
         self._session = TreeDraftSession(opening)
         self._prompt_length = len(opening.token_ids)
         self._places = places
         self._weights = weights
         self._costs = costs
         self._random = random
+        self._step_cost = step_cost
 
     @property
     def num_stale(self) -> int:
@@ -45,10 +56,12 @@ class TreeDrafting:
     def step(self, target_works: bool) -> Work:
         """The likeliest nodes."""
         session = self._session
-        nodes = session.next_nodes()
+        nodes = session.next_nodes(self._step_cost.row_share)
         for node in nodes:
             session.grow(node, self._guesses(node))
         ns = self._costs.tree_step_ns(len(nodes), target_works, self._random)
+        if session.root not in nodes:
+            self._step_cost.stepped(len(nodes), ns)
         return Work("draft_step", ns, {"num_tokens": len(nodes), "length": session.base + session.num_nodes})
 
     def apply(self, verdict: Verdict) -> Work | None:

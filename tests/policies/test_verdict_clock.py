@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from amusd.policies.verdict_clock import DEVIATIONS, VerdictClock
+from amusd.policies.verdict_clock import DEVIATIONS, OUTCOME_MEMORY, VerdictClock
 
 MS = 1_000_000
 durations = st.integers(1, 10**9)
 
 
-def clock(passes: Sequence[int], step: int, start: int = 0) -> tuple[VerdictClock, int]:
-    """One that has heard verdicts after these passes, each begun at once; and the time of the last one."""
+def clock(passes: Sequence[int], step: int, start: int = 0, num_unforeseen: int = 200) -> tuple[VerdictClock, int]:
+    """One that has heard verdicts after these passes, each begun at once; and the time of the last one.
+
+    Before them it has heard so many that nobody foresaw: what it does for their sake is what most tests are about.
+    """
     found, now = VerdictClock(), start
+    for _ in range(num_unforeseen):
+        found.heard(now, goes_on=False)
     found.stepped(step)
     found.heard(now, goes_on=True)
     for each in passes:
@@ -35,12 +40,15 @@ def test_without_knowledge_nothing_is_waited_for(step: int, now: int) -> None:
 
 
 @given(length=durations, step=durations, elapsed=durations, start=durations)
-def test_passes_of_equal_length_are_waited_for_if_and_only_if_a_step_does_not_fit(
+def test_passes_of_equal_length_are_waited_for_if_and_only_if_a_step_that_does_not_fit_does_not_pay(
     length: int, step: int, elapsed: int, start: int
 ) -> None:
     found, now = clock([length] * 3, step, start)
     due = now + length
-    expected = due - (now + elapsed) if now + elapsed + step > due > now + elapsed else 0
+    foreseen = 1 - OUTCOME_MEMORY**4 * (1 - 0.5 * OUTCOME_MEMORY**200)
+    before, behind = due - (now + elapsed), now + elapsed + step - due
+    expected = before if before > 0 and behind > 0 and foreseen * before < (1 - foreseen) * behind else 0
+    assume(abs(foreseen * before - (1 - foreseen) * behind) > 1e-6 * (length + step + start))
     assert abs(found.patience_ns(now + elapsed) - expected) <= 2 + length // 10**6
 
 
@@ -87,6 +95,21 @@ def test_the_estimates_follow_what_they_are_told() -> None:
     assert found.patience_ns(now + 8 * MS) == 2 * MS
     for _ in range(40):
         now += 30 * MS
-        found.heard(now, goes_on=True)
+        found.heard(now, goes_on=False)
+        found.sent(now)
     assert found.patience_ns(now + 8 * MS) == 0
     assert 1 * MS < found.patience_ns(now + 28 * MS) < 4 * MS
+
+
+def test_where_verdicts_are_foreseen_a_step_may_run_into_one() -> None:
+    surprised, now = clock([10 * MS], 5 * MS)
+    sure, _ = clock([10 * MS], 5 * MS, num_unforeseen=0)
+    for _ in range(60):
+        now += 10 * MS
+        surprised.heard(now, goes_on=False)
+        surprised.sent(now)
+        sure.heard(now, goes_on=True)
+    assert surprised.patience_ns(now + 6 * MS) == 4 * MS  # 4 ms of the step before the verdict, 1 behind it
+    assert sure.patience_ns(now + 6 * MS) == 0
+    assert sure.patience_ns(now + 9 * MS) == 0  # 0.97 * 1 ms against 0.03 * 4
+    assert sure.patience_ns(now + 10 * MS - 100_000) == 100_000  # 0.1 ms of it before the verdict
