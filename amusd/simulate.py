@@ -1,7 +1,7 @@
 """`amusd simulate`: which schedule would win, and by how much, on a machine that need not be at hand.
 
-Plain decoding, synchronous blocks of each length, the chain, and branching, on the same answers. Everything here is
-arithmetic on a virtual clock: no model, no worker process, no torch.
+Plain decoding, synchronous blocks and windows of each length, chain and branching with each wait, and `auto`, on the
+same answers. Everything here is arithmetic on a virtual clock: no model, no worker process, no torch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from amusd.types import Mode
 CONFIGURED, TRIED, BEST = "configured", "tried", "best"
 """Why a row is there: its knobs were asked for, or are one of several values tried, of which one was the best."""
 
-POLICIES: tuple[AsynchronousPolicy, ...] = ("chain", "branching")
-"""Those of asynchronous mode that are tried."""
+WAITING: tuple[AsynchronousPolicy, ...] = ("chain", "branching")
+"""Policies that are tried with every wait for candidates."""
 
 TREE_ROW_SHARE = 0.06
 """Of a draft step: what each node beyond the first adds where nothing is known. Measured on the embedded draft, whose
@@ -54,6 +54,7 @@ class Inputs:
             "max_candidates_in_a_pass": simulator.max_candidates,
             "tokens_per_step": simulator.tokens_per_step,
             "accept_next": simulator.accept_next,
+            "can_branch": simulator.can_branch,
             "seed": simulator.seed,
         }
 
@@ -88,10 +89,11 @@ class Bench:
 
     def synchronous(self, lengths: Iterable[int]) -> list[Trial]:
         """Blocks of each length; the fastest is marked."""
-        trials = [
-            self._trial(TRIED, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length) for length in sorted(set(lengths))
-        ]
-        return _mark_best(trials)
+        return self._best_of("num_speculative_tokens", lengths, mode=Mode.SYNCHRONOUS)
+
+    def windowed(self, lengths: Iterable[int]) -> list[Trial]:
+        """Windows of each length; the fastest is marked."""
+        return self._best_of("num_speculative_tokens", lengths, mode=Mode.ASYNCHRONOUS, policy="windowed")
 
     def asynchronous(self, policy: AsynchronousPolicy) -> Trial:
         """As configured."""
@@ -99,11 +101,10 @@ class Bench:
 
     def tuned(self, policy: AsynchronousPolicy, waits: Iterable[int]) -> list[Trial]:
         """With each wait for candidates; the fastest is marked."""
-        trials = [
-            self._trial(TRIED, mode=Mode.ASYNCHRONOUS, policy=policy, min_candidates=min_candidates)
-            for min_candidates in sorted(set(waits))
-        ]
-        return _mark_best(trials)
+        return self._best_of("min_candidates", waits, mode=Mode.ASYNCHRONOUS, policy=policy)
+
+    def _best_of(self, knob: str, values: Iterable[int], **changes: Any) -> list[Trial]:
+        return _mark_best([self._trial(TRIED, **changes, **{knob: value}) for value in sorted(set(values))])
 
     def _trial(self, choice: str, **changes: Any) -> Trial:
         decoding = replace(self.decoding, **changes)
@@ -116,23 +117,25 @@ class Bench:
 def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
     """All rows, and the map where one is asked for; the documented JSON without `run_dir`.
 
-    `events_folder` gets the events of the first answer under the configured policy, which is the chain for `auto`.
+    `events_folder` gets the events of the first answer under the configured policy.
     """
     settings, simulator = config.simulate, inputs.simulator
+    waiting = _waiting(simulator)
     waits = {config.min_candidates, *settings.min_candidates}
-    num_trials = 1 + len(set(settings.synchronous_lengths)) + len(POLICIES) * len(waits)
+    num_trials = 2 + 2 * len(set(settings.synchronous_lengths)) + len(waiting) * len(waits)
     bench = Bench(simulator, config.decoding(), _progress(console, num_trials))
     plain = bench.plain()
-    trials = [plain, *bench.synchronous(settings.synchronous_lengths)]
-    for policy in POLICIES:
+    lengths = settings.synchronous_lengths
+    trials = [plain, *bench.synchronous(lengths), *bench.windowed(lengths)]
+    for policy in waiting:
         trials += [bench.asynchronous(policy), *bench.tuned(policy, settings.min_candidates)]
-    result: dict[str, Any] = {"rows": _rows(trials, plain), "inputs": inputs.as_dict()}
+    trials.append(bench.asynchronous("auto"))
+    result: dict[str, Any] = {"rows": _rows(trials, plain, can_branch=simulator.can_branch), "inputs": inputs.as_dict()}
     if settings.grid:
         result["grid"] = _grid(config, simulator, console)
     console.clear_progress()
     first = replace(simulator, answers=simulator.answers[:1])
-    shown: AsynchronousPolicy = "branching" if config.policy == "branching" else "chain"
-    first.run(bench.asynchronous(shown).decoding, events_folder=events_folder)
+    first.run(bench.asynchronous(config.policy).decoding, events_folder=events_folder)
     return result
 
 
@@ -142,6 +145,10 @@ def simulate_text(result: dict[str, Any]) -> str:
     if "grid" in result:
         texts.append(_grid_text(result["grid"]))
     return "\n\n".join(texts)
+
+
+def _waiting(simulator: Simulator) -> tuple[AsynchronousPolicy, ...]:
+    return WAITING if simulator.can_branch else ("chain",)
 
 
 # What goes in
@@ -171,6 +178,7 @@ def inputs_of(config: RunConfig) -> Inputs:
         max_candidates=width - 1,
         tokens_per_step=settings.tokens_per_step,
         accept_next=_accept_next(config, calibration),
+        can_branch=config.drafter.can_branch,
         seed=settings.seed,
     )
     return Inputs(simulator, acceptance)
@@ -245,26 +253,29 @@ def _mark_best(trials: Sequence[Trial]) -> list[Trial]:
     return [replace(trial, choice=BEST) if trial is fastest else trial for trial in trials]
 
 
-def _rows(trials: Sequence[Trial], plain: Trial) -> list[dict[str, Any]]:
+def _rows(trials: Sequence[Trial], plain: Trial, *, can_branch: bool) -> list[dict[str, Any]]:
     best_synchronous = next(
         trial for trial in trials if trial.decoding.mode is Mode.SYNCHRONOUS and trial.choice == BEST
     )
-    return [_row(trial, plain, best_synchronous) for trial in trials]
+    return [_row(trial, plain, best_synchronous, can_branch=can_branch) for trial in trials]
 
 
-def _row(trial: Trial, plain: Trial, best_synchronous: Trial) -> dict[str, Any]:
+def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: bool) -> dict[str, Any]:
     decoding, metrics = trial.decoding, trial.outcome.metrics.as_dict()
-    branches = policy_name(decoding) == "branching"
+    policy = policy_name(decoding)
+    branches = policy in ("branching", "auto") and can_branch
     ratios = [
         reference.total_ns / answer.total_ns
         for reference, answer in zip(plain.outcome.answers, trial.outcome.answers, strict=True)
     ]
     return {
         "mode": decoding.mode.value,
-        "policy": policy_name(decoding),
+        "policy": policy,
         "choice": trial.choice,
-        "num_speculative_tokens": decoding.num_speculative_tokens if decoding.mode is Mode.SYNCHRONOUS else None,
-        "min_candidates": decoding.min_candidates if decoding.mode is Mode.ASYNCHRONOUS else None,
+        "num_speculative_tokens": decoding.num_speculative_tokens
+        if decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
+        else None,
+        "min_candidates": decoding.min_candidates if policy in WAITING else None,
         "fan_out": decoding.fan_out if branches else None,
         "rows_per_step": decoding.rows_per_step if branches else None,
         "speedup": plain.total_ns / trial.total_ns,
@@ -303,6 +314,8 @@ def _row_name(row: dict[str, Any]) -> str:
         return str(row["mode"])
     name = str(row["policy"] or row["mode"])
     knob = row["min_candidates"] if row["num_speculative_tokens"] is None else row["num_speculative_tokens"]
+    if knob is None:
+        return name
     return f"{name} ({knob}{'' if row['choice'] == TRIED else ', ' + row['choice']})"
 
 
@@ -313,9 +326,10 @@ def _percent(fraction: float | None) -> str:
 def _name(decoding: DecodingConfig) -> str:
     if decoding.mode is Mode.SYNCHRONOUS:
         return f"synchronous, {decoding.num_speculative_tokens} tokens"
-    if decoding.mode is Mode.ASYNCHRONOUS:
-        return f"{policy_name(decoding)}, waits for {decoding.min_candidates}"
-    return str(decoding.mode.value)
+    policy = policy_name(decoding)
+    if policy == "windowed":
+        return f"windowed, {decoding.num_speculative_tokens} tokens"
+    return f"{policy}, waits for {decoding.min_candidates}" if policy in WAITING else policy or decoding.mode.value
 
 
 def _progress(console: Console, num_steps: int) -> Callable[[str], None]:
@@ -333,7 +347,7 @@ def _progress(console: Console, num_steps: int) -> Callable[[str], None]:
 
 
 def _grid(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
-    """Each acceptance with each ratio of speeds: the tuned schedules, which of them wins, and by how much."""
+    """Each acceptance with each ratio of speeds: the tuned schedules, which of them wins, by how much, and `auto`."""
     settings = config.simulate
     cells = list(product(settings.grid_accepts, settings.grid_ratios))
     report = _progress(console, len(cells))
@@ -356,7 +370,9 @@ def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) 
     bench = Bench(replace(simulator, costs=costs, answers=_drawn(settings, accept)), config.decoding())
     plain = bench.plain()
     synchronous = _best(bench.synchronous(settings.synchronous_lengths))
-    tuned = {policy: _best(bench.tuned(policy, settings.min_candidates)) for policy in POLICIES}
+    tuned = {"windowed": _best(bench.windowed(settings.synchronous_lengths))}
+    tuned |= {policy: _best(bench.tuned(policy, settings.min_candidates)) for policy in _waiting(simulator)}
+    auto = bench.asynchronous("auto")
     speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": plain.total_ns / synchronous.total_ns}
     speedups |= {policy: plain.total_ns / trial.total_ns for policy, trial in tuned.items()}
     ranked = sorted(speedups, key=lambda name: speedups[name], reverse=True)
@@ -365,10 +381,11 @@ def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) 
         "ratio": ratio,
         "speedups": speedups,
         "num_speculative_tokens": synchronous.decoding.num_speculative_tokens,
-        "min_candidates": tuned["chain"].decoding.min_candidates,
-        "branching_min_candidates": tuned["branching"].decoding.min_candidates,
+        "window": tuned["windowed"].decoding.num_speculative_tokens,
+        "min_candidates": {policy: tuned[policy].decoding.min_candidates for policy in _waiting(simulator)},
         "winner": ranked[0],
         "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
+        "auto": plain.total_ns / auto.total_ns,
         "upper_bound": upper_bound(accept, ratio),
     }
 

@@ -30,13 +30,15 @@ def predicted(config: RunConfig, folder: Path) -> dict[str, Any]:
     return simulate(config, inputs_of(config), console, folder)
 
 
-def test_rows_are_plain_every_length_and_both_policies_with_every_wait(tmp_path: Path) -> None:
+def test_rows_are_plain_every_length_every_wait_and_what_finds_its_own(tmp_path: Path) -> None:
     result = predicted(configured(fan_out=4), tmp_path)
     rows = result["rows"]
     assert [(row["mode"], row["num_speculative_tokens"], row["min_candidates"]) for row in rows] == [
         ("autoregressive", None, None),
         ("synchronous", 2, None),
         ("synchronous", 4, None),
+        ("asynchronous", 2, None),
+        ("asynchronous", 4, None),
         ("asynchronous", None, 2),
         ("asynchronous", None, 0),
         ("asynchronous", None, 2),
@@ -45,14 +47,16 @@ def test_rows_are_plain_every_length_and_both_policies_with_every_wait(tmp_path:
         ("asynchronous", None, 0),
         ("asynchronous", None, 2),
         ("asynchronous", None, 3),
+        ("asynchronous", None, None),
     ]
     assert rows[0]["speedup"] == 1
     assert rows[0]["tokens_per_second"] == pytest.approx(50)
-    assert [row["policy"] for row in rows] == [None] * 3 + ["chain"] * 4 + ["branching"] * 4
-    assert [row["fan_out"] for row in rows] == [None] * 7 + [4] * 4
-    assert [row["rows_per_step"] for row in rows] == [None] * 7 + [8] * 4
+    policies = [None] * 3 + ["windowed"] * 2 + ["chain"] * 4 + ["branching"] * 4 + ["auto"]
+    assert [row["policy"] for row in rows] == policies
+    assert [row["fan_out"] for row in rows] == [None] * 9 + [4] * 5
+    assert [row["rows_per_step"] for row in rows] == [None] * 9 + [8] * 5
     best = {row["policy"] or row["mode"]: row for row in rows if row["choice"] == "best"}
-    assert list(best) == ["synchronous", "chain", "branching"]
+    assert list(best) == ["synchronous", "windowed", "chain", "branching"]
     for name, row in best.items():
         assert row["speedup"] == max(other["speedup"] for other in rows if name in (other["policy"], other["mode"]))
     for row in rows[1:]:
@@ -96,11 +100,24 @@ def test_the_map_names_the_winner_of_each_place(tmp_path: Path) -> None:
         assert cell["margin"] == pytest.approx(ranked[0] / ranked[1] - 1)
         expected = best_synchronous(accept, ratio, [2, 4], overhead=0.005)[0]
         assert cell["speedups"]["synchronous"] == pytest.approx(expected, rel=0.06)
-        assert cell["min_candidates"] in (0, 3)
-        assert cell["branching_min_candidates"] in (0, 3)
+        assert set(cell["min_candidates"]) == {"chain", "branching"}
+        assert set(cell["min_candidates"].values()) <= {0, 3}
+        assert cell["window"] in (2, 4)
+        assert cell["auto"] >= 0.9 * ranked[0]
     assert cells[0.8, 2.0]["speedups"]["chain"] > cells[0.8, 2.0]["speedups"]["synchronous"]
     assert cells[0.0, 2.0]["speedups"]["chain"] == 1
     assert cells[0.8, 10.0]["winner"] == "branching"
+
+
+def test_a_draft_without_probabilities_keeps_to_one_chain(tmp_path: Path) -> None:
+    result = predicted(
+        configured({"grid": True, "grid_accepts": [0.5], "grid_ratios": [5]}, drafter={"kind": "ngram"}), tmp_path
+    )
+    assert "branching" not in {row["policy"] for row in result["rows"]}
+    assert result["rows"][-1]["policy"] == "auto"
+    assert result["rows"][-1]["fan_out"] is None
+    (cell,) = result["grid"]
+    assert set(cell["speedups"]) == {"autoregressive", "synchronous", "windowed", "chain"}
 
 
 def test_in_the_map_a_row_costs_the_same_share_of_a_step_everywhere(tmp_path: Path) -> None:
@@ -136,7 +153,7 @@ def test_what_a_tree_costs_and_brings_is_given_or_measured(tmp_path: Path) -> No
     assert inputs(accept=0.5, drafter={"accept_next": 0.2}).accept_next == 0.2
 
 
-@pytest.mark.parametrize(("policy", "message"), [("auto", "candidate"), ("branching", "prepared")])
+@pytest.mark.parametrize(("policy", "message"), [("chain", "candidate"), ("auto", "prepared")])
 def test_the_events_are_of_the_configured_policy(tmp_path: Path, policy: str, message: str) -> None:
     predicted(configured(policy=policy), tmp_path)
     events = [json.loads(line) for line in (tmp_path / "draft.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -1,8 +1,10 @@
 """Asynchronous decoding that finds out by itself how long to wait.
 
 One candidate more is worth waiting for if the tokens it may bring are more than what the pair commits in the time until
-it comes: it brings one with the chance that it and all before it are accepted. That is the best `min_candidates` of a
-chain or a tree (docs/branching.md), found pass by pass, as it depends on how sure the draft is of what is at hand.
+it comes. It brings one with the chance that it and all before it are accepted. If it is the first that is not, the text
+goes on where less is prepared than behind the target's own token, which the pass would have ended with instead.
+That is the best `min_candidates` of a chain or a tree (docs/branching.md), found pass by pass, as it depends on how
+sure the draft is of what is at hand.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class AutoPolicy:
     def decide(self, view: TargetView) -> Decision:
         """Verify now, or wait for one more candidate."""
         if view.may_get_more and view.num_candidates < view.max_candidates:
-            gain = view.path_chance * view.acceptance
+            gain = view.path_chance * (view.acceptance - (1 - view.acceptance) * view.rejection_loss)
             loss = view.tokens_per_second * view.candidate_seconds
             seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
             if gain > loss and seconds_left > 0:

@@ -34,6 +34,8 @@ class TargetView:
     """Running estimate of what is committed; 0 before the first pass."""
     candidate_seconds: float = 0.0
     """Running estimate of the wait for a candidate; 0 before the first one."""
+    rejection_loss: float = 0.0
+    """Running estimate, in tokens, of what a rejection costs beyond the candidate itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 acceptance          of a candidate behind the right prefix: accepted / tested, where the first rejected candidate of
 a pass was tested and those behind it were not
 tokens_per_second   committed, waits included
-candidate_seconds   from the decision to wait until the next candidate; the first one behind a verdict that nobody
-foresaw takes longer than one more behind those at hand
+candidate_seconds   waited for a candidate: all time that was waited, by the candidates that it brought; the first one
+behind a verdict that nobody foresaw takes longer than one more behind those at hand
+rejection_loss      after a rejection the draft has to start anew more often than after full acceptance; the tokens that
+the wait for its first candidate costs then
 path_chance         of all candidates at hand: the draft's own estimate, corrected by how often its first candidate
 is accepted against what it says; where it says nothing, by the acceptance alone
 """
@@ -20,6 +22,36 @@ PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
 """What is assumed before anything is known, and how many tested candidates that is worth."""
 MEMORY = 0.9
 """Weight of the past in the running estimates of time."""
+FORGETTING = 0.98
+"""Weight of past waits after each pass, so that waiting is tried again where it has been in vain."""
+LEAST_WAIT = 0.05
+"""Of a candidate: how many the shortest wait so far always counts for."""
+
+
+class _Waits:
+    """Time waited for candidates of one kind."""
+
+    def __init__(self) -> None:
+        self._seconds = self._num_candidates = self._shortest = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """For a candidate; 0 before anything was waited for."""
+        if not self._shortest:
+            return self._seconds
+        return (self._seconds + LEAST_WAIT * self._shortest) / (self._num_candidates + LEAST_WAIT)
+
+    def waited(self, seconds: float, *, came: bool) -> None:
+        """So long, and a candidate came or not."""
+        self._seconds = MEMORY * self._seconds + seconds
+        self._num_candidates = MEMORY * self._num_candidates + came
+        if came and (seconds < self._shortest or not self._shortest):
+            self._shortest = seconds
+
+    def passed(self) -> None:
+        """A pass is over."""
+        self._seconds *= FORGETTING
+        self._num_candidates *= FORGETTING
 
 
 class Estimates:
@@ -30,7 +62,9 @@ class Estimates:
         self._num_tested = PRIOR_WEIGHT
         self._num_tokens = 0.0
         self._seconds = 0.0
-        self._candidate_seconds: dict[bool, float] = {}
+        self._waits_for_first = _Waits()
+        self._waits_for_more = _Waits()
+        self._foreseen = {True: 0.5, False: 0.5}
         self._num_first = self._said_first = PRIOR_WEIGHT
 
     @property
@@ -45,7 +79,13 @@ class Estimates:
 
     def candidate_seconds(self, num_candidates: int) -> float:
         """Where so many are at hand; 0 before anything was waited for."""
-        return self._candidate_seconds.get(num_candidates == 0, 0.0)
+        return self._waits(num_candidates).seconds
+
+    @property
+    def rejection_loss(self) -> float:
+        """In tokens."""
+        less_often = max(0.0, self._foreseen[True] - self._foreseen[False])
+        return less_often * self.tokens_per_second * self._waits_for_first.seconds
 
     def path_chance(self, num_candidates: int, weights: Sequence[float]) -> float:
         """`weights`: what the draft says of each candidate at hand, or nothing."""
@@ -53,8 +93,12 @@ class Estimates:
             return self.acceptance**num_candidates
         return math.prod(weights) * min(1.0, self._num_first / self._said_first) ** len(weights)
 
-    def passed(self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float) -> None:
-        """A pass is over; `seconds` since the one before it was."""
+    def passed(self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, foreseen: bool) -> None:
+        """A pass is over; `seconds` since the one before it was. `foreseen`: the draft need not start anew."""
+        all_accepted = num_accepted == num_judged
+        self._foreseen[all_accepted] = MEMORY * self._foreseen[all_accepted] + (1 - MEMORY) * foreseen
+        self._waits_for_first.passed()
+        self._waits_for_more.passed()
         num_tested = num_accepted + (num_accepted < num_judged)
         kept = 0.5 ** (num_tested / HALF_LIFE)
         self._num_accepted = kept * self._num_accepted + num_accepted
@@ -68,8 +112,9 @@ class Estimates:
         self._num_first = kept * self._num_first + accepted
         self._said_first = kept * self._said_first + weight
 
-    def waited(self, num_candidates: int, seconds: float) -> None:
-        """One more candidate came after this long."""
-        is_first = num_candidates == 0
-        before = self._candidate_seconds.get(is_first, seconds)
-        self._candidate_seconds[is_first] = MEMORY * before + (1 - MEMORY) * seconds
+    def waited(self, num_candidates: int, seconds: float, *, came: bool) -> None:
+        """With so many at hand; one more came or none."""
+        self._waits(num_candidates).waited(seconds, came=came)
+
+    def _waits(self, num_candidates: int) -> _Waits:
+        return self._waits_for_more if num_candidates else self._waits_for_first

@@ -78,6 +78,11 @@ class Verification(abc.ABC, Generic[Row]):
         """Candidates ready for verification."""
 
     @property
+    def weights(self) -> tuple[float, ...]:
+        """What the draft says of each of them, in the order of a pass; nothing where it says nothing."""
+        return ()
+
+    @property
     def attached(self) -> bool:
         """A draft works on this sequence."""
         return self._attached

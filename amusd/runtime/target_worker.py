@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from amusd.config import GREEDY, Distribution
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.models.language_model import KVCache, LanguageModel
-from amusd.policies.base import Policy, TargetView, Wait
-from amusd.policies.estimates import Estimates
+from amusd.policies.base import Policy, Wait
+from amusd.policies.observer import Observer
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Prepared, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
@@ -35,10 +35,6 @@ from amusd.types import FinishReason
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's own counts."""
-
-PASS_TIME_MEMORY = 0.8
-"""Weight of the past in the running estimate of a pass."""
-
 
 _Session = TargetSession[ProbabilityRow] | TreeTargetSession
 
@@ -84,17 +80,10 @@ class TargetWorker:
     """Why the draft is no longer used, once that has happened."""
     _next_sequence_id: int = 1
     _cache: KVCache = field(init=False)
-    _pass_seconds: float = 0.0
     _max_candidates: int = 0
     """How many the block under way could have held."""
-    _first_weight: float | None = None
-    """What the draft said of the first candidate of the block under way."""
-    _last_end_ns: int | None = None
-    """When the last pass of this sequence ended."""
     _tally: Tally = field(default_factory=Tally)
-    _estimates: Estimates = field(default_factory=Estimates)
-    _all_estimates: dict[tuple[str | None, bool], Estimates] = field(default_factory=dict)
-    """By drafter, and whether it drafts trees."""
+    _observer: Observer = field(default_factory=Observer)
     _sampler: TargetSampler | None = None
 
     def __post_init__(self) -> None:
@@ -109,9 +98,7 @@ class TargetWorker:
     def decode(self, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
         """Yield what each pass commits; return how it ended. Closing the generator aborts the sequence."""
         self._tally = Tally(num_prompt_tokens=len(request.prompt))
-        kind = (request.drafter, bool(request.policy.fan_out))
-        self._estimates = self._all_estimates.setdefault(kind, Estimates())
-        self._last_end_ns = None
+        self._observer.open(request.drafter, has_tree=bool(request.policy.fan_out))
         session = self._new_session(request)
         self._sampler = self._new_sampler(request)
         reason = FinishReason.ABORTED
@@ -208,24 +195,10 @@ class TargetWorker:
         while True:
             self._drain(session)
             limit = min(session.remaining, self.model.max_rows(session.committed_length - 1)) - 1
-            num_candidates, weights = session.num_candidates, _weights(session)
-            decision = policy.decide(
-                TargetView(
-                    num_candidates=num_candidates,
-                    max_candidates=limit,
-                    may_get_more=session.may_get_more,
-                    draft_restarting=session.draft_restarting,
-                    waited_seconds=(time.monotonic_ns() - ready_ns) / 1e9,
-                    pass_seconds=self._pass_seconds,
-                    path_chance=self._estimates.path_chance(num_candidates, weights),
-                    acceptance=self._estimates.acceptance,
-                    tokens_per_second=self._estimates.tokens_per_second,
-                    candidate_seconds=self._estimates.candidate_seconds(num_candidates),
-                )
-            )
+            waited_ns = time.monotonic_ns() - ready_ns
+            decision = policy.decide(self._observer.view(session, max_candidates=limit, waited_ns=waited_ns))
             if not isinstance(decision, Wait):
                 self._max_candidates = min(limit, policy.max_lookahead)
-                self._first_weight = next(iter(weights), None)
                 return session.begin(min(decision.num_candidates, limit))
             self._wait(session, decision.seconds)
 
@@ -260,20 +233,16 @@ class TargetWorker:
     def _pass_done(
         self, session: _Session, block: Block, start_ns: int, end_ns: int, *, num_judged: int, num_accepted: int
     ) -> None:
-        seconds = (end_ns - start_ns) / 1e9
-        memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
-        self._pass_seconds = memory * self._pass_seconds + (1 - memory) * seconds
         num_tokens = session.committed_length - 1 - block.start
         num_candidates = len(block.candidates)
-        since_ns = start_ns if self._last_end_ns is None else self._last_end_ns
-        self._last_end_ns = end_ns
-        if num_candidates and self._first_weight is not None:
-            self._estimates.judged_first(self._first_weight, accepted=num_accepted > 0)
-        self._estimates.passed(
+        self._observer.passed(
+            start_ns,
+            end_ns,
+            num_candidates=num_candidates,
             num_judged=num_judged,
             num_accepted=num_accepted,
             num_tokens=num_tokens,
-            seconds=(end_ns - since_ns) / 1e9,
+            foreseen=not session.draft_restarting,
         )
         self._tally.passed(
             end_ns - start_ns,
@@ -333,8 +302,7 @@ class TargetWorker:
         self._take(session, seconds)
         end_ns = time.monotonic_ns()
         self._tally.waited(end_ns - start_ns)
-        if session.num_candidates > num_candidates:
-            self._estimates.waited(num_candidates, (end_ns - start_ns) / 1e9)
+        self._observer.waited(end_ns - start_ns, num_before=num_candidates, num_after=session.num_candidates)
         self.recorder.span("target_wait", start_ns, end_ns, session.sequence_id)
 
     def _take(self, session: _Session, timeout: float) -> bool:
@@ -412,8 +380,3 @@ class TargetWorker:
         self.draft_failure = reason
         session.detach()
         self.recorder.instant("draft_lost", session.sequence_id, reason=reason)
-
-
-def _weights(session: _Session) -> tuple[float, ...]:
-    """What the draft says of each candidate at hand; a chain's says nothing."""
-    return session.weights if isinstance(session, TreeTargetSession) else ()

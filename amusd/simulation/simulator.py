@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from amusd.config import DecodingConfig
-from amusd.policies.factory import make_policy, policy_name
+from amusd.policies.factory import make_policy
+from amusd.policies.step_cost import StepCost
 from amusd.protocol.messages import Open
 from amusd.simulation.clock import DRAFT, TARGET, VirtualClock, Worker
 from amusd.simulation.cost import Costs
@@ -51,6 +53,8 @@ class Simulator:
     """That the draft makes in one step (a replay of several), where it runs ahead."""
     accept_next: float = 0.0
     """Of a tree: how likely each further guess is right where those before it are wrong."""
+    can_branch: bool = True
+    """Whether the draft can draft trees; `auto` has it do so then."""
     seed: int = 0
 
     @property
@@ -61,11 +65,8 @@ class Simulator:
     def run(self, decoding: DecodingConfig, *, keep_events: bool = False, events_folder: Path | None = None) -> Outcome:
         """Decode all answers, one after another, under the schedule of `decoding`.
 
-        Events are kept in the outcome, written to `events_folder` as a run's are, or not recorded at all. Raises
-        `ValueError` for the policy `auto`: the simulated target does not make the estimates that it follows.
+        Events are kept in the outcome, written to `events_folder` as a run's are, or not recorded at all.
         """
-        if policy_name(decoding) == "auto":
-            raise ValueError("policy auto cannot be simulated: name chain or branching")
         keep = keep_events or events_folder is not None
         clock = VirtualClock()
         target_worker, draft_worker = Worker(clock, TARGET), Worker(clock, DRAFT)
@@ -76,7 +77,7 @@ class Simulator:
             worker=target_worker,
             send=to_draft.send,
             answers=self.answers,
-            policy=make_policy(decoding),
+            policy=make_policy(decoding, can_branch=self.can_branch),
             max_candidates=self.max_candidates,
             has_draft=decoding.mode is not Mode.AUTOREGRESSIVE,
             costs=self.costs,
@@ -88,7 +89,7 @@ class Simulator:
             clock=clock,
             worker=draft_worker,
             send=to_target.send,
-            make_drafting=self._drafting,
+            make_drafting=functools.partial(self._drafting, StepCost()),
             costs=self.costs,
             random=self._random("draft"),
             journal=_journal(Role.DRAFT, clock, keep, events_folder),
@@ -109,14 +110,14 @@ class Simulator:
         draft.journal.flush()
         return outcome
 
-    def _drafting(self, opening: Open) -> Drafting:
+    def _drafting(self, step_cost: StepCost, opening: Open) -> Drafting:
         random = self._random(f"drafting {opening.sequence_id}")
         answer = self.answers[opening.sequence_id - 1]
         if opening.fan_out:
             seed = f"{opening.sequence_id} {self.seed}"
             places = guess_places(answer, self.accept_next, opening.fan_out, seed)
             weights = guess_weights(self.accept, self.accept_next, opening.fan_out)
-            return TreeDrafting(opening, places, weights, self.costs, random)
+            return TreeDrafting(opening, places, weights, self.costs, random, step_cost)
         return ChainDrafting(opening, answer, self.costs, random, self.tokens_per_step)
 
     def _random(self, purpose: str) -> Random:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from amusd.errors import InvariantError
-from amusd.policies.base import Policy, TargetView, Wait
+from amusd.policies.base import Policy, Wait
+from amusd.policies.observer import Observer
 from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
@@ -20,9 +21,6 @@ from amusd.simulation.tokens import Answer, target_token, vocab_size
 from amusd.tracing.messages import RECEIVE, SEND
 from amusd.tracing.metrics import DraftCounts
 from amusd.types import FinishReason
-
-PASS_TIME_MEMORY = 0.8
-"""As of the real target: weight of the past in the running estimate of a pass."""
 
 PROMPT_LENGTH = 1
 """Prompts cost what `Costs` says, whatever their length."""
@@ -52,7 +50,7 @@ class TargetActor:
     works: bool = False
     """In a prefill or a pass right now."""
     finished: list[TargetCounts] = field(default_factory=list)
-    _pass_seconds: float = 0.0
+    _observer: Observer = field(default_factory=Observer)
 
     def run(self) -> Process:
         """All answers, then `Shutdown`."""
@@ -70,6 +68,7 @@ class TargetActor:
             vocab_size=vocab_size(num_tokens, max(1, self.policy.fan_out)),
             max_lookahead=self.policy.max_lookahead,
         )
+        self._observer.open(_DRAFTER if self.has_draft else None, has_tree=bool(self.policy.fan_out))
         yield from self._open(session, counts)
         while session.remaining:
             block = yield from self._next_block(session, counts)
@@ -107,23 +106,17 @@ class TargetActor:
         limit = self._limit(session)
         while True:
             self._drain(session, counts)
-            decision = self.policy.decide(
-                TargetView(
-                    num_candidates=session.num_candidates,
-                    max_candidates=limit,
-                    may_get_more=session.may_get_more,
-                    draft_restarting=session.draft_restarting,
-                    waited_seconds=(self.clock.now_ns - ready_ns) / 1e9,
-                    pass_seconds=self._pass_seconds,
-                )
-            )
+            waited_ns = self.clock.now_ns - ready_ns
+            decision = self.policy.decide(self._observer.view(session, max_candidates=limit, waited_ns=waited_ns))
             if not isinstance(decision, Wait):
                 return session.begin(min(decision.num_candidates, limit))
-            start_ns = self.clock.now_ns
+            start_ns, num_candidates = self.clock.now_ns, session.num_candidates
             yield Listen(math.ceil(decision.seconds * 1e9))
             if self.worker.mailbox:
                 self._handle(session, self.worker.mailbox.popleft(), counts)
-            counts.wait_ns += self.clock.now_ns - start_ns
+            waited_ns = self.clock.now_ns - start_ns
+            self._observer.waited(waited_ns, num_before=num_candidates, num_after=session.num_candidates)
+            counts.wait_ns += waited_ns
             self.journal.span("target_wait", start_ns, self.clock.now_ns, session.sequence_id)
 
     def _limit(self, session: Session) -> int:
@@ -156,8 +149,15 @@ class TargetActor:
             num_tokens=len(token_ids),
             committed_length=session.committed_length,
         )
-        memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
-        self._pass_seconds = memory * self._pass_seconds + (1 - memory) * pass_ns / 1e9
+        self._observer.passed(
+            start_ns,
+            start_ns + pass_ns,
+            num_candidates=num_candidates,
+            num_judged=num_judged,
+            num_accepted=num_accepted,
+            num_tokens=len(token_ids),
+            foreseen=not session.draft_restarting,
+        )
         host_ns = self.costs.host.when(self.has_draft).draw(self.random)
         before_ns = round(host_ns * self.costs.host_before_verdict)
         yield Busy(before_ns)

@@ -14,6 +14,7 @@ from amusd.policies.chain import ChainPolicy
 from amusd.policies.estimates import Estimates
 from amusd.policies.factory import make_policy, policy_name
 from amusd.policies.lockstep import AutoregressivePolicy, SynchronousPolicy
+from amusd.policies.windowed import WindowedPolicy
 from amusd.types import Mode
 
 VIEW = TargetView(
@@ -64,6 +65,22 @@ def test_the_plain_target_never_waits() -> None:
     assert AutoregressivePolicy().decide(replace(VIEW, draft_restarting=True, num_candidates=5)) == Verify(0)
 
 
+WINDOWED = WindowedPolicy(4, timeout_seconds=2.0)
+
+
+def test_windows_are_verified_whole_and_waited_for() -> None:
+    assert WINDOWED.decide(VIEW) == Wait(2.0)
+    assert WINDOWED.decide(replace(VIEW, num_candidates=3)) == Verify(3)  # the first of four was judged late
+    assert WINDOWED.decide(replace(VIEW, num_candidates=7)) == Verify(4)
+    assert WINDOWED.decide(replace(VIEW, waited_seconds=2.0)) == Verify(0)
+    assert WINDOWED.decide(replace(VIEW, may_get_more=False)) == Verify(0)
+
+
+def test_where_the_draft_starts_anew_a_window_is_not_waited_for() -> None:
+    assert WINDOWED.decide(replace(VIEW, draft_restarting=True)) == Verify(0)
+    assert (WINDOWED.max_lookahead, WINDOWED.tokens_per_message) == (8, 4)
+
+
 BRANCHING = BranchingPolicy(max_lookahead=16, fan_out=4, rows_per_step=8, min_candidates=2, max_wait_passes=1.0)
 AUTO = AutoPolicy(max_lookahead=16, fan_out=4, rows_per_step=8, max_wait_passes=1.0)
 KNOWN = replace(VIEW, acceptance=0.6, tokens_per_second=50.0, candidate_seconds=0.005)
@@ -86,6 +103,8 @@ def test_auto_waits_while_a_candidate_more_brings_more_than_it_costs() -> None:
     assert AUTO.decide(replace(KNOWN, num_candidates=2, path_chance=0.36)) == Verify(2)  # 0.22
     assert AUTO.decide(replace(KNOWN, num_candidates=1, path_chance=0.4)) == Verify(1)  # not sure of it: 0.24
     assert AUTO.decide(replace(KNOWN, acceptance=0.2)) == Verify(0)
+    assert AUTO.decide(replace(KNOWN, rejection_loss=0.8)) == Wait(0.02)  # 0.6 - 0.4 * 0.8 = 0.28
+    assert AUTO.decide(replace(KNOWN, rejection_loss=0.9)) == Verify(0)  # 0.24
 
 
 def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass() -> None:
@@ -99,13 +118,13 @@ def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
     estimates = Estimates()
     assert estimates.acceptance == 0.5
     for _ in range(400):
-        estimates.passed(num_judged=5, num_accepted=1, num_tokens=2, seconds=0.04)
+        estimates.passed(num_judged=5, num_accepted=1, num_tokens=2, seconds=0.04, foreseen=True)
     assert estimates.acceptance == pytest.approx(0.5)  # one accepted, one tested and rejected, three unknown
     assert estimates.tokens_per_second == pytest.approx(50.0)
     for _ in range(400):
-        estimates.passed(num_judged=4, num_accepted=4, num_tokens=5, seconds=0.04)
+        estimates.passed(num_judged=4, num_accepted=4, num_tokens=5, seconds=0.04, foreseen=True)
     assert estimates.acceptance > 0.99
-    estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04)
+    estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=True)
     assert estimates.acceptance > 0.99
 
 
@@ -113,10 +132,34 @@ def test_the_first_candidate_and_one_more_are_waited_for_differently() -> None:
     estimates = Estimates()
     assert estimates.candidate_seconds(0) == 0.0
     for _ in range(100):
-        estimates.waited(0, 0.008)
-        estimates.waited(2, 0.004)
+        estimates.waited(0, 0.008, came=True)
+        estimates.waited(2, 0.004, came=True)
     assert estimates.candidate_seconds(0) == pytest.approx(0.008)
     assert estimates.candidate_seconds(1) == estimates.candidate_seconds(5) == pytest.approx(0.004)
+
+
+def test_waits_in_vain_make_a_candidate_dear_until_they_are_forgotten() -> None:
+    estimates = Estimates()
+    estimates.waited(0, 0.01, came=True)
+    for _ in range(50):
+        estimates.waited(0, 0.04, came=False)
+    assert estimates.candidate_seconds(0) > 1
+    for _ in range(600):
+        estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=False)
+    assert estimates.candidate_seconds(0) == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_rejection_costs_the_wait_that_it_leads_to_more_often() -> None:
+    estimates = Estimates()
+    assert estimates.rejection_loss == 0
+    for number in range(200):
+        estimates.waited(0, 0.02, came=True)
+        estimates.passed(num_judged=2, num_accepted=2, num_tokens=3, seconds=0.04, foreseen=True)
+        estimates.passed(num_judged=2, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=number % 2 == 0)
+    assert estimates.rejection_loss == pytest.approx(0.5 * 0.02 * 50, rel=0.1)
+    for _ in range(200):
+        estimates.passed(num_judged=2, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=True)
+    assert estimates.rejection_loss == pytest.approx(0, abs=0.01)
 
 
 def test_the_chance_of_a_path_is_what_the_draft_says_corrected_by_what_came_of_it() -> None:
@@ -138,6 +181,7 @@ def test_each_mode_has_its_policy() -> None:
     assert (synchronous.max_lookahead, synchronous.tokens_per_message) == (5, 5)
     assert make_policy(DecodingConfig(max_lookahead=9)).max_lookahead == 9
     assert isinstance(make_policy(DecodingConfig(policy="chain"), can_branch=True), ChainPolicy)
+    assert make_policy(DecodingConfig(policy="windowed", num_speculative_tokens=6)).max_lookahead == 12
     branching = make_policy(DecodingConfig(policy="branching", fan_out=3, rows_per_step=5), can_branch=True)
     assert (branching.fan_out, branching.rows_per_step) == (3, 5)
 

@@ -28,6 +28,10 @@ def branching(min_candidates: int, **changes: Any) -> DecodingConfig:
     return chain(min_candidates, **{"policy": "branching", "max_lookahead": 24, **changes})
 
 
+def windowed(length: int) -> DecodingConfig:
+    return DecodingConfig(policy="windowed", num_speculative_tokens=length)
+
+
 def costs(c: float, *, delay: float = 0.0, spread: float = 0.0, **changes: Any) -> Costs:
     """A pass takes `c` draft steps, a message `delay` passes."""
     link = Duration.of_ms(delay * c)

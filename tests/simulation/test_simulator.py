@@ -13,8 +13,7 @@ from simulation.builders import PLAIN, branching, chain, costs, of_answers, own_
 from tracing.runs import Run
 
 from amusd.config import DecodingConfig
-from amusd.runtime import target_worker
-from amusd.simulation import closed_forms, target
+from amusd.simulation import closed_forms
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer
@@ -254,11 +253,6 @@ def test_the_same_inputs_give_the_same_run(decoding: DecodingConfig) -> None:
     assert run(1) != run(2)
 
 
-def test_a_policy_that_follows_estimates_of_a_real_target_is_refused() -> None:
-    with pytest.raises(ValueError, match="name chain or branching"):
-        simulator(0.7, costs(5), num_tokens=50).run(chain(2, policy="auto"))
-
-
 def test_events_are_recorded_only_where_they_are_wanted() -> None:
     machine = simulator(0.7, costs(5), num_tokens=50)
     silent, recorded = machine.run(chain(2)), machine.run(chain(2), keep_events=True)
@@ -268,10 +262,6 @@ def test_events_are_recorded_only_where_they_are_wanted() -> None:
 
 
 # The real workers
-
-
-def test_the_running_estimate_of_a_pass_is_that_of_the_real_target() -> None:
-    assert target.PASS_TIME_MEMORY == target_worker.PASS_TIME_MEMORY
 
 
 def test_the_events_are_those_of_the_real_workers(real_run: Run) -> None:

@@ -1,0 +1,81 @@
+"""What a target has seen of the pair at work, as the view that its policy decides on.
+
+The real target and the simulated one keep one each: a policy cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+from amusd.policies.base import TargetView
+from amusd.policies.estimates import Estimates
+from amusd.protocol.token_stream import Row
+from amusd.protocol.verification import Verification
+
+PASS_TIME_MEMORY = 0.8
+"""Weight of the past in the running estimate of a pass."""
+
+
+class Observer:
+    """Of one target, over all its answers. Times in nanoseconds of one clock."""
+
+    def __init__(self) -> None:
+        self._pass_seconds = 0.0
+        self._estimates = Estimates()
+        self._all_estimates: dict[tuple[str | None, bool], Estimates] = {}
+        self._last_end_ns: int | None = None
+        self._first_weight: float | None = None
+
+    def open(self, drafter: str | None, *, has_tree: bool) -> None:
+        """An answer begins. What drafters do, and one with and without trees, is kept apart."""
+        self._estimates = self._all_estimates.setdefault((drafter, has_tree), Estimates())
+        self._last_end_ns = None
+
+    def view(self, session: Verification[Row], *, max_candidates: int, waited_ns: int) -> TargetView:
+        """`max_candidates`: what the next pass can take; `waited_ns`: since it could have begun."""
+        weights, num_candidates = session.weights, session.num_candidates
+        self._first_weight = next(iter(weights), None)
+        return TargetView(
+            num_candidates=num_candidates,
+            max_candidates=max_candidates,
+            may_get_more=session.may_get_more,
+            draft_restarting=session.draft_restarting,
+            waited_seconds=waited_ns / 1e9,
+            pass_seconds=self._pass_seconds,
+            path_chance=self._estimates.path_chance(num_candidates, weights),
+            acceptance=self._estimates.acceptance,
+            tokens_per_second=self._estimates.tokens_per_second,
+            candidate_seconds=self._estimates.candidate_seconds(num_candidates),
+            rejection_loss=self._estimates.rejection_loss,
+        )
+
+    def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
+        """For a message, with so many candidates at hand before and after it."""
+        self._estimates.waited(num_before, ns / 1e9, came=num_after > num_before)
+
+    def passed(
+        self,
+        start_ns: int,
+        end_ns: int,
+        *,
+        num_candidates: int,
+        num_judged: int,
+        num_accepted: int,
+        num_tokens: int,
+        foreseen: bool,
+    ) -> None:
+        """The pass on which the last view was decided is over.
+
+        `num_judged` includes a late candidate; `foreseen`: the draft does not start anew behind it.
+        """
+        memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
+        self._pass_seconds = memory * self._pass_seconds + (1 - memory) * (end_ns - start_ns) / 1e9
+        if num_candidates and self._first_weight is not None:
+            self._estimates.judged_first(self._first_weight, accepted=num_accepted > 0)
+        since_ns = start_ns if self._last_end_ns is None else self._last_end_ns
+        self._last_end_ns = end_ns
+        self._estimates.passed(
+            num_judged=num_judged,
+            num_accepted=num_accepted,
+            num_tokens=num_tokens,
+            seconds=(end_ns - since_ns) / 1e9,
+            foreseen=foreseen,
+        )

@@ -1,0 +1,46 @@
+"""The schedules beside each other: windows by their closed form, and `auto` beside what it has to find by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulation.builders import branching, chain, costs, simulator, speedup, synchronous, windowed
+
+from amusd.config import DecodingConfig
+from amusd.simulation import closed_forms
+
+AUTO = DecodingConfig(policy="auto")
+
+
+@pytest.mark.parametrize("a", [0.3, 0.6, 0.9])
+def test_windows_gain_what_can_be_written_down(a: float) -> None:
+    """Of a draft that has each window ready before the pass ends; else the target waits, which the form leaves out."""
+    machine = simulator(a, costs(17.3), num_tokens=3000)
+    assert speedup(machine, windowed(8)) == pytest.approx(closed_forms.windowed(a, 17.3, 8), rel=0.05)
+
+
+def test_a_window_that_takes_longer_than_a_pass_is_waited_for() -> None:
+    machine = simulator(1.0, costs(3), num_tokens=2000)
+    assert speedup(machine, windowed(6)) == pytest.approx(3, rel=0.02)  # as fast as the draft
+
+
+@pytest.mark.parametrize("can_branch", [True, False])
+@pytest.mark.parametrize("delay", [0.0, 0.1])
+@pytest.mark.parametrize("c", [3, 10])
+@pytest.mark.parametrize("a", [0.3, 0.6, 0.9])
+def test_auto_finds_nearly_the_best_of_all_settings(a: float, c: float, delay: float, can_branch: bool) -> None:
+    machine = simulator(a, costs(c, delay=delay, spread=0.05), num_answers=3, num_tokens=150)
+    machine = replace(machine, accept_next=0.4, can_branch=can_branch, max_candidates=7)
+    settings = [synchronous(length) for length in (1, 2, 4)] + [chain(wait, max_lookahead=16) for wait in (0, 1, 3)]
+    if can_branch:
+        settings += [branching(wait, max_lookahead=16) for wait in (0, 1, 3)]
+    best = max(speedup(machine, setting) for setting in settings)
+    assert speedup(machine, AUTO) >= 0.92 * best
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.2])
+@pytest.mark.parametrize("can_branch", [True, False])
+def test_auto_beside_a_draft_that_is_never_right_is_plain_decoding(delay: float, can_branch: bool) -> None:
+    machine = simulator(0.0, costs(5, delay=delay), num_answers=8, num_tokens=100)
+    assert speedup(replace(machine, can_branch=can_branch), AUTO) >= 0.97
