@@ -424,11 +424,14 @@ class SimulateConfig:
     min_candidates: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
     """Values of min_candidates tried for the chain and for branching."""
     grid: bool = False
-    """Also map which policy wins over `grid_accepts` and `grid_ratios`."""
+    """Also map which policy wins over `grid_accepts` and `grid_ratios`: in the result, and as a picture, `map.svg`."""
     grid_accepts: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
     """Acceptance rates of the map."""
     grid_ratios: tuple[float, ...] = (2, 4, 8, 16)
     """Draft steps per target pass of the map; the draft's time per token follows from it."""
+    points: tuple[str, ...] = ()
+    """Run directories of `compare` or `generate` that the map's picture shows where they were measured, besides
+    `calibration`."""
 
     def __post_init__(self) -> None:
         overhead = self.overhead_ms
@@ -459,6 +462,7 @@ class SimulateConfig:
             list(self.grid_ratios),
             "name at least one, each at least 1",
         )
+        _require(self.grid or not self.points, "simulate.points", list(self.points), "needs simulate.grid=true")
 
 
 @dataclass(frozen=True, kw_only=True)

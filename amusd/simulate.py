@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from amusd.config import AsynchronousPolicy, DecodingConfig, RunConfig, Simulate
 from amusd.console import Console, table
 from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name
+from amusd.reporting.points import MeasuredPoint, measured_points
 from amusd.simulation.calibration import Calibration, calibrate
 from amusd.simulation.closed_forms import upper_bound
 from amusd.simulation.cost import Costs, Duration, Shared
@@ -42,6 +43,8 @@ class Inputs:
     simulator: Simulator
     acceptance: dict[str, Any]
     """How its answers were had, for the result."""
+    points: tuple[MeasuredPoint, ...] = ()
+    """Measured runs that the map shows."""
 
     def as_dict(self) -> dict[str, Any]:
         """For a result: all that the rows follow from, but the knobs."""
@@ -132,7 +135,7 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
     trials.append(bench.asynchronous("auto"))
     result: dict[str, Any] = {"rows": _rows(trials, plain, can_branch=simulator.can_branch), "inputs": inputs.as_dict()}
     if settings.grid:
-        result["grid"] = _grid(config, simulator, console)
+        result |= {"grid": _grid(config, simulator, console), "points": [asdict(point) for point in inputs.points]}
     console.clear_progress()
     first = replace(simulator, answers=simulator.answers[:1])
     first.run(bench.asynchronous(config.policy).decoding, events_folder=events_folder)
@@ -181,7 +184,8 @@ def inputs_of(config: RunConfig) -> Inputs:
         can_branch=config.drafter.can_branch,
         seed=settings.seed,
     )
-    return Inputs(simulator, acceptance)
+    points = measured_points(config, calibration) if settings.grid else ()
+    return Inputs(simulator, acceptance, points)
 
 
 def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[Answer, ...], dict[str, Any]]:

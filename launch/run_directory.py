@@ -27,7 +27,7 @@ RESULT_FILE = "result.json"
 WORKERS_FILE = "workers.json"
 EVENTS_FOLDER = "events"
 WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
-_MADE_FROM_A_RUN = ("report.html", "timeline.svg", "trace.json")
+_MADE_FROM_A_RUN = ("map.svg", "report.html", "timeline.svg", "trace.json")
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, "sweep.json")
 
 

@@ -6,6 +6,7 @@ import json
 
 from amusd.config import RunConfig
 from amusd.console import Console
+from amusd.reporting.map import MAP_FILE, draw_map
 from amusd.simulate import inputs_of, simulate, simulate_text
 
 from .run_directory import EVENTS_FOLDER, RESULT_FILE, create_run_directory, write_whole
@@ -21,6 +22,9 @@ def run_simulation(config: RunConfig) -> int:
     result = simulate(config, inputs, console, directory / EVENTS_FOLDER)
     result["run_dir"] = str(directory)
     write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
+    if "grid" in result:
+        write_whole(directory / MAP_FILE, draw_map(result, config.simulate))
+        tell(f"{directory / MAP_FILE}: open it in a browser")
     console.text(simulate_text(result))
     console.document(result)
     return 0

@@ -43,19 +43,19 @@ class Calibration:
         return statistics.fmean(outcome is not None for trace in self.traces for outcome in trace)
 
 
-def calibrate(run_directory: Path, drafter: str) -> Calibration:
-    """Read a run. `drafter`: which one counts, where the run had several.
+def calibrate(run_directory: Path, drafter: str, key: str = "calibration") -> Calibration:
+    """Read a run. `drafter`: which one counts, where the run had several. `key`: what named the run, for errors.
 
     Raises `ConfigError` when the run's events do not tell what a simulation has to know.
     """
     try:
         timeline = read_timeline(run_directory)
     except ValueError as error:
-        raise ConfigError(f"calibration={run_directory}: its events/ cannot be read ({error})") from error
+        raise ConfigError(f"{key}={run_directory}: its events/ cannot be read ({error})") from error
     sequences = {event.sequence_id: event.fields["drafter"] for event in timeline.target if event.name == "sequence"}
     drafters = sorted({name for name in sequences.values() if name is not None})
     if len(drafters) > 1 and drafter not in drafters:
-        raise ConfigError(f"drafter={drafter}: calibration={run_directory} has these: {', '.join(drafters)}")
+        raise ConfigError(f"drafter={drafter}: {key}={run_directory} has these: {', '.join(drafters)}")
     chosen = drafter if drafter in drafters else next(iter(drafters), drafter)
     kept = {number for number, name in sequences.items() if name in (None, chosen)}
     target = {number: events for number, events in by_sequence(timeline.target).items() if number in kept}
@@ -64,7 +64,7 @@ def calibrate(run_directory: Path, drafter: str) -> Calibration:
     traces = tuple(trace for trace in found if trace_rate(trace) is not None)
     if not traces:
         raise ConfigError(
-            f"calibration={run_directory}: its events/ show no draft token that was compared with the target's; "
+            f"{key}={run_directory}: its events/ show no draft token that was compared with the target's; "
             "name the run directory of generate or compare"
         )
     measured = _Measured(target, draft, timeline)

@@ -10,6 +10,8 @@ STYLE = f"""
 text {{ font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: {INK}; }}
 .title {{ font-size: 21px; font-weight: 600; }}
 .text {{ font-size: 15px; }}
+.value {{ font-size: 13px; }}
+.strong {{ font-size: 17px; font-weight: 600; }}
 .small {{ font-size: 13px; fill: {SOFT}; }}
 """
 

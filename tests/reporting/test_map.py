@@ -1,0 +1,204 @@
+"""The map: every cell says what the result says, in its winner's colour; measured runs stand where they were."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, get_args
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amusd.config import AsynchronousPolicy, SimulateConfig
+from amusd.reporting.map import NAMES_AND_COLOURS, Axis, draw_map
+from amusd.tracing.svg import INK
+from amusd.types import Mode
+
+SVG = "{http://www.w3.org/2000/svg}"
+MEAN_5 = {"mean_ms": 5.0}
+INPUTS = {"costs": {"target_pass": {"0": {"mean_ms": 40.0}}, "to_target": MEAN_5, "to_draft": MEAN_5}}
+WINNERS = {(0.5, 2): "autoregressive", (0.5, 8): "synchronous", (0.9, 2): "chain", (0.9, 8): "branching"}
+VALUES = st.lists(st.floats(0, 100, width=16), min_size=1, max_size=8)
+
+
+def result(
+    winners: dict[tuple[float, float], str] = WINNERS, points: Sequence[dict[str, Any]] = (), **inputs: Any
+) -> dict[str, Any]:
+    cells = []
+    for number, ((accept, ratio), winner) in enumerate(winners.items()):
+        speedups = {"autoregressive": 1.0, "synchronous": 1.1, "chain": 0.9, "branching": 0.8}
+        speedups[winner] = 1.2 + number / 4
+        cells.append({"accept": accept, "ratio": ratio, "speedups": speedups, "winner": winner})
+    return {"grid": cells, "points": list(points), "inputs": INPUTS | inputs}
+
+
+def point(accept: float, ratio: float, winner: str | None = "chain") -> dict[str, Any]:
+    return {"run_dir": "r", "drafter": "ngram", "accept": accept, "ratio": ratio, "winner": winner, "speedup": 1.5}
+
+
+def drawn(found: dict[str, Any], **settings: Any) -> ET.Element:
+    return ET.fromstring(draw_map(found, SimulateConfig(grid=True, **settings)))
+
+
+def of_kind(root: ET.Element, kind: str) -> list[ET.Element]:
+    return [element for element in root.iter(f"{SVG}g") if element.get("class", "").split(" ")[0] == kind]
+
+
+def texts(element: ET.Element) -> list[str]:
+    return [text.text or "" for text in element.iter(f"{SVG}text")]
+
+
+def origin(element: ET.Element) -> tuple[float, float]:
+    x, y = re.findall(r"-?[\d.]+", element.get("transform", ""))
+    return float(x), float(y)
+
+
+def centre(cell: ET.Element) -> tuple[float, float]:
+    box = next(cell.iter(f"{SVG}rect"))
+    x, y = origin(cell)
+    size = [float(box.get(name, "")) for name in ("x", "width", "y", "height")]
+    return x + size[0] + size[1] / 2, y + size[2] + size[3] / 2
+
+
+def test_each_cell_says_and_shows_what_the_result_says() -> None:
+    found = result()
+    cells = of_kind(drawn(found), "cell")
+    assert len(cells) == len(found["grid"])
+    for cell, expected in zip(cells, found["grid"], strict=True):
+        winner, speedups = expected["winner"], expected["speedups"]
+        gain = 100 * (speedups[winner] / speedups["synchronous"] - 1)
+        assert texts(cell) == [f"{speedups[winner]:.2f}", f"{gain:+.0f} %"]
+        assert cell.get("class") == f"cell {winner}"
+        assert next(cell.iter(f"{SVG}rect")).get("fill") == NAMES_AND_COLOURS[winner][1]
+        hint = cell.findtext(f"{SVG}title", "")
+        assert hint.startswith(f"acceptance {expected['accept']:g}, {expected['ratio']} draft steps")
+        for name, speedup in speedups.items():
+            assert f"{NAMES_AND_COLOURS[name][0]} {speedup:.2f}" in hint
+
+
+def test_acceptance_runs_to_the_right_and_draft_steps_upwards() -> None:
+    places = {place: centre(cell) for place, cell in zip(WINNERS, of_kind(drawn(result()), "cell"), strict=True)}
+    assert places[0.5, 2][0] == places[0.5, 8][0] < places[0.9, 2][0] == places[0.9, 8][0]
+    assert places[0.5, 8][1] == places[0.9, 8][1] < places[0.5, 2][1] == places[0.9, 2][1]
+
+
+def test_the_legend_names_every_policy_that_was_tried_in_its_colour() -> None:
+    legend = of_kind(drawn(result()), "legend")
+    shown = {texts(entry)[0]: next(entry.iter(f"{SVG}rect")).get("fill") for entry in legend}
+    assert shown == {name: colour for name, colour in NAMES_AND_COLOURS.values() if name not in ("windowed", "auto")}
+
+
+def test_every_policy_has_a_name_and_a_colour_of_its_own() -> None:
+    modes = {mode.value for mode in Mode} - {Mode.ASYNCHRONOUS.value}
+    assert modes | set(get_args(AsynchronousPolicy)) <= set(NAMES_AND_COLOURS)
+    for column in zip(*NAMES_AND_COLOURS.values(), strict=True):
+        assert len(set(column)) == len(NAMES_AND_COLOURS)
+
+
+@pytest.mark.parametrize("colour", [colour for _, colour in NAMES_AND_COLOURS.values()])
+def test_dark_text_can_be_read_on_every_colour(colour: str) -> None:
+    assert (luminance(colour) + 0.05) / (luminance(INK) + 0.05) >= 4.5
+
+
+def luminance(colour: str) -> float:
+    """Relative, as the guidelines for accessible web content (WCAG 2) define it."""
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_run_measured_at_a_cell_stands_in_its_middle_and_is_named() -> None:
+    root = drawn(result(points=[point(0.9, 8), point(0.5, 2, winner=None)]))
+    rings = [origin(ring) for ring in of_kind(root, "point")]
+    cells = [centre(cell) for cell in of_kind(root, "cell")]
+    assert rings == [pytest.approx(cells[3], abs=0.02), pytest.approx(cells[0], abs=0.02)]
+    assert [texts(entry) for entry in of_kind(root, "measured")] == [
+        ["1", "measured: ngram, acceptance 0.90, 8.0 steps a pass; chain won, 1.50"],
+        ["2", "measured: ngram, acceptance 0.50, 2.0 steps a pass; nothing was compared"],
+    ]
+
+
+@given(st.floats(0.4, 1.0), st.floats(1.5, 11.0))
+def test_no_text_of_a_cell_is_hidden_by_a_ring_that_stands_alone(accept: float, ratio: float) -> None:
+    root = drawn(result(points=[point(accept, ratio)]))
+    ((x, y),) = [origin(ring) for ring in of_kind(root, "point")]
+    for cell in of_kind(root, "cell"):
+        for text in cell.iter(f"{SVG}text"):
+            left, top = origin(cell)
+            across = abs(left + float(text.get("x", "")) - x)
+            up = abs(top + float(text.get("y", "")) - 5 - y)
+            assert across >= 34 or up >= 10
+
+
+def test_between_two_ratios_the_logarithm_counts() -> None:
+    root = drawn(result(points=[point(0.7, 4)]))
+    ((x, y),) = [origin(ring) for ring in of_kind(root, "point")]
+    cells = [centre(cell) for cell in of_kind(root, "cell")]
+    assert x == pytest.approx((cells[0][0] + cells[2][0]) / 2, abs=0.02)
+    assert y == pytest.approx((cells[0][1] + cells[1][1]) / 2, abs=0.02)
+
+
+@given(VALUES, st.floats(-50, 200), st.floats(-50, 200))
+def test_places_keep_the_order_of_values_and_stay_on_the_map(values: list[float], one: float, other: float) -> None:
+    axis = Axis.of(values, 10)
+    lower, upper = sorted((one, other))
+    assert 0 <= axis.place(lower) <= axis.place(upper) <= axis.length == 10 * len(set(values))
+    assert [axis.place(value) for value in sorted(set(values))] == pytest.approx(
+        [10 * number + 5 for number in range(len(set(values)))]
+    )
+
+
+@given(VALUES.filter(lambda values: len(set(values)) > 1), st.data())
+def test_between_the_outermost_cells_different_values_have_different_places(
+    values: list[float], data: st.DataObject
+) -> None:
+    axis = Axis.of(values, 10)
+    steps = st.integers(0, 1000).map(lambda part: min(values) + (max(values) - min(values)) * part / 1000)
+    one, other = data.draw(steps), data.draw(steps)
+    if other - one > 1e-3:
+        assert axis.place(one) < axis.place(other)
+    elif one == other:
+        assert axis.place(one) == axis.place(other)
+
+
+@pytest.mark.parametrize("num_columns", [1, 2, 6, 15])
+def test_texts_and_boxes_stay_on_the_page(num_columns: int) -> None:
+    winners = {(round(0.05 * (column + 1), 2), ratio): "chain" for column in range(num_columns) for ratio in (1.5, 100)}
+    root = drawn(result(winners, [point(0.0, 1e6), point(1.0, 1.0)]))
+    _, _, width, height = map(float, root.get("viewBox", "").split())
+    for cell in of_kind(root, "cell"):
+        box = next(cell.iter(f"{SVG}rect"))
+        assert origin(cell)[0] + float(box.get("width", "")) <= width
+        assert len(max(texts(cell), key=len)) * 9 <= float(box.get("width", ""))
+    lines = [text for text in root.findall(f"{SVG}text") if text.get("class") == "text"]
+    assert lines
+    assert all(float(line.get("y", "")) < height for line in lines)
+    assert max(len(line.text or "") for line in lines) * 7 <= width
+
+
+def test_the_caption_says_what_the_map_rests_on() -> None:
+    apart = {"draft_and_target_apart": {"mean_ms": 12.34}, "at_the_same_time": {"mean_ms": 99.0}}
+    costs = {"target_pass": {"0": apart, "4": apart}, "to_target": MEAN_5, "to_draft": {"mean_ms": 0.25}}
+    settings = {"jitter": 0.05, "synchronous_lengths": (1, 2, 3), "min_candidates": (0, 2, 5), "seed": 7}
+    words = " ".join(texts(drawn(result(costs=costs), **settings)))
+    for fact in (
+        "a target pass of 12.3 ms, varying by 5 %",
+        "5 ms to the target, 0.25 back",
+        "blocks of 1 to 3 tokens",
+        "waits for 0, 2, 5 candidates",
+        "16 answers of 512 tokens, seed 7",
+    ):
+        assert fact in words
+    assert "a target pass of 40 ms, always the same; a message takes 5 ms." in " ".join(texts(drawn(result())))
+
+
+def test_the_time_of_a_step_stands_at_its_ratio() -> None:
+    found = texts(drawn(result()))
+    assert found.index("5 ms") == found.index("8") + 1
+    assert found.index("20 ms") == found.index("2") + 1
+
+
+def test_a_ratio_that_is_no_power_of_two_is_shown_as_it_was_given() -> None:
+    assert "10.3" in texts(drawn(result({(0.5, 10.3): "chain"})))
