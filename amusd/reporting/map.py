@@ -95,7 +95,7 @@ def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
     page = svg.document(width, round(caption_top + _LINE * len(caption) + 4), "amusd: which policy wins where")
     svg.text(page, 14, 30, "Which policy wins where", "title")
     _draw_lines(page, 54, notes)
-    pass_ms = _pass_ms(result["inputs"])
+    pass_ms = float(_pass_time(result["inputs"])["mean_ms"])
     grid = svg.group(page, _LEFT, grid_top)
     _draw_axes(grid, across, up, pass_ms)
     places = [(across.place(point["accept"]), up.length - up.place(math.log2(point["ratio"]))) for point in points]
@@ -180,9 +180,11 @@ def _caption(inputs: Mapping[str, Any], settings: SimulateConfig) -> str:
     costs = inputs["costs"]
     to_target, to_draft = costs["to_target"]["mean_ms"], costs["to_draft"]["mean_ms"]
     link = f"{to_target:.3g} ms" if to_target == to_draft else f"{to_target:.3g} ms to the target, {to_draft:.3g} back"
-    jitter = f"varying by {100 * settings.jitter:g} %" if settings.jitter else "always the same"
+    pass_ms = _pass_time(inputs)
+    spread = "as measured" if pass_ms["num_samples"] > 1 else "always the same"
+    jitter = f"varying by {100 * settings.jitter:g} %" if settings.jitter else spread
     return (
-        f"Inputs: a target pass of {_pass_ms(inputs):.3g} ms, {jitter}; a message takes {link}. Each policy at its "
+        f"Inputs: a target pass of {pass_ms['mean_ms']:.3g} ms, {jitter}; a message takes {link}. Each policy at its "
         f"best of: blocks of {_listed(settings.synchronous_lengths)} tokens, waits for "
         f"{_listed(settings.min_candidates)} candidates. {settings.num_answers} answers of {settings.num_tokens} "
         f"tokens, seed {settings.seed}."
@@ -197,11 +199,12 @@ def _listed(values: Sequence[int]) -> str:
     return ", ".join(map(str, found))
 
 
-def _pass_ms(inputs: Mapping[str, Any]) -> float:
+def _pass_time(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of the pass that the map's draft steps are measured by: the one with the fewest candidates, draft at rest."""
     passes = inputs["costs"]["target_pass"]
     narrowest = passes[min(passes, key=int)]
-    return float(narrowest.get("draft_and_target_apart", narrowest)["mean_ms"])
+    apart: Mapping[str, Any] = narrowest.get("draft_and_target_apart", narrowest)
+    return apart
 
 
 def _wrapped(words: str, width: int) -> list[str]:

@@ -18,7 +18,8 @@ from amusd.types import Mode
 
 SVG = "{http://www.w3.org/2000/svg}"
 MEAN_5 = {"mean_ms": 5.0}
-INPUTS = {"costs": {"target_pass": {"0": {"mean_ms": 40.0}}, "to_target": MEAN_5, "to_draft": MEAN_5}}
+PASS = {"mean_ms": 40.0, "num_samples": 1}
+INPUTS = {"costs": {"target_pass": {"0": PASS}, "to_target": MEAN_5, "to_draft": MEAN_5}}
 WINNERS = {(0.5, 2): "autoregressive", (0.5, 8): "synchronous", (0.9, 2): "chain", (0.9, 8): "branching"}
 VALUES = st.lists(st.floats(0, 100, width=16), min_size=1, max_size=8)
 
@@ -179,9 +180,17 @@ def test_texts_and_boxes_stay_on_the_page(num_columns: int) -> None:
 
 
 def test_the_caption_says_what_the_map_rests_on() -> None:
-    apart = {"draft_and_target_apart": {"mean_ms": 12.34}, "at_the_same_time": {"mean_ms": 99.0}}
+    apart = {
+        "draft_and_target_apart": {"mean_ms": 12.34, "num_samples": 3},
+        "at_the_same_time": {"mean_ms": 99.0, "num_samples": 1},
+    }
     costs = {"target_pass": {"0": apart, "4": apart}, "to_target": MEAN_5, "to_draft": {"mean_ms": 0.25}}
-    settings = {"jitter": 0.05, "synchronous_lengths": (1, 2, 3), "min_candidates": (0, 2, 5), "seed": 7}
+    settings: dict[str, Any] = {
+        "jitter": 0.05,
+        "synchronous_lengths": (1, 2, 3),
+        "min_candidates": (0, 2, 5),
+        "seed": 7,
+    }
     words = " ".join(texts(drawn(result(costs=costs), **settings)))
     for fact in (
         "a target pass of 12.3 ms, varying by 5 %",
@@ -191,6 +200,8 @@ def test_the_caption_says_what_the_map_rests_on() -> None:
         "16 answers of 512 tokens, seed 7",
     ):
         assert fact in words
+    settings["jitter"] = 0.0
+    assert "a target pass of 12.3 ms, as measured;" in " ".join(texts(drawn(result(costs=costs), **settings)))
     assert "a target pass of 40 ms, always the same; a message takes 5 ms." in " ".join(texts(drawn(result())))
 
 
