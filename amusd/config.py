@@ -275,7 +275,7 @@ class DrafterConfig:
 class TransportConfig:
     """The link between the workers."""
 
-    kind: Literal["auto", "shared_memory", "zeromq"] = "auto"
+    kind: Literal["auto", "shared_memory", "zeromq", "gloo", "nccl"] = "auto"
     """`auto`: `zeromq` where an address is given, else `shared_memory` where it works, else `zeromq` locally."""
     address: str | None = None
     """`ipc://PATH` or `tcp://HOST:PORT`; None picks a private one. The target binds it, the draft connects."""

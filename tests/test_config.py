@@ -89,7 +89,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_verify_width": 4, "mode": "synchronous"}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"max_model_len": 1}, "max_model_len=1: must be at least 2"),
     ({"startup_timeout_seconds": 0}, "startup_timeout_seconds=0.0: must be above 0"),
-    ({"transport": {"kind": "nccl"}}, "transport.kind=nccl: allowed: auto, shared_memory, zeromq"),
+    ({"transport": {"kind": "mpi"}}, "transport.kind=mpi: allowed: auto, shared_memory, zeromq, gloo, nccl"),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
 ]
 

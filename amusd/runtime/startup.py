@@ -36,6 +36,11 @@ def device_of(hardware: HardwareConfig, role: Role) -> str:
     return "cpu"
 
 
+def devices_of(hardware: HardwareConfig) -> tuple[str, str]:
+    """Where target and draft compute."""
+    return device_of(hardware, Role.TARGET), device_of(hardware, Role.DRAFT)
+
+
 def make_recorder(role: Role, run_directories: Sequence[Path] = ()) -> Recorder:
     """A recorder that writes below the directory of each run, or only keeps its events when there is none."""
     if not run_directories:
@@ -54,7 +59,7 @@ def connect_target(
     Raises `ConfigError` when the pair cannot work together, `PeerError` when the draft fails or does not come.
     """
     nonce = secrets.randbits(64)
-    link = listen(config.transport, nonce)
+    link = listen(config.transport, nonce, devices_of(config.hardware))
     try:
         publish(Rendezvous(link.address, nonce))
         model, tokenizer = load()
@@ -99,7 +104,7 @@ def run_draft(
 
 def serve_draft(config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder, incarnation: int) -> None:
     """Connect to the target at `rendezvous` and draft for it until it is done."""
-    link = connect(config.transport, rendezvous)
+    link = connect(config.transport, rendezvous, devices_of(config.hardware))
     try:
         drafters = load_drafters(config, device_of(config.hardware, Role.DRAFT))
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)

@@ -13,6 +13,9 @@ LOOPBACK = "tcp://127.0.0.1:*"
 SHARED_MEMORY = "shm://"
 """How the address of a shared-memory link begins; it is picked, never configured."""
 
+TORCH_DISTRIBUTED = ("gloo://", "nccl://")
+"""How the address of a `torch.distributed` link begins when the draft is told; configured as `tcp://HOST:PORT`."""
+
 
 @dataclass(frozen=True)
 class Endpoint:

@@ -69,7 +69,7 @@ class Rendezvous:
     """What the draft has to be told to find its target."""
 
     address: str
-    """`shm://PATH`, `ipc://PATH` or `tcp://HOST:PORT`."""
+    """`shm://PATH`, `ipc://PATH`, or `tcp`, `gloo` or `nccl` with `://HOST:PORT`."""
     nonce: int
     """64-bit number of the session; frames that carry another one are dropped."""
 

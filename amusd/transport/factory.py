@@ -8,30 +8,39 @@ import zmq
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
-from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY
+from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY, TORCH_DISTRIBUTED
 from amusd.transport.base import Listener, Rendezvous, Transport
 from amusd.transport.delayed import DelayedListener, DelayedTransport
 from amusd.transport.zeromq import ZeroMQTransport
 
+GPU_EACH = ("cuda:0", "cuda:1")
+"""Devices of target and draft, where nobody says otherwise; only `transport=nccl` asks."""
 
-def listen(config: TransportConfig, nonce: int) -> Listener:
+
+def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Listener:
     """The target's end; does not wait for the draft. Raises ConfigError."""
-    link = _listen(config, nonce)
+    link = _listen(config, nonce, devices)
     return DelayedListener(link, config.delay_ms / 1e3) if config.delay_ms else link
 
 
-def connect(config: TransportConfig, rendezvous: Rendezvous) -> Transport:
+def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str] = GPU_EACH) -> Transport:
     """The draft's end, to where `listen` said it listens; does not wait for the target. Raises ConfigError."""
-    link = _connect(config, rendezvous)
+    link = _connect(config, rendezvous, devices)
     return DelayedTransport(link, config.delay_ms / 1e3) if config.delay_ms else link
 
 
-def _listen(config: TransportConfig, nonce: int) -> Listener:
+def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Listener:
     """The kind of link that is wanted.
 
     Without an address both workers are on this machine. `auto` then takes the first of these that works here: shared
     memory, ZeroMQ over a private socket file, ZeroMQ over loopback TCP.
     """
+    if config.kind in ("gloo", "nccl"):
+        from amusd.transport.torch_distributed import TorchDistributedTransport
+
+        return TorchDistributedTransport.bind(
+            config.address, nonce, backend=config.kind, devices=devices, insecure=config.insecure
+        )
     if config.address is not None:
         return ZeroMQTransport.bind(config.address, nonce, insecure=config.insecure)
     if config.kind == "shared_memory":
@@ -48,7 +57,13 @@ def _listen(config: TransportConfig, nonce: int) -> Listener:
     return ZeroMQTransport.bind(LOOPBACK, nonce)
 
 
-def _connect(config: TransportConfig, rendezvous: Rendezvous) -> Transport:
+def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str]) -> Transport:
+    if rendezvous.address.startswith(TORCH_DISTRIBUTED):
+        from amusd.transport.torch_distributed import TorchDistributedTransport
+
+        return TorchDistributedTransport.connect(
+            rendezvous.address, rendezvous.nonce, devices=devices, insecure=config.insecure
+        )
     if rendezvous.address.startswith(SHARED_MEMORY):
         from amusd.transport.shared_memory import SharedMemoryTransport
 

@@ -160,7 +160,7 @@ def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
     assert {job[0] for job in jobs} == {"prompt=one, two"}
     assert [job[1:] for job in jobs] == [
         (f"transport={kind}", f"drafter.model={model}")
-        for kind in ("auto", "shared_memory", "zeromq")
+        for kind in ("auto", "gloo", "nccl", "shared_memory", "zeromq")
         for model in ("/a", "/b c")
     ]
 

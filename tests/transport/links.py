@@ -11,6 +11,7 @@ from amusd.transport.base import Transport
 from amusd.transport.delayed import DelayedTransport
 from amusd.transport.memory import MemoryTransport, memory_pair
 from amusd.transport.shared_memory import SharedMemoryTransport
+from amusd.transport.torch_distributed import TorchDistributedTransport
 from amusd.transport.zeromq import ZeroMQTransport
 
 NONCE = 0xFEEDFACE12345678
@@ -95,6 +96,27 @@ class SharedMemoryLink:
             end.close()
 
 
+class GlooLink:
+    def __init__(self) -> None:
+        self._ends: list[TorchDistributedTransport] = []
+
+    def listen(self) -> Transport:
+        self._ends.append(TorchDistributedTransport.bind(None, NONCE))
+        return self._ends[-1]
+
+    def connect(self) -> Transport:
+        self._ends.append(TorchDistributedTransport.connect(self._ends[0].address, NONCE))
+        return self._ends[-1]
+
+    def inject(self, end: Transport, frame: bytes) -> None:
+        assert isinstance(end, TorchDistributedTransport)
+        end._put(frame)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+
 class DelayedLink(MemoryLink):
     """A memory link whose ends hold messages back."""
 
@@ -119,6 +141,7 @@ LINKS: dict[str, Callable[[], Link]] = {
     "memory, held back": DelayedLink,
     "zeromq over a socket file": lambda: ZeroMQLink(None),
     "zeromq over tcp": lambda: ZeroMQLink("tcp://127.0.0.1:*"),
+    "gloo": GlooLink,
 }
 if hasattr(os, "memfd_create"):
     LINKS["shared memory"] = SharedMemoryLink

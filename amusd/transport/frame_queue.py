@@ -1,0 +1,91 @@
+"""A bounded queue of frames between two threads, which either of them may end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from amusd.errors import PeerLostError
+from amusd.protocol.wire import MAX_FRAME_BYTES
+from amusd.transport.base import MAX_QUEUED_MESSAGES
+
+MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
+"""Of all frames that wait together."""
+
+
+class FrameQueue:
+    """Frames in order, at most `MAX_QUEUED_MESSAGES` and `MAX_QUEUED_BYTES` of them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._frames: deque[bytes] = deque()
+        self._num_bytes = 0
+        self._ending: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def ending(self) -> str | None:
+        """Why nothing more is put in; None while the queue is in use."""
+        return self._ending
+
+    def offer(self, frame: bytes) -> bool:
+        """Append a frame; False when there is no room for it, or the queue has ended."""
+        with self._changed:
+            if self._ending is not None or not self._has_room(frame):
+                return False
+            self._append(frame)
+            return True
+
+    def put(self, frame: bytes) -> bool:
+        """Append a frame once there is room; False when the queue ends before. Only `end` limits the wait."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ending is not None or self._has_room(frame))
+            if self._ending is not None:
+                return False
+            self._append(frame)
+            return True
+
+    def take(self, timeout: float) -> bytes | None:
+        """The next frame, or None after `timeout` seconds. Raises PeerLostError once it has ended and is empty."""
+        return next(iter(self.take_batch(timeout, lambda _: False)), None)
+
+    def take_batch(self, timeout: float, fits: Callable[[list[bytes]], bool]) -> list[bytes]:
+        """The next frame and those behind it with which it `fits`; empty after `timeout` seconds. Raises as `take`."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not self._frames:
+                if self._ending is not None:
+                    raise PeerLostError(self._ending)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return []
+                self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
+            batch = [self._frames.popleft()]
+            while self._frames and fits([*batch, self._frames[0]]):
+                batch.append(self._frames.popleft())
+            self._num_bytes -= sum(map(len, batch))
+            self._changed.notify_all()
+            return batch
+
+    def end(self, reason: str, *, discard: bool = False) -> None:
+        """Let nothing more in; what is there can still be taken unless it is discarded. The first reason stays."""
+        with self._changed:
+            if discard:
+                self._frames.clear()
+                self._num_bytes = 0
+                self._ending = reason
+            if self._ending is None:
+                self._ending = reason
+            self._changed.notify_all()
+
+    def _has_room(self, frame: bytes) -> bool:
+        return len(self._frames) < MAX_QUEUED_MESSAGES and self._num_bytes + len(frame) <= MAX_QUEUED_BYTES
+
+    def _append(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        self._num_bytes += len(frame)
+        self._changed.notify_all()

@@ -1,0 +1,174 @@
+"""The process groups of a `torch.distributed` link, built without a default group, a world or the environment.
+
+The two processes meet at a TCP store that the target's end serves on the one address it was told to listen at; gloo
+listens at that address too, and nowhere else. There is one group for each direction, under a prefix of the session:
+operations of one direction never wait for those of the other, and a tensor-parallel group stays apart.
+"""
+
+# ruff: noqa: SLF001 - the options of a process group have no public names
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from amusd.errors import ConfigError
+from amusd.transport.lanes import Bodies, Group, Lane
+
+TARGET_RANK = 0
+DRAFT_RANK = 1
+
+FORM_SECONDS = 30.0
+"""Longest time to form a group once both processes are there."""
+STORE_SECONDS = 5.0
+"""Longest time to reach the store and to have its answer."""
+DEVICE_BODY_SECONDS = 10.0
+"""Longest time of a body from device to device; then the peer counts as lost."""
+
+_c10d: Any = distributed  # whose own type stubs know little of what is used here
+_DIRECTIONS = ("to_draft", "to_target")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the two ends meet."""
+
+    host: str
+    """Address or name of one interface of the target's machine."""
+    port: int
+    """0, to be picked."""
+    is_local: bool
+    """Whether only this machine can reach it."""
+
+
+class Meeting:
+    """One end's connection to the store."""
+
+    def __init__(self, store: Any, place: Place, rank: int, nonce: int) -> None:
+        self.place = place
+        self._store = _c10d.PrefixStore(f"amusd/{nonce:016x}", store)
+        self._rank = rank
+        self._peer = TARGET_RANK + DRAFT_RANK - rank
+        self._store.set(f"arrived/{rank}", "1")
+
+    @classmethod
+    def host(cls, place: Place, nonce: int) -> Meeting:
+        """Serve the store, without waiting for anybody. Raises OSError when it cannot listen there."""
+        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        listening = socket.create_server((place.host, place.port), family=family)
+        port = listening.getsockname()[1]
+        # the store would listen on all interfaces; it takes over a socket that listens on one
+        store = _c10d.TCPStore(
+            place.host,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=STORE_SECONDS),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+        return cls(store, Place(place.host, port, place.is_local), TARGET_RANK, nonce)
+
+    @classmethod
+    def join(cls, place: Place, nonce: int) -> Meeting:
+        """Come to the store. Raises OSError when nobody serves it, RuntimeError when it does not answer."""
+        with closing(socket.create_connection((place.host, place.port), STORE_SECONDS)):
+            pass  # the store itself would try again and again, and say so on standard error
+        store = _c10d.TCPStore(
+            place.host,
+            place.port,
+            is_master=False,
+            timeout=timedelta(seconds=STORE_SECONDS),
+            wait_for_workers=False,
+        )
+        return cls(store, place, DRAFT_RANK, nonce)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both ends are there. Raises RuntimeError when the store is lost."""
+        return bool(self._store.check([f"arrived/{self._peer}"]))
+
+    def form_lanes(self, patience: timedelta, device: str | None) -> tuple[Lane, Lane]:
+        """Form the groups of both directions: the lane to the peer, and the one from it. Raises RuntimeError.
+
+        `device`: where bodies are handed over by NCCL; None leaves them to gloo.
+        """
+        host = self.place.host if self._rank == TARGET_RANK or self.place.is_local else _own_address(self.place)
+        lanes = []
+        for direction in _DIRECTIONS:
+            blocks = _gloo_group(_c10d.PrefixStore(f"{direction}/blocks", self._store), self._rank, host)
+            bodies = Bodies(blocks, patience)
+            if device is not None:
+                bodies = device_bodies(_c10d.PrefixStore(f"{direction}/bodies", self._store), self._rank, device)
+                _warm_up(bodies, self._peer, sends=(direction == "to_draft") == (self._rank == TARGET_RANK))
+            lanes.append(Lane(blocks, bodies, peer=self._peer, patience=patience))
+        to_draft, to_target = lanes
+        return (to_draft, to_target) if self._rank == TARGET_RANK else (to_target, to_draft)
+
+
+def device_bodies(store: Any, rank: int, device: str) -> Bodies:
+    """Bodies from device to device. Their kernels take one block of the device, on a stream of their own."""
+    options = _c10d.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=FORM_SECONDS)
+    options.config.max_ctas = 1
+    with torch.cuda.device(device):
+        group = _c10d.ProcessGroupNCCL(store, rank, 2, options)
+        stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
+    patience = timedelta(seconds=DEVICE_BODY_SECONDS)
+    return Bodies(group, patience, device=device, on_stream=lambda: torch.cuda.stream(stream))
+
+
+def check_gloo() -> None:
+    """Raises ConfigError where this torch cannot form such groups."""
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        raise ConfigError("transport=gloo: the installed torch has no gloo; use transport=zeromq")
+
+
+def check_nccl(devices: tuple[str, str], *, same_machine: bool) -> None:
+    """Raises ConfigError unless target and draft have a CUDA device each that NCCL can use."""
+    names = f"the target is on {devices[0]}, the draft on {devices[1]}"
+    if not distributed.is_available() or not distributed.is_nccl_available():
+        raise ConfigError("transport=nccl: the installed torch has no NCCL; use transport=auto")
+    if not all(torch.device(device).type == "cuda" for device in devices):
+        raise ConfigError(f"transport=nccl: needs a CUDA device for each worker, and {names}; use transport=auto")
+    if not same_machine:
+        return
+    if torch.cuda.device_count() < 2:
+        raise ConfigError(
+            f"transport=nccl: needs two CUDA devices, and there are {torch.cuda.device_count()}; use transport=auto"
+        )
+    if _index(devices[0]) == _index(devices[1]):
+        raise ConfigError(f"transport=nccl: needs a CUDA device for each worker, and {names}; use transport=auto")
+
+
+def _index(device: str) -> int:
+    return torch.device(device).index or 0
+
+
+def _gloo_group(store: Any, rank: int, host: str) -> Group:
+    options = _c10d.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=FORM_SECONDS)
+    options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=host)]
+    options._threads = 1
+    group: Group = _c10d.ProcessGroupGloo(store, rank, 2, options)
+    return group
+
+
+def _warm_up(bodies: Bodies, peer: int, *, sends: bool) -> None:
+    """The first operation of an NCCL group forms it, while both hosts wait: here, in one order at both ends."""
+    if sends:
+        bodies.send(b"\0", peer)
+    else:
+        bodies.receive(1, peer)
+
+
+def _own_address(place: Place) -> str:
+    """The address of this machine that the other one sees. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])

@@ -1,0 +1,240 @@
+"""A link between two processes over `torch.distributed`: gloo, or gloo with long messages from GPU to GPU over NCCL.
+
+For machines whose fast network these backends know and ZeroMQ does not. What they leave open and this module decides:
+
+* Gloo has no receive that can be polled, and a send ends only when the peer has posted its receive. So two threads of
+  this end do both; the worker's `send` and `receive` see queues alone, and never wait for the peer.
+* Both queues are bounded. When the peer does not read, its own queue fills, then the one here, and `send` refuses.
+* A peer that closes says goodbye; a process that dies ends its connections, which ends the waits for it. What came
+  before is handed over first. Between machines a heartbeat is sent when there is nothing else, and one that stays away
+  for `REMOTE_PATIENCE` means that the peer is lost; on one machine a stopped process is slow, not lost.
+* The store where the two meet (`process_groups.py`) and gloo's own listeners are neither encrypted nor authenticated,
+  as a TCP link of ZeroMQ; keys of the store begin with the session's nonce.
+* `close` leaves no thread behind, unless it comes while the groups form: that ends within `FORM_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Literal
+
+from amusd.errors import ConfigError, PeerLostError, WireError
+from amusd.protocol.messages import Message
+from amusd.protocol.wire import encode
+from amusd.transport.addresses import LOOPBACK, parse_endpoint
+from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameFilter
+from amusd.transport.frame_queue import FrameQueue
+from amusd.transport.lanes import Lane, fit_a_block
+from amusd.transport.process_groups import Meeting, Place, check_gloo, check_nccl
+
+Backend = Literal["gloo", "nccl"]
+
+CLOSE_SECONDS = 2.0
+"""How long `close` may wait for the last messages to leave."""
+HEARTBEAT_SECONDS = 1.0
+"""Between machines: a silent sender shows that it lives this often."""
+REMOTE_PATIENCE = timedelta(seconds=5)
+"""Between machines: longest silence of a peer."""
+LOCAL_PATIENCE = timedelta(days=365)
+"""On one machine the kernel tells when a process ends."""
+
+_MEET_SECONDS = 0.01  # how often the listening end looks whether the peer has come
+_JOIN_SECONDS = 1.0  # how long a thread may take to end once its waits were
+_CLOSED = "this end of the link is closed"
+_CLOSED_BY_PEER = "the peer closed the link"
+
+logger = logging.getLogger(__name__)
+
+
+class TorchDistributedTransport:
+    """One end of a link to another process. A `Transport`; make it with `bind` or `connect`, neither of which waits."""
+
+    def __init__(self, place: Place, nonce: int, *, backend: Backend, device: str | None, hosts: bool) -> None:
+        """Raises OSError when this end serves the store and cannot listen."""
+        self._place = place
+        self._nonce = nonce
+        self._device = device if backend == "nccl" else None
+        self._filter = FrameFilter(nonce)
+        self._outbox = FrameQueue()
+        self._inbox = FrameQueue()
+        self._meeting: Meeting | None = None
+        if hosts:
+            self._meeting = Meeting.host(place, nonce)
+            place = self._meeting.place
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        self.address = f"{backend}://{host}:{place.port}"
+        """Where this end listens, or what it is connected to."""
+        self._is_closing = threading.Event()
+        self._lanes: tuple[Lane, Lane] | None = None
+        self._carrier = threading.Thread(target=self._carry, name=f"{backend}-send", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"{backend}-receive", daemon=True)
+        self._carrier.start()
+
+    @classmethod
+    def bind(
+        cls,
+        address: str | None,
+        nonce: int,
+        *,
+        backend: Backend = "gloo",
+        devices: tuple[str, str] = ("cpu", "cpu"),
+        insecure: bool = False,
+    ) -> TorchDistributedTransport:
+        """The listening end: `tcp://HOST:PORT`, None for a free port on loopback.
+
+        `devices`: of target and draft, for `backend="nccl"`. Raises ConfigError when the backend does not work here,
+        or the address is taken, malformed, or beyond this machine without `insecure`.
+        """
+        _check(backend, devices, same_machine=address is None)
+        place = _place(address or LOOPBACK, backend, insecure=insecure, to_bind=True)
+        try:
+            return cls(place, nonce, backend=backend, device=devices[0], hosts=True)
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"transport.address={address or LOOPBACK}: cannot listen there: {reason}") from None
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        nonce: int,
+        *,
+        devices: tuple[str, str] = ("cpu", "cpu"),
+        insecure: bool = False,
+    ) -> TorchDistributedTransport:
+        """The other end, to the `address` of the listening one, which names the backend. Raises ConfigError."""
+        scheme, _, rest = address.partition("://")
+        backend: Backend = "nccl" if scheme == "nccl" else "gloo"
+        place = _place(f"tcp://{rest}", backend, insecure=insecure, to_bind=False)
+        _check(backend, devices, same_machine=place.is_local)
+        return cls(place, nonce, backend=backend, device=devices[1], hosts=False)
+
+    @property
+    def num_rejected(self) -> int:
+        """Frames dropped because they were malformed or of another session."""
+        return self._filter.num_rejected
+
+    @property
+    def sent_ns(self) -> int:
+        """When the message received last was sent, by its sender's monotonic clock."""
+        return self._filter.sent_ns
+
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises PeerLostError."""
+        self._put(encode(message, self._nonce, time.monotonic_ns()))
+
+    def receive(self, timeout: float) -> Message | None:
+        """The next message, or None after `timeout` seconds. Raises PeerLostError."""
+        deadline = time.monotonic() + timeout
+        for _ in range(MAX_QUEUED_MESSAGES):  # a flood of bad frames must not hold the worker
+            frame = self._inbox.take(deadline - time.monotonic())
+            if frame is None:
+                return None
+            message = self._filter.accept(frame)
+            if message is not None:
+                return message
+        return None
+
+    def close(self) -> None:
+        """Release everything, at most `CLOSE_SECONDS` and a moment later. Idempotent; never raises."""
+        if self._is_closing.is_set():
+            return
+        self._outbox.end(_CLOSED)
+        self._is_closing.set()
+        self._inbox.end(_CLOSED, discard=True)
+        self._carrier.join(CLOSE_SECONDS)
+        self._outbox.end(_CLOSED, discard=True)
+        threads = (self._carrier, self._reader)
+        for number, thread in enumerate(threads):
+            if thread.is_alive():
+                if self._lanes is not None:
+                    self._lanes[number].interrupt()
+                thread.join(_JOIN_SECONDS)
+        if not any(thread.is_alive() for thread in threads):
+            self._lanes = self._meeting = None
+
+    def _put(self, frame: bytes) -> None:
+        if (reason := self._outbox.ending or self._inbox.ending) is not None:
+            raise PeerLostError(reason)
+        if not self._outbox.offer(frame):
+            reason = "no peer has come" if self._lanes is None else "the peer stopped reading"
+            raise PeerLostError(self._outbox.ending or f"{reason}: {len(self._outbox)} messages wait for it")
+
+    def _carry(self) -> None:
+        """The first thread: meet the peer, then send what is in the outbox."""
+        try:
+            lanes = self._meet()
+            if lanes is None:
+                return
+            self._lanes = lanes
+            self._reader.start()
+            self._send_all(lanes[0])
+        except (OSError, RuntimeError) as error:
+            self._lose(error)
+            if self._reader.ident is None:  # else it first hands over what the peer sent
+                self._inbox.end(_CLOSED_BY_PEER)
+
+    def _meet(self) -> tuple[Lane, Lane] | None:
+        """Both lanes, once the peer has come; None when this end is closed before, with nothing more to wait for."""
+        if self._meeting is None:
+            self._meeting = Meeting.join(self._place, self._nonce)
+        while not self._meeting.is_complete:
+            if self._is_closing.is_set() and not self._outbox:
+                return None
+            time.sleep(_MEET_SECONDS)
+        return self._meeting.form_lanes(LOCAL_PATIENCE if self._place.is_local else REMOTE_PATIENCE, self._device)
+
+    def _send_all(self, lane: Lane) -> None:
+        """Until this end is closed and everything has left, or the peer is lost."""
+        silence = LOCAL_PATIENCE.total_seconds() if self._place.is_local else HEARTBEAT_SECONDS
+        with suppress(PeerLostError):  # the outbox has ended, and is empty
+            while True:
+                lane.send(self._outbox.take_batch(silence, fit_a_block))
+        if self._is_closing.is_set():
+            lane.send_goodbye()
+
+    def _read(self) -> None:
+        """The second thread: fill the inbox until the peer is lost or this end is closed."""
+        assert self._lanes is not None
+        reason = _CLOSED_BY_PEER
+        try:
+            while (frames := self._lanes[1].receive()) is not None:
+                if not all(map(self._inbox.put, frames)):
+                    return
+        except WireError as error:
+            reason = str(error)
+            logger.warning("lost the peer: %s", reason)
+            for lane in self._lanes:
+                lane.interrupt()  # so that the peer learns of it
+        except RuntimeError as error:
+            logger.debug("lost the peer: %s", error)
+        self._inbox.end(reason)
+        self._outbox.end(reason, discard=True)
+
+    def _lose(self, error: Exception) -> None:
+        """Nothing more can be sent."""
+        logger.debug("lost the peer: %s", error)
+        self._outbox.end(_CLOSED_BY_PEER, discard=True)
+
+
+def _check(backend: Backend, devices: tuple[str, str], *, same_machine: bool) -> None:
+    check_gloo()
+    if backend == "nccl":
+        check_nccl(devices, same_machine=same_machine)
+
+
+def _place(address: str, backend: Backend, *, insecure: bool, to_bind: bool) -> Place:
+    """Check an address. Raises ConfigError."""
+    endpoint = parse_endpoint(address, insecure=insecure, to_bind=to_bind)
+    scheme, _, rest = endpoint.address.partition("://")
+    host, _, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if scheme != "tcp" or host in ("*", "0.0.0.0", "::"):  # noqa: S104  # refused
+        raise ConfigError(
+            f"transport.address={address}: transport={backend} needs tcp://HOST:PORT with the address of one interface"
+        )
+    return Place(host, 0 if port == "*" else int(port), endpoint.is_local)

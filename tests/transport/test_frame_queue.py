@@ -1,0 +1,98 @@
+"""The bounded queue between a worker and the threads of its link."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amusd.errors import PeerLostError
+from amusd.transport.base import MAX_QUEUED_MESSAGES
+from amusd.transport.frame_queue import MAX_QUEUED_BYTES, FrameQueue
+
+DEADLINE = 20.0
+
+
+def filled(*frames: bytes) -> FrameQueue:
+    queue = FrameQueue()
+    for frame in frames:
+        assert queue.offer(frame)
+    return queue
+
+
+def never(_frames: list[bytes]) -> bool:
+    return False
+
+
+@given(frames=st.lists(st.binary(max_size=9)), limit=st.integers(0, 20))
+def test_batches_are_the_frames_in_order_and_each_is_as_long_as_it_fits(frames: list[bytes], limit: int) -> None:
+    def fits(batch: list[bytes]) -> bool:
+        return sum(map(len, batch)) <= limit
+
+    queue = filled(*frames)
+    batches = []
+    while batch := queue.take_batch(0.0, fits):
+        batches.append(batch)
+    assert [frame for batch in batches for frame in batch] == frames
+    assert all(fits(batch) for batch in batches if len(batch) > 1)
+    assert not any(fits([*one, following[0]]) for one, following in pairwise(batches))
+
+
+def test_it_is_full_at_its_number_of_frames_and_has_room_again_after_one_is_taken() -> None:
+    queue = filled(*[b""] * MAX_QUEUED_MESSAGES)
+    assert not queue.offer(b"")
+    queue.take(0.0)
+    assert queue.offer(b"")
+    assert len(queue) == MAX_QUEUED_MESSAGES
+
+
+def test_it_is_full_at_its_number_of_bytes_and_has_room_again_after_one_is_taken() -> None:
+    half = bytes(MAX_QUEUED_BYTES // 2)
+    queue = filled(half, half)
+    assert not queue.offer(b"x")
+    assert queue.take(0.0) == half
+    assert queue.offer(b"x")
+
+
+def test_a_put_waits_for_room() -> None:
+    queue = filled(bytes(MAX_QUEUED_BYTES))
+    with ThreadPoolExecutor(1) as threads:
+        putting = threads.submit(queue.put, b"x")
+        assert len(queue.take(0.0) or b"") == MAX_QUEUED_BYTES
+        assert putting.result(DEADLINE)
+    assert queue.take(0.0) == b"x"
+
+
+@pytest.mark.parametrize("discard", [False, True])
+def test_the_end_wakes_who_waits(discard: bool) -> None:
+    full, empty = filled(bytes(MAX_QUEUED_BYTES)), FrameQueue()
+    with ThreadPoolExecutor(2) as threads:
+        putting, taking = threads.submit(full.put, b"x"), threads.submit(empty.take, DEADLINE)
+        full.end("over", discard=discard)
+        empty.end("over", discard=discard)
+        assert not putting.result(DEADLINE)
+        with pytest.raises(PeerLostError, match="over"):
+            taking.result(DEADLINE)
+
+
+def test_what_was_in_at_the_end_can_be_taken_unless_it_is_discarded() -> None:
+    queue = filled(b"a", b"b")
+    queue.end("first")
+    queue.end("second")
+    assert not queue.offer(b"c")
+    assert queue.take_batch(0.0, never) == [b"a"]
+    assert queue.take(0.0) == b"b"
+    with pytest.raises(PeerLostError, match="first"):
+        queue.take(DEADLINE)
+    queue = filled(b"a")
+    queue.end("first")
+    queue.end("second", discard=True)
+    with pytest.raises(PeerLostError, match="second"):
+        queue.take(DEADLINE)
+
+
+def test_nothing_comes_of_an_empty_queue_in_time() -> None:
+    assert FrameQueue().take(0.01) is None

@@ -1,0 +1,384 @@
+"""What only a link of process groups can suffer: death, strangers, public addresses, threads left behind, no GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from strategies import EXAMPLES
+from transport.links import DEADLINE, NONCE, expect, fill
+
+from amusd.config import TransportConfig
+from amusd.errors import ConfigError, PeerLostError
+from amusd.protocol.messages import Failed, Open, Shutdown, Verdict
+from amusd.protocol.wire import MAX_FRAME_BYTES
+from amusd.transport import process_groups, torch_distributed
+from amusd.transport.base import Rendezvous
+from amusd.transport.factory import connect, listen
+from amusd.transport.lanes import Bodies
+from amusd.transport.process_groups import Place, check_nccl
+from amusd.transport.torch_distributed import TorchDistributedTransport
+from amusd.types import Role
+
+VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
+LONG = Open(1, 1, tuple(range(5000)), 9000, "embedded", 16, 1)
+ECHO = """
+import sys
+from amusd.protocol.messages import Shutdown
+from amusd.transport.torch_distributed import TorchDistributedTransport
+link = TorchDistributedTransport.connect(sys.argv[1], int(sys.argv[2]))
+while (message := link.receive(60.0)) is not None and message != Shutdown():
+    link.send(message)
+link.close()
+"""
+LISTEN = """
+import sys
+from amusd.transport.torch_distributed import TorchDistributedTransport
+link = TorchDistributedTransport.bind(None, int(sys.argv[1]))
+sys.stdout.write(link.address + "\\n"); sys.stdout.flush()
+link.send(link.receive(60.0)); link.receive(60.0)
+"""
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def listener() -> Iterator[TorchDistributedTransport]:
+    listener = TorchDistributedTransport.bind(None, NONCE)
+    yield listener
+    listener.close()
+
+
+@pytest.fixture
+def echo(listener: TorchDistributedTransport) -> Iterator[subprocess.Popen[bytes]]:
+    """A peer in a process of its own that sends everything back."""
+    process = subprocess.Popen([sys.executable, "-c", ECHO, listener.address, str(NONCE)], cwd=ROOT)
+    listener.send(VERDICT)
+    assert listener.receive(60.0) == VERDICT
+    yield process
+    process.kill()
+    process.wait(DEADLINE)
+
+
+@pytest.fixture
+def ends(listener: TorchDistributedTransport) -> Iterator[tuple[TorchDistributedTransport, TorchDistributedTransport]]:
+    other = TorchDistributedTransport.connect(listener.address, NONCE)
+    other.send(VERDICT)
+    assert expect(listener) == VERDICT
+    yield listener, other
+    other.close()
+
+
+def poll_for_ever(link: TorchDistributedTransport) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline:
+        link.receive(0.0)
+
+
+def test_a_killed_process_is_a_lost_peer_for_polls_and_sends_too(
+    listener: TorchDistributedTransport, echo: subprocess.Popen[bytes]
+) -> None:
+    assert listener.receive(0.0) is None
+    echo.kill()
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        poll_for_ever(listener)
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        listener.send(Shutdown())
+
+
+def test_a_killed_process_ends_a_receive_under_way(
+    listener: TorchDistributedTransport, echo: subprocess.Popen[bytes]
+) -> None:
+    threading.Timer(0.2, echo.kill).start()
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        listener.receive(DEADLINE)
+
+
+def test_the_death_of_the_listening_process_is_noticed_too() -> None:
+    command = [sys.executable, "-c", LISTEN, str(NONCE)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        link = TorchDistributedTransport.connect(process.stdout.readline().strip(), NONCE)
+        try:
+            link.send(VERDICT)
+            assert link.receive(60.0) == VERDICT
+            process.kill()
+            with pytest.raises(PeerLostError):
+                link.receive(DEADLINE)
+        finally:
+            process.kill()
+            link.close()
+
+
+def test_a_stopped_process_is_slow_not_lost_and_close_does_not_wait_for_it(
+    listener: TorchDistributedTransport, echo: subprocess.Popen[bytes]
+) -> None:
+    os.kill(echo.pid, signal.SIGSTOP)
+    listener.send(VERDICT)
+    assert listener.receive(0.3) is None
+    os.kill(echo.pid, signal.SIGCONT)
+    assert expect(listener) == VERDICT
+    os.kill(echo.pid, signal.SIGSTOP)
+    with pytest.raises(PeerLostError, match="stopped reading"):
+        fill(listener, Failed(Role.DRAFT, "E", "x" * 10_000))
+    started = time.monotonic()
+    listener.close()
+    assert time.monotonic() - started < DEADLINE
+    assert not threads_of_links()
+
+
+def threads_of_links() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("gloo-", "nccl-"))]
+
+
+def test_close_is_quick_when_nobody_ever_came_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_distributed, "CLOSE_SECONDS", 0.1)
+    for num_messages in (0, 10):
+        listener = TorchDistributedTransport.bind(None, NONCE)
+        for _ in range(num_messages):
+            listener.send(VERDICT)
+        listener.close()
+    assert not threads_of_links()
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def test_links_leave_no_threads_and_no_descriptors_behind() -> None:
+    def live_and_die() -> None:
+        listener = TorchDistributedTransport.bind(None, NONCE)
+        other = TorchDistributedTransport.connect(listener.address, NONCE)
+        other.send(VERDICT)
+        assert expect(listener) == VERDICT
+        other.close()
+        listener.close()
+
+    live_and_die()  # what torch opens once
+    before = num_descriptors()
+    for _ in range(5):
+        live_and_die()
+    assert not threads_of_links()
+    assert num_descriptors() <= before + 2
+
+
+def test_ten_thousand_messages_wait_for_a_peer_and_the_next_is_refused(
+    listener: TorchDistributedTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_distributed, "CLOSE_SECONDS", 0.1)
+    with pytest.raises(PeerLostError, match="no peer has come: 10000 messages wait for it"):
+        fill(listener, VERDICT)
+    listener.close()
+
+
+def test_a_peer_that_announces_too_long_a_frame_is_lost(
+    ends: tuple[TorchDistributedTransport, TorchDistributedTransport], caplog: pytest.LogCaptureFixture
+) -> None:
+    listener, other = ends
+    other.send(VERDICT)
+    assert expect(listener) == VERDICT
+    assert other._lanes is not None
+    other._lanes[0]._send_block(b"", MAX_FRAME_BYTES + 1)
+    with pytest.raises(PeerLostError, match=f"a frame of {MAX_FRAME_BYTES + 1} bytes, at most {MAX_FRAME_BYTES}"):
+        listener.receive(DEADLINE)
+    with pytest.raises(PeerLostError, match="announced"):
+        listener.send(VERDICT)
+    with pytest.raises(PeerLostError, match="the peer closed"):
+        other.receive(DEADLINE)
+    assert "announced" in caplog.text
+
+
+def test_strangers_at_the_store_do_not_take_the_place_of_the_peer(listener: TorchDistributedTransport) -> None:
+    host, _, port = listener.address.removeprefix("gloo://").rpartition(":")
+    with closing(socket.create_connection((host, int(port)))) as raw:
+        raw.sendall(b"garbage" * 100)
+        of_another_session = TorchDistributedTransport.connect(listener.address, NONCE ^ 1)
+        assert of_another_session.receive(0.3) is None
+        other = TorchDistributedTransport.connect(listener.address, NONCE)
+        try:
+            other.send(VERDICT)
+            assert expect(listener) == VERDICT
+        finally:
+            of_another_session.close()
+            other.close()
+
+
+def test_a_target_that_has_gone_is_a_lost_peer() -> None:
+    listener = TorchDistributedTransport.bind(None, NONCE)
+    listener.close()
+    link = TorchDistributedTransport.connect(listener.address, NONCE)
+    try:
+        with pytest.raises(PeerLostError):
+            link.receive(DEADLINE)
+        with pytest.raises(PeerLostError):
+            link.send(VERDICT)
+    finally:
+        link.close()
+
+
+def listening_addresses() -> set[str]:
+    """Hexadecimal addresses at which this process accepts TCP connections."""
+    links = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+    own = {str(link).removeprefix("socket:[").removesuffix("]") for link in links if str(link).startswith("socket:")}
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        if Path(table).exists():
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            found |= {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in own}
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process listens to")
+def test_it_listens_on_loopback_alone(ends: tuple[TorchDistributedTransport, TorchDistributedTransport]) -> None:
+    assert listening_addresses() == {"0100007F"}
+
+
+@pytest.mark.parametrize("address", ["tcp://192.168.1.5:5555", "tcp://example.org:5555", "tcp://0.0.0.0:5555"])
+def test_an_address_beyond_this_machine_needs_insecure_at_both_ends(address: str) -> None:
+    for open_end in (TorchDistributedTransport.bind, TorchDistributedTransport.connect):
+        with pytest.raises(ConfigError, match=r"transport\.insecure=true"):
+            open_end(address, NONCE)
+
+
+@pytest.mark.parametrize("address", ["tcp://0.0.0.0:*", "tcp://*:5555", "tcp://[::]:5555", "ipc:///tmp/link"])
+def test_an_address_of_no_one_interface_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"^transport\.address=.*the address of one interface$"):
+        TorchDistributedTransport.bind(address, NONCE, insecure=True)
+
+
+def test_an_address_that_is_taken_is_refused_in_one_line(listener: TorchDistributedTransport) -> None:
+    taken = listener.address.replace("gloo", "tcp")
+    with pytest.raises(ConfigError, match="cannot listen there: Address already in use") as caught:
+        TorchDistributedTransport.bind(taken, NONCE)
+    assert "\n" not in str(caught.value)
+
+
+def two_machines(monkeypatch: pytest.MonkeyPatch, patience: float) -> TorchDistributedTransport:
+    """The listening end of a link that takes its peer to be elsewhere."""
+    monkeypatch.setattr(torch_distributed, "REMOTE_PATIENCE", timedelta(seconds=patience))
+    monkeypatch.setattr(torch_distributed, "HEARTBEAT_SECONDS", 0.05)
+    return TorchDistributedTransport(Place("127.0.0.1", 0, False), NONCE, backend="gloo", device=None, hosts=True)
+
+
+def test_between_machines_signs_of_life_keep_a_silent_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = two_machines(monkeypatch, 1.0)
+    place = Place("127.0.0.1", int(listener.address.rpartition(":")[2]), False)
+    other = TorchDistributedTransport(place, NONCE, backend="gloo", device=None, hosts=False)
+    try:
+        other.send(VERDICT)
+        assert expect(listener) == VERDICT
+        assert listener.receive(1.5) is None
+        other.send(VERDICT)
+        assert expect(listener) == VERDICT
+        assert listener.num_rejected == 0
+    finally:
+        other.close()
+        listener.close()
+
+
+def test_between_machines_a_silent_peer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = two_machines(monkeypatch, 1.0)
+    monkeypatch.setattr(torch_distributed, "HEARTBEAT_SECONDS", DEADLINE)
+    other = TorchDistributedTransport.connect(listener.address, NONCE)
+    try:
+        other.send(VERDICT)
+        assert expect(listener) == VERDICT
+        with pytest.raises(PeerLostError):
+            listener.receive(DEADLINE)
+    finally:
+        other.close()
+        listener.close()
+
+
+def test_the_factory_makes_what_the_address_says() -> None:
+    config = TransportConfig(kind="gloo")
+    listener = listen(config, NONCE)
+    draft = connect(config, Rendezvous(listener.address, NONCE))
+    try:
+        assert listener.address.startswith("gloo://127.0.0.1:")
+        draft.send(LONG)
+        assert expect(listener) == LONG
+    finally:
+        draft.close()
+        listener.close()
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """As if NCCL and two GPUs were here; bodies take a gloo group of their own. Returns who made one, where."""
+    made = []
+
+    def host_bodies(store: Any, rank: int, device: str) -> Bodies:
+        made.append((rank, device))
+        return Bodies(process_groups._gloo_group(store, rank, "127.0.0.1"), timedelta(seconds=DEADLINE))
+
+    monkeypatch.setattr(process_groups.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(process_groups, "device_bodies", host_bodies)
+    return made
+
+
+def test_nccl_carries_every_message_with_groups_of_its_own_for_each_direction(two_gpus: list[tuple[int, str]]) -> None:
+    config = TransportConfig(kind="nccl")
+    listener = listen(config, NONCE)
+    draft = connect(config, Rendezvous(listener.address, NONCE))
+    try:
+        assert listener.address.startswith("nccl://127.0.0.1:")
+        for sender, receiver in ((draft, listener), (listener, draft)):
+            for message in (LONG, *EXAMPLES, LONG):
+                sender.send(message)
+            assert [expect(receiver) for _ in range(len(EXAMPLES) + 2)] == [LONG, *EXAMPLES, LONG]
+        assert sorted(two_gpus) == [(0, "cuda:0"), (0, "cuda:0"), (1, "cuda:1"), (1, "cuda:1")]
+    finally:
+        draft.close()
+        listener.close()
+    assert not threads_of_links()
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (("cpu", "cpu"), "a CUDA device for each worker, and the target is on cpu, the draft on cpu"),
+        (("cuda:0", "cpu"), "a CUDA device for each worker, and the target is on cuda:0, the draft on cpu"),
+        (("cuda:0", "cuda"), "a CUDA device for each worker, and the target is on cuda:0, the draft on cuda"),
+        (("cuda:1", "cuda:1"), "a CUDA device for each worker"),
+    ],
+)
+def test_nccl_needs_a_gpu_for_each_worker(
+    two_gpus: list[tuple[int, str]], devices: tuple[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^transport=nccl: needs {message}") as caught:
+        listen(TransportConfig(kind="nccl"), NONCE, devices)
+    assert "\n" not in str(caught.value)
+
+
+def test_nccl_needs_two_gpus_on_one_machine_and_none_beside_its_own_on_two(
+    two_gpus: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"^transport=nccl: needs two CUDA devices, and there are 1; use transport="):
+        check_nccl(("cuda:0", "cuda:1"), same_machine=True)
+    check_nccl(("cuda:0", "cuda:0"), same_machine=False)
+
+
+def test_nccl_needs_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_groups.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^transport=nccl: the installed torch has no NCCL"):
+        listen(TransportConfig(kind="nccl"), NONCE)
+
+
+def test_gloo_needs_a_torch_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_groups.distributed, "is_gloo_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^transport=gloo: the installed torch has no gloo"):
+        listen(TransportConfig(kind="gloo"), NONCE)
