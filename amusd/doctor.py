@@ -86,14 +86,20 @@ def _links(config: EngineConfig) -> list[Finding]:
     wanted = config.transport
     if wanted.address is not None:
         return [_link(f"link {wanted.address.partition('://')[0]}", wanted, config.hardware)]
-    shared_memory = _link("link shm", TransportConfig(kind="shared_memory"), config.hardware)
-    if wanted.kind != "shared_memory" and not shared_memory.ok:
-        shared_memory = dataclasses.replace(shared_memory, ok=None)  # there are others to take
-    return [
-        shared_memory,
-        _link("link ipc", TransportConfig(kind="zeromq"), config.hardware),
-        _link("link tcp", TransportConfig(kind="zeromq", address=LOOPBACK), config.hardware),
-    ]
+    links = {
+        "link shm": TransportConfig(kind="shared_memory"),
+        "link ipc": TransportConfig(kind="zeromq"),
+        "link tcp": TransportConfig(kind="zeromq", address=LOOPBACK),
+        "link gloo": TransportConfig(kind="gloo"),
+        "link nccl": TransportConfig(kind="nccl"),
+    }
+    findings = []
+    for name, link in links.items():
+        finding = _link(name, link, config.hardware)
+        if not finding.ok and link.kind != "zeromq" and wanted.kind != link.kind:
+            finding = dataclasses.replace(finding, ok=None)  # there are others to take
+        findings.append(finding)
+    return findings
 
 
 def _link(name: str, transport: TransportConfig, hardware: HardwareConfig) -> Finding:

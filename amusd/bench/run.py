@@ -14,7 +14,7 @@ from amusd.bench.prompt import english
 from amusd.bench.sampling import measure_sampling
 from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import load_draft_model, load_target, target_path
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
@@ -26,6 +26,8 @@ LINKS = {
     "shared_memory": TransportConfig(kind="shared_memory"),
     "zeromq": TransportConfig(kind="zeromq"),
     "zeromq_tcp": TransportConfig(kind="zeromq", address="tcp://127.0.0.1:0"),
+    "gloo": TransportConfig(kind="gloo"),
+    "nccl": TransportConfig(kind="nccl"),
 }
 """What is measured between two processes of this machine."""
 
@@ -80,7 +82,7 @@ def _measure_links(config: RunConfig, allowed: list[int], console: Console) -> d
         console.note(f"messages over {name}")
         try:
             found[name] = _described(measure_one_way(link, num_messages=config.bench.num_messages, cores=cores))
-        except ConfigError as error:
+        except (ConfigError, PeerLostError) as error:
             found[name] = {"unavailable": str(error)}
     return found
 
