@@ -22,7 +22,7 @@ BIN := $(VENV)/bin
 # Written last, so that an interrupted installation is repaired; its name keeps interpreters apart.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-.PHONY: help setup demo format test test-all test-gpu check clean
+.PHONY: help setup demo format test test-all test-gpu test-nccl check clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,9 @@ test-all: check  ## The same with the long statistical, fault and fuzz runs.
 
 test-gpu: setup  ## What needs a CUDA device.
 	$(BIN)/python -m pytest -q -m gpu
+
+test-nccl: setup  ## What needs two CUDA devices.
+	TORCH_NCCL_ASYNC_ERROR_HANDLING=2 $(BIN)/python -m pytest -q -m nccl
 
 clean:  ## Remove .venv and everything made from sources; runs/ stays.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

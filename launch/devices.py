@@ -13,6 +13,8 @@ from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.types import Role
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+NCCL_ERRORS_END_NOTHING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+"""By default torch ends the process when the peer of an NCCL transfer dies; 2: only the transfer ends."""
 
 
 def claim_hardware(config: RunConfig, role: Role, *, local_world_size: int) -> RunConfig:
@@ -22,6 +24,8 @@ def claim_hardware(config: RunConfig, role: Role, *, local_world_size: int) -> R
     if set(devices) == {"cpu"}:
         pin_to(cores_for(role, allowed_cores(), hardware))
     set_threads(hardware.num_threads)
+    if config.transport.kind == "nccl":
+        os.environ.setdefault(*NCCL_ERRORS_END_NOTHING)
     return dataclasses.replace(config, hardware=hardware)
 
 

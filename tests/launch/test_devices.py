@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from amusd.config import HardwareConfig
+from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.types import Role
-from launch.devices import default_devices
+from launch.devices import claim_hardware, default_devices
 from tests.launch.processes import environment
 
 
@@ -66,3 +67,16 @@ assert torch.get_num_threads() == 1
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("kind", "variable"), [("nccl", "2"), ("gloo", None), ("auto", None)])
+def test_a_draft_that_dies_in_a_transfer_does_not_end_the_target(
+    monkeypatch: pytest.MonkeyPatch, kind: str, variable: str | None
+) -> None:
+    monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "")  # so that it is as before afterwards
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")
+    transport = TransportConfig(kind=kind)  # type: ignore[arg-type]  # a parameter's type
+    config = RunConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:1")), transport=transport)
+    assert claim_hardware(config, Role.TARGET, local_world_size=2).transport == transport
+    assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == variable

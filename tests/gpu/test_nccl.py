@@ -1,0 +1,94 @@
+"""Long messages from GPU to GPU (`make test-nccl`). NCCL refuses two processes on one device, so it takes two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from amusd.config import TransportConfig
+from amusd.errors import PeerLostError
+from amusd.protocol.messages import Open, Shutdown, Verdict
+from amusd.transport.base import Listener
+from amusd.transport.factory import listen
+from amusd.transport.latency import measure_one_way
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.nccl,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"),
+]
+
+NONCE = 0xFEEDFACE12345678
+NCCL = TransportConfig(kind="nccl")
+SHORT = Verdict(1, 1, 0, 0, (5,), 0)
+LONG = Open(1, 1, tuple(range(200_000)), 300_000, "embedded", 16, 1)
+ECHO = """
+import sys
+from amusd.config import TransportConfig
+from amusd.protocol.messages import Shutdown
+from amusd.transport.base import Rendezvous
+from amusd.transport.factory import connect
+link = connect(TransportConfig(kind="nccl"), Rendezvous(sys.argv[1], int(sys.argv[2])))
+while (message := link.receive(120.0)) is not None and message != Shutdown():
+    link.send(message)
+link.close()
+"""
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    listener = listen(NCCL, NONCE)
+    yield listener
+    listener.close()
+
+
+@pytest.fixture
+def echo(listener: Listener) -> Iterator[subprocess.Popen[bytes]]:
+    """A peer on the other device that sends everything back."""
+    environment = {**os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+    command = [sys.executable, "-c", ECHO, listener.address, str(NONCE)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment)
+    listener.send(SHORT)
+    assert listener.receive(120.0) == SHORT
+    yield process
+    process.kill()
+    process.wait(20.0)
+
+
+def test_long_and_short_messages_arrive_in_order_in_both_directions(
+    listener: Listener, echo: subprocess.Popen[bytes]
+) -> None:
+    messages = [SHORT, LONG, SHORT, SHORT, LONG, LONG] * 20
+    for message in messages:
+        listener.send(message)
+    assert [listener.receive(60.0) for _ in messages] == messages
+
+
+def test_the_target_survives_a_draft_that_dies_with_a_long_message_under_way(
+    listener: Listener, echo: subprocess.Popen[bytes]
+) -> None:
+    for _ in range(20):
+        listener.send(LONG)
+    echo.kill()
+
+    def receive_for_ever() -> None:
+        while listener.receive(60.0) is not None:
+            pass
+
+    with pytest.raises(PeerLostError):
+        receive_for_ever()
+    with pytest.raises(PeerLostError):
+        listener.send(Shutdown())
+    assert torch.ones(3, device="cuda:0").sum().item() == 3  # no kernel is left that spins there
+
+
+def test_the_link_works_between_processes_that_are_measured() -> None:
+    taken = measure_one_way(NCCL, num_messages=200)
+    assert taken.address.startswith("nccl://")
+    assert taken.num_messages >= 200
