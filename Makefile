@@ -73,7 +73,7 @@ test-gpu: setup  ## What needs a CUDA device.
 	$(BIN)/python -m pytest -q -m gpu
 
 test-nccl: setup  ## What needs two CUDA devices.
-	TORCH_NCCL_ASYNC_ERROR_HANDLING=2 $(BIN)/python -m pytest -q -m nccl
+	$(BIN)/python -m pytest -q -m nccl
 
 clean:  ## Remove .venv and everything made from sources; runs/ stays.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -155,7 +155,7 @@ class TorchDistributedTransport:
                     self._lanes[number].interrupt()
                 thread.join(_JOIN_SECONDS)
         if not any(thread.is_alive() for thread in threads):
-            self._lanes = self._meeting = None
+            self._lanes = self._meeting = None  # which ends the connections
 
     def _put(self, frame: bytes) -> None:
         if (reason := self._outbox.ending or self._inbox.ending) is not None:
@@ -177,6 +177,9 @@ class TorchDistributedTransport:
             self._lose(error)
             if self._reader.ident is None:  # else it first hands over what the peer sent
                 self._inbox.end(_CLOSED_BY_PEER)
+        finally:
+            if self._is_closing.is_set() and self._lanes is not None:
+                self._lanes[1].interrupt()  # also where `close` waits for these threads no more
 
     def _meet(self) -> tuple[Lane, Lane] | None:
         """Both lanes, once the peer has come; None when this end is closed before, with nothing more to wait for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from amusd.protocol.messages import Open, Shutdown, Verdict
 from amusd.transport.base import Listener
 from amusd.transport.factory import listen
 from amusd.transport.latency import measure_one_way
+from launch.devices import NCCL_ERRORS_END_NOTHING
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,7 +42,8 @@ link.close()
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+    monkeypatch.setenv(*NCCL_ERRORS_END_NOTHING)
     listener = listen(NCCL, NONCE)
     yield listener
     listener.close()
@@ -51,9 +52,8 @@ def listener() -> Iterator[Listener]:
 @pytest.fixture
 def echo(listener: Listener) -> Iterator[subprocess.Popen[bytes]]:
     """A peer on the other device that sends everything back."""
-    environment = {**os.environ, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
     command = [sys.executable, "-c", ECHO, listener.address, str(NONCE)]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment)
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     listener.send(SHORT)
     assert listener.receive(120.0) == SHORT
     yield process

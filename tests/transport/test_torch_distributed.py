@@ -27,8 +27,8 @@ from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport import process_groups, torch_distributed
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect, listen
-from amusd.transport.lanes import Bodies
-from amusd.transport.process_groups import Place, check_nccl
+from amusd.transport.lanes import Bodies, Lane
+from amusd.transport.process_groups import Meeting, Place, check_nccl
 from amusd.transport.torch_distributed import TorchDistributedTransport
 from amusd.types import Role
 
@@ -149,6 +149,30 @@ def test_close_is_quick_when_nobody_ever_came_and_leaves_no_thread(monkeypatch: 
         for _ in range(num_messages):
             listener.send(VERDICT)
         listener.close()
+    assert not threads_of_links()
+
+
+def test_a_close_while_the_groups_form_leaves_no_thread_once_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    forming, closed = threading.Event(), threading.Event()
+    form_lanes = Meeting.form_lanes
+
+    def form_late(meeting: Meeting, *arguments: Any) -> tuple[Lane, Lane]:
+        forming.set()
+        assert closed.wait(DEADLINE)
+        return form_lanes(meeting, *arguments)
+
+    monkeypatch.setattr(Meeting, "form_lanes", form_late)
+    monkeypatch.setattr(torch_distributed, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(torch_distributed, "_JOIN_SECONDS", 0.05)
+    listener = TorchDistributedTransport.bind(None, NONCE)
+    other = TorchDistributedTransport.connect(listener.address, NONCE)
+    assert forming.wait(DEADLINE)
+    listener.close()
+    other.close()
+    closed.set()
+    deadline = time.monotonic() + DEADLINE
+    while threads_of_links() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not threads_of_links()
 
 
