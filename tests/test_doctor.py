@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from amusd.config import DrafterConfig, EngineConfig, TargetConfig
-from amusd.doctor import Finding, _pair
+from amusd.config import DrafterConfig, EngineConfig, TargetConfig, TransportConfig
+from amusd.doctor import Finding, _links, _pair
+from amusd.errors import ConfigError
 from amusd.models.explanation import explain_target
 from amusd.models.loading import load_target
+from amusd.transport.latency import OneWayTime
 
 pytestmark = pytest.mark.embedded
 
@@ -49,3 +51,28 @@ def test_at_changing_widths_it_only_tells_what_it_measured() -> None:
     found = looked_at(config)
     assert found["exactness"].ok is None
     assert found["exactness"].text.startswith("verify_width=bucketed: ")
+
+
+@pytest.mark.parametrize("wanted", ["auto", "gloo", "nccl"])
+def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    def measure(link: TransportConfig, **_orders: object) -> OneWayTime:
+        if link.kind in ("gloo", "nccl"):
+            raise ConfigError("a reason")
+        return OneWayTime(p50_us=12.3, p99_us=45.6, num_messages=400, poll_us=0.7, address="")
+
+    monkeypatch.setattr("amusd.doctor.measure_one_way", measure)
+    found = {
+        finding.name: finding
+        for finding in _links(EngineConfig(transport=TransportConfig(kind=wanted)))  # type: ignore[arg-type]
+    }
+    assert {name: finding.ok for name, finding in found.items()} == {
+        "link shm": True,
+        "link ipc": True,
+        "link tcp": True,
+        "link gloo": False if wanted == "gloo" else None,
+        "link nccl": False if wanted == "nccl" else None,
+    }
+    assert found["link nccl"].text == "a reason"
+    assert found["link ipc"].text.startswith("zeromq: 12 us one way")
