@@ -77,9 +77,7 @@ class FrameQueue:
             if discard:
                 self._frames.clear()
                 self._num_bytes = 0
-                self._ending = reason
-            if self._ending is None:
-                self._ending = reason
+            self._ending = self._ending or reason
             self._changed.notify_all()
 
     def _has_room(self, frame: bytes) -> bool:

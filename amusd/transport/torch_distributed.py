@@ -148,14 +148,14 @@ class TorchDistributedTransport:
         self._inbox.end(_CLOSED, discard=True)
         self._carrier.join(CLOSE_SECONDS)
         self._outbox.end(_CLOSED, discard=True)
+        for lane in self._lanes or ():
+            lane.interrupt()
         threads = (self._carrier, self._reader)
-        for number, thread in enumerate(threads):
+        for thread in threads:
             if thread.is_alive():
-                if self._lanes is not None:
-                    self._lanes[number].interrupt()
                 thread.join(_JOIN_SECONDS)
         if not any(thread.is_alive() for thread in threads):
-            self._lanes = self._meeting = None  # which ends the connections
+            self._lanes = self._meeting = None
 
     def _put(self, frame: bytes) -> None:
         if (reason := self._outbox.ending or self._inbox.ending) is not None:

@@ -90,7 +90,7 @@ def test_what_was_in_at_the_end_can_be_taken_unless_it_is_discarded() -> None:
     queue = filled(b"a")
     queue.end("first")
     queue.end("second", discard=True)
-    with pytest.raises(PeerLostError, match="second"):
+    with pytest.raises(PeerLostError, match="first"):
         queue.take(DEADLINE)
 
 
