@@ -281,6 +281,8 @@ class TransportConfig:
     """`ipc://PATH` or `tcp://HOST:PORT`; None picks a private one. The target binds it, the draft connects."""
     insecure: bool = False
     """Allow an address that is not on this machine, unencrypted and unauthenticated."""
+    keys: str | None = None
+    """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only those whose key lies there."""
     delay_ms: float = 0.0
     """Hand over every message this long after it was sent: what distance costs. Both workers on one machine."""
 
@@ -291,6 +293,12 @@ class TransportConfig:
             "transport.address",
             self.address,
             "not with transport=shared_memory, which picks its own; leave it out, or use transport=zeromq",
+        )
+        _require(
+            self.keys is None or (self.address is not None and not self.insecure),
+            "transport.keys",
+            self.keys,
+            "protects the link at transport.address, which has to be given; not with transport.insecure=true",
         )
 
 

@@ -15,7 +15,7 @@ import amusd
 from amusd.config import nearest
 from amusd.errors import ConfigError
 
-from .manual import COMMANDS, EXPORT, TRACE, overview, reference
+from .manual import COMMANDS, EXPORT, KEYS, TRACE, overview, reference
 from .terminal import tell
 
 _HELP = frozenset({"-h", "--help"})
@@ -65,7 +65,7 @@ def _parse(argv: Sequence[str]) -> Arguments:
 def _run(arguments: Arguments) -> int:
     command = arguments.command
     if arguments.flags & _HELP:
-        sys.stdout.write(reference(command) if command and command not in (EXPORT, TRACE) else overview())
+        sys.stdout.write(reference(command) if command and command not in (EXPORT, KEYS, TRACE) else overview())
         return 0
     if "--version" in arguments.flags:
         sys.stdout.write(f"amusd {amusd.__version__}\n")
@@ -74,6 +74,8 @@ def _run(arguments: Arguments) -> int:
         raise ConfigError(f"name a command: {', '.join(COMMANDS)}; `amusd --help` says what they do")
     if command == EXPORT:
         return _export(arguments)
+    if command == KEYS:
+        return _keys(arguments)
     if command == TRACE:
         return _trace(arguments)
     if arguments.flags & _MULTIRUN:
@@ -99,11 +101,27 @@ def _run(arguments: Arguments) -> int:
 
 
 def _export(arguments: Arguments) -> int:
-    if len(arguments.overrides) != 1 or "=" in arguments.overrides[0] or arguments.flags:
-        raise ConfigError(f"{EXPORT}: name the folder to write, and nothing else: amusd {EXPORT} PATH")
+    folder = _folder_alone(arguments, "PATH")
     from amusd.cli import export_embedded_draft
 
-    return export_embedded_draft(Path(arguments.overrides[0]))
+    return export_embedded_draft(folder)
+
+
+def _keys(arguments: Arguments) -> int:
+    folder = _folder_alone(arguments, "FOLDER")
+    from amusd.transport.curve import write_keys
+
+    write_keys(folder)
+    tell(f"keys: {folder}; each machine needs store.key_secret, its own role's .key_secret and the other role's .key")
+    return 0
+
+
+def _folder_alone(arguments: Arguments, name: str) -> Path:
+    """The only argument of a command that writes a folder. Raises `ConfigError`."""
+    if len(arguments.overrides) != 1 or "=" in arguments.overrides[0] or arguments.flags:
+        command = arguments.command
+        raise ConfigError(f"{command}: name the folder to write, and nothing else: amusd {command} {name}")
+    return Path(arguments.overrides[0])
 
 
 def _trace(arguments: Arguments) -> int:

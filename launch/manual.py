@@ -9,6 +9,8 @@ from .keys import Key, groups, keys
 
 EXPORT = "export-draft"
 """The command that takes a folder and no keys."""
+KEYS = "keys"
+"""The command that takes a new folder for the keys of a link."""
 TRACE = "trace"
 """The command that takes the folder of a run."""
 COMMANDS = {
@@ -18,6 +20,7 @@ COMMANDS = {
     "bench": "what one pass, one draft step and one message cost here, beside their floors",
     TRACE: "what a run did: a timeline for Perfetto, a picture, and where the time went",
     "doctor": "what will and will not work on this machine, and why",
+    KEYS: "write the keys of a link between two machines to a new folder",
     EXPORT: "write the embedded draft to a new folder, as a transformers checkpoint for other systems",
 }
 
@@ -25,6 +28,7 @@ _USAGE = """\
 usage: amusd COMMAND [-m] [KEY=VALUE ...]
        amusd trace RUN_DIR [sequence=N]
        amusd export-draft FOLDER
+       amusd keys FOLDER
 
 {commands}
 

@@ -27,8 +27,11 @@ class Endpoint:
     """Whether only this machine can reach it."""
 
 
-def parse_endpoint(address: str, *, insecure: bool, to_bind: bool) -> Endpoint:
-    """Check an address for binding or connecting. Raises ConfigError, also when it is not local without `insecure`."""
+def parse_endpoint(address: str, *, beyond: bool, to_bind: bool) -> Endpoint:
+    """Check an address for binding or connecting. Raises ConfigError.
+
+    `beyond`: it may lie beyond this machine, because the link has keys or is meant to be open.
+    """
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
         return Endpoint(address, is_local=True)
@@ -39,10 +42,11 @@ def parse_endpoint(address: str, *, insecure: bool, to_bind: bool) -> Endpoint:
     if host == "localhost":
         host = "127.0.0.1"  # libzmq binds to no host names
     is_local = _is_loopback(host)
-    if not is_local and not insecure:
+    if not is_local and not beyond:
         raise ConfigError(
             f"transport.address={address}: not on this machine, and the link is neither encrypted nor authenticated; "
-            "use ipc://PATH or tcp://127.0.0.1:PORT, or set transport.insecure=true on a network you trust"
+            "give both ends transport.keys=FOLDER (`amusd keys FOLDER` makes it), or, on a network you trust, set "
+            "transport.insecure=true"
         )
     return Endpoint(f"tcp://{host}:{'*' if port == '0' else port}", is_local=is_local)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from amusd.errors import WireError
 from amusd.protocol.messages import Message
@@ -61,6 +61,16 @@ class Listener(Transport, Protocol):
     @property
     def address(self) -> str:
         """Where to connect to, with the port or path that was picked."""
+        ...
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A link that can tell a peer that never came from one that was turned away."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there is no peer although somebody tried, as one line; None where there is one, or nobody did."""
         ...
 
 

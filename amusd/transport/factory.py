@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import zmq
 
@@ -10,8 +11,10 @@ from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY, TORCH_DISTRIBUTED
 from amusd.transport.base import Listener, Rendezvous, Transport
+from amusd.transport.curve import Keys, read_keys
 from amusd.transport.delayed import DelayedListener, DelayedTransport
 from amusd.transport.zeromq import ZeroMQTransport
+from amusd.types import Role
 
 GPU_EACH = ("cuda:0", "cuda:1")
 """Devices of target and draft, where nobody says otherwise; only `transport=nccl` asks."""
@@ -42,7 +45,7 @@ def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Li
             config.address, nonce, backend=config.kind, devices=devices, insecure=config.insecure
         )
     if config.address is not None:
-        return ZeroMQTransport.bind(config.address, nonce, insecure=config.insecure)
+        return ZeroMQTransport.bind(config.address, nonce, insecure=config.insecure, keys=_keys(config, Role.TARGET))
     if config.kind == "shared_memory":
         return _bind_shared_memory(nonce)
     if config.kind == "auto":
@@ -68,7 +71,13 @@ def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str
         from amusd.transport.shared_memory import SharedMemoryTransport
 
         return SharedMemoryTransport.connect(rendezvous.address, rendezvous.nonce)
-    return ZeroMQTransport.connect(rendezvous.address, rendezvous.nonce, insecure=config.insecure)
+    return ZeroMQTransport.connect(
+        rendezvous.address, rendezvous.nonce, insecure=config.insecure, keys=_keys(config, Role.DRAFT)
+    )
+
+
+def _keys(config: TransportConfig, role: Role) -> Keys | None:
+    return None if config.keys is None else read_keys(Path(config.keys), role)
 
 
 def _bind_shared_memory(nonce: int) -> Listener:

@@ -148,7 +148,7 @@ def knock(address: str) -> socket.socket:
         connection.close()
         raise ConfigError(
             f"the target does not listen at {address} here ({error.strerror or error}): it has ended, or runs on "
-            "another machine, which needs transport.address=tcp://HOST:PORT transport.insecure=true"
+            "another machine, which needs transport.address=tcp://HOST:PORT and transport.keys=FOLDER"
         ) from None
     return connection
 

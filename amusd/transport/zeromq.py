@@ -6,8 +6,10 @@ What libzmq leaves open and this module decides:
   out with the first call (`send`, `receive`, `close`) after the peer has come.
 * A peer is lost at its first disconnect, for good. The kernel reports the end of a process at once, so a local link
   needs no heartbeats and takes a stopped process for a slow one; a link between machines has them, and gives up in 5 s.
-* A stranger that connects beside the peer gets no pipe and is not read; when it leaves, the link does not end. One that
-  connects before the peer takes the peer's place: keep socket files in a private folder.
+* With keys (`curve.py`) every byte is encrypted, and who does not prove to have one of the expected keys is turned away
+  before it is read or heard, counted in `num_refused`; the link goes on waiting for its peer.
+* A stranger that connects beside the peer gets no pipe and is not read; when it leaves, the link does not end. Without
+  keys, one that connects before the peer takes the peer's place: keep socket files in a private folder.
 * A waiting receiver looks again and again for a while before it sleeps (`spinning.py`). Polls and sends look whether
   the peer is there every `LOOK_SECONDS`; a receive that waits knows at once.
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
@@ -15,6 +17,7 @@ What libzmq leaves open and this module decides:
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import tempfile
@@ -30,7 +33,11 @@ from amusd.protocol.messages import Message
 from amusd.protocol.wire import MAX_FRAME_BYTES, encode
 from amusd.transport.addresses import Endpoint, parse_endpoint
 from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameFilter
+from amusd.transport.curve import Keys
+from amusd.transport.doorkeeper import DOMAIN, keep_door
 from amusd.transport.spinning import give_way, spin
+
+logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 1.0
 """How long `close` may wait for the last messages to leave."""
@@ -44,7 +51,13 @@ _HANDSHAKE_MS = 5_000
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
 _LONGEST_POLL_SECONDS = 3600.0  # poll takes milliseconds in 32 bits; receive polls again until its own deadline
+_REFUSALS = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not one of those that may come in",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "no key where one is needed, a wrong one, or not ZeroMQ",
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "the other end broke off before it had shown a key",
+}
 _WATCHED_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_WATCHED_EVENTS |= sum(_REFUSALS)
 
 
 class ZeroMQTransport:
@@ -61,6 +74,8 @@ class ZeroMQTransport:
         self._is_attached = False
         self._is_lost = False
         self._is_closed = False
+        self.num_refused = 0
+        """Connections that did not come to a handshake: another key, none, or not ZeroMQ at all."""
         self._next_look = 0.0  # monotonic second
         self._next_give_way = 0.0
         self._socket = socket
@@ -71,17 +86,21 @@ class ZeroMQTransport:
         self._input = [(socket, int(zmq.POLLIN))]
 
     @classmethod
-    def bind(cls, address: str | None, nonce: int, *, insecure: bool = False) -> ZeroMQTransport:
+    def bind(
+        cls, address: str | None, nonce: int, *, insecure: bool = False, keys: Keys | None = None
+    ) -> ZeroMQTransport:
         """The listening end. None: a socket file in a new folder that only this user can enter, removed by `close`.
 
-        Raises ConfigError when the address is taken, malformed, or beyond this machine without `insecure`.
+        Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`.
         """
         folder = Path(tempfile.mkdtemp(prefix="amusd-")) if address is None else None
         wanted = f"ipc://{folder}/link" if address is None else address
-        endpoint = parse_endpoint(wanted, insecure=insecure, to_bind=True)
+        endpoint = parse_endpoint(wanted, beyond=insecure or keys is not None, to_bind=True)
         transport = cls(endpoint, nonce, _new_socket(endpoint))
         transport._private_folder = folder
         try:
+            if keys is not None:
+                transport._serve_with(keys)
             transport._socket.bind(endpoint.address)
         except zmq.ZMQError as error:
             transport.close()
@@ -90,11 +109,13 @@ class ZeroMQTransport:
         return transport
 
     @classmethod
-    def connect(cls, address: str, nonce: int, *, insecure: bool = False) -> ZeroMQTransport:
+    def connect(cls, address: str, nonce: int, *, insecure: bool = False, keys: Keys | None = None) -> ZeroMQTransport:
         """The other end; keeps trying until someone listens. Raises ConfigError."""
-        endpoint = parse_endpoint(address, insecure=insecure, to_bind=False)
+        endpoint = parse_endpoint(address, beyond=insecure or keys is not None, to_bind=False)
         transport = cls(endpoint, nonce, _new_socket(endpoint))
         try:
+            if keys is not None:
+                transport._ask_with(keys)
             transport._socket.connect(endpoint.address)
         except zmq.ZMQError as error:
             transport.close()
@@ -105,6 +126,16 @@ class ZeroMQTransport:
     def num_rejected(self) -> int:
         """Frames dropped because they were malformed or of another session."""
         return self._filter.num_rejected
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there is no peer although somebody tried; None where there is one, or nobody did."""
+        if self._is_attached or not self.num_refused:
+            return None
+        return (
+            f"{self.address}: {self.num_refused} connection(s) failed over their keys and none held; both ends need "
+            "transport.keys, from one `amusd keys`, or neither"
+        )
 
     @property
     def sent_ns(self) -> int:
@@ -167,6 +198,21 @@ class ZeroMQTransport:
         self._socket.context.term()  # returns when the last message has left or lingered long enough
         _remove(self._private_folder)
 
+    def _serve_with(self, keys: Keys) -> None:
+        """Let in the owners of `keys.peers` only."""
+        self._socket.set(zmq.CURVE_SERVER, 1)
+        self._socket.set(zmq.CURVE_SECRETKEY, keys.secret)
+        self._socket.set(zmq.ZAP_DOMAIN, DOMAIN)
+        self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        keep_door(self._socket.context, keys.peers)
+
+    def _ask_with(self, keys: Keys) -> None:
+        """Talk to the owner of `keys.peers` only."""
+        (server,) = keys.peers
+        self._socket.set(zmq.CURVE_SERVERKEY, server)
+        self._socket.set(zmq.CURVE_PUBLICKEY, keys.public)
+        self._socket.set(zmq.CURVE_SECRETKEY, keys.secret)
+
     def _let_it_go(self) -> None:
         """Let libzmq's own thread take the message: on the core that they share it may wait while this one computes.
 
@@ -220,6 +266,8 @@ class ZeroMQTransport:
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 # the first one owns the pipe; the event does not say which of the connections it is
                 self._is_attached = True
+            elif kind in _REFUSALS:
+                self._refused(_REFUSALS[kind])
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._peer_fds.discard(value)
                 self._is_lost = self._is_lost or (self._is_attached and not self._peer_fds)
@@ -229,6 +277,11 @@ class ZeroMQTransport:
             self._flush()
         if self._is_attached and not self._pending and not self._is_lost:
             self._next_look = time.monotonic() + LOOK_SECONDS
+
+    def _refused(self, reason: str) -> None:
+        level = logging.DEBUG if self.num_refused else logging.WARNING  # a flood must not fill the log
+        self.num_refused += 1
+        logger.log(level, "%s: no link was made: %s", self.address, reason)
 
 
 def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:

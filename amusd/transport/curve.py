@@ -1,0 +1,112 @@
+"""Keys of a link between machines: a pair for each role, made once, kept in a folder, told to both ends by its path.
+
+    target.key  target.key_secret     the end that listens
+    draft.key   draft.key_secret      the end that connects
+    store.key_secret                  what both ends seal with while they have no link yet (`launch/store.py`)
+
+A `.key` file holds a public key, a `.key_secret` file both; their format is that of `zmq.auth`. The target lets in
+whoever has the secret of a `draft*.key` in its folder, so that a second draft is one more file; the draft talks to
+nobody but the owner of `target.key`. A machine needs its own role's secret, the other role's public key and the
+store's secret, and no more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from amusd.errors import ConfigError
+from amusd.types import Role
+
+_LINE = r'^\s*{name}-key\s*=\s*"([0-9A-Za-z.:+=^!/*?&<>()\[\]{{}}@%$#-]{{40}})"\s*$'
+_STORE = "store.key_secret"
+_FOLDER_MODE = 0o700
+_SECRET_MODE = 0o600
+_PUBLIC_MODE = 0o644
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What one end needs. Keys are of CURVE25519, 40 characters in Z85."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+    peers: frozenset[bytes]
+    """Public keys of those that this end talks to; of the draft's end exactly one."""
+
+
+def write_keys(folder: Path) -> None:
+    """Make a pair of keys for each role in a new folder. Raises ConfigError rather than write beside other files."""
+    try:
+        folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder}: not empty; name a new folder")
+        folder.chmod(_FOLDER_MODE)
+        for role in Role:
+            public, secret = zmq.curve_keypair()
+            public_path, secret_path = _paths(folder, role)
+            _write(public_path, {"public": public}, _PUBLIC_MODE)
+            _write(secret_path, {"public": public, "secret": secret}, _SECRET_MODE)
+        _write(folder / _STORE, {"secret": zmq.curve_keypair()[1]}, _SECRET_MODE)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be used: {error.strerror}") from None
+
+
+def read_keys(folder: Path, role: Role) -> Keys:
+    """What the end of this role needs. Raises ConfigError when it is not there, or others could have read it."""
+    secret_path = _paths(folder, role)[1]
+    text = _read_secret(secret_path)
+    public, secret = _key(text, "public", secret_path), _key(text, "secret", secret_path)
+    # a draft talks to one target; a target to every draft whose key it has been given
+    paths = [_paths(folder, Role.TARGET)[0]] if role is Role.DRAFT else sorted(folder.glob("draft*.key"))
+    if not paths:
+        raise ConfigError(f"transport.keys={folder}: has no draft*.key, so that no draft could come in")
+    return Keys(public, secret, frozenset(_key(_read(path), "public", path) for path in paths))
+
+
+def read_store_key(folder: Path) -> bytes:
+    """What both ends seal with. Raises as `read_keys`."""
+    return _key(_read_secret(folder / _STORE), "secret", folder / _STORE)
+
+
+def _paths(folder: Path, role: Role) -> tuple[Path, Path]:
+    """Of the public key and of the secret one."""
+    return folder / f"{role.value}.key", folder / f"{role.value}.key_secret"
+
+
+def _write(path: Path, keys: dict[str, bytes], mode: int) -> None:
+    lines = ["curve", *(f'    {name}-key = "{key.decode()}"' for name, key in keys.items())]
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="ascii") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def _read_secret(path: Path) -> str:
+    text = _read(path)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(
+            f"transport.keys={path.parent}: {path.name} can be used by others (mode {mode:04o}); chmod 600 it"
+        )
+    return text
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="latin-1")
+    except OSError as error:
+        raise ConfigError(
+            f"transport.keys={path.parent}: {path.name}: {error.strerror}; `amusd keys FOLDER` makes keys"
+        ) from None
+
+
+def _key(text: str, name: str, path: Path) -> bytes:
+    """One key of a file. Raises ConfigError, which never quotes the file."""
+    match = re.search(_LINE.format(name=name), text, re.MULTILINE)
+    if match is None:
+        raise ConfigError(f"transport.keys={path.parent}: {path.name} holds no {name} key")
+    return match[1].encode("ascii")

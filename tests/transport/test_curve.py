@@ -1,0 +1,251 @@
+"""Links between machines: who has the right key is let in, nobody else. Two loopback addresses stand for two hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transport.links import DEADLINE, NONCE, expect
+
+from amusd.config import TransportConfig
+from amusd.errors import ConfigError
+from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Verdict
+from amusd.runtime.handshake import await_hello
+from amusd.transport.curve import Keys, read_keys, read_store_key, write_keys
+from amusd.transport.factory import listen
+from amusd.transport.latency import measure_one_way
+from amusd.transport.zeromq import ZeroMQTransport
+from amusd.types import Role
+
+OTHER_NODE = "tcp://127.0.0.2:*"
+VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
+DRAFT = """
+import sys
+from amusd.config import TransportConfig
+from amusd.errors import ConfigError
+from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.runtime.handshake import await_hello
+from amusd.transport.base import Rendezvous
+from amusd.transport.factory import connect
+from amusd.types import Role
+
+address, nonce, keys, seconds = sys.argv[1:]
+config = TransportConfig(address=address, keys=keys or None)
+link = connect(config, Rendezvous(address, int(nonce)))
+try:
+    await_hello(link, Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",)), float(seconds))
+    sys.stdout.write("met")
+except ConfigError as error:
+    sys.stdout.write(str(error))
+finally:
+    link.close()
+"""
+HELLO = Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "", ())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ours") / "keys"
+    write_keys(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("others") / "keys"
+    write_keys(folder)
+    return folder
+
+
+@pytest.fixture
+def listener(folder: Path) -> Iterator[ZeroMQTransport]:
+    listener = ZeroMQTransport.bind(OTHER_NODE, NONCE, keys=read_keys(folder, Role.TARGET))
+    yield listener
+    listener.close()
+
+
+def start_draft(address: str, keys: Path | str, seconds: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", DRAFT, address, str(NONCE), str(keys), str(seconds)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_processes_with_one_folder_of_keys_meet(listener: ZeroMQTransport, folder: Path) -> None:
+    draft = start_draft(listener.address, folder, 60.0)
+    assert await_hello(listener, HELLO, 60.0).drafters == ("ngram",)
+    assert draft.communicate(timeout=DEADLINE) == ("met", "")
+    assert (listener.num_refused, listener.refusal) == (0, None)
+
+
+@pytest.mark.parametrize("keys", ["other", "none"])
+def test_a_process_with_another_key_or_none_ends_in_one_line_and_the_target_waits_on(
+    listener: ZeroMQTransport, folder: Path, other_folder: Path, keys: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = start_draft(listener.address, other_folder if keys == "other" else "", 1.0)
+    with pytest.raises(ConfigError, match=r"no peer within 1 seconds: .* both ends need transport\.keys") as caught:
+        await_hello(listener, HELLO, 1.0)
+    while draft.poll() is None:
+        assert listener.receive(0.05) is None
+    said, logged = draft.communicate(timeout=DEADLINE)
+    assert said.startswith("no peer within 1 seconds: tcp://127.0.0.2:")
+    assert logged.count("\n") == 1
+    assert "\n" not in said + str(caught.value)
+    assert listener.num_refused > 0
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "no link was made" in warnings[0].getMessage()
+    friend = start_draft(listener.address, folder, 60.0)
+    assert await_hello(listener, HELLO, 60.0).role is Role.DRAFT
+    assert friend.communicate(timeout=DEADLINE)[0] == "met"
+
+
+@pytest.mark.parametrize("wrong", ["a draft that is not on the list", "a draft that takes another for its target"])
+def test_both_ends_check_the_other_ones_key(
+    listener: ZeroMQTransport, folder: Path, other_folder: Path, wrong: str
+) -> None:
+    ours, theirs = read_keys(folder, Role.DRAFT), read_keys(other_folder, Role.DRAFT)
+    unknown = dataclasses.replace(theirs, peers=ours.peers)
+    misled = dataclasses.replace(ours, peers=theirs.peers)
+    link = ZeroMQTransport.connect(listener.address, NONCE, keys=unknown if "list" in wrong else misled)
+    try:
+        link.send(VERDICT)
+        refused_by = time.monotonic() + DEADLINE
+        while listener.refusal is None or link.refusal is None:
+            assert listener.receive(0.01) is None
+            assert link.receive(0.01) is None
+            assert time.monotonic() < refused_by
+    finally:
+        link.close()
+
+
+def test_a_plain_listener_is_not_talked_to_by_an_end_with_keys(folder: Path) -> None:
+    listener = ZeroMQTransport.bind(OTHER_NODE, NONCE)
+    link = ZeroMQTransport.connect(listener.address, NONCE, keys=read_keys(folder, Role.DRAFT))
+    try:
+        link.send(VERDICT)
+        refused_by = time.monotonic() + DEADLINE
+        while link.refusal is None:
+            assert listener.receive(0.01) is None
+            assert link.receive(0.01) is None
+            assert time.monotonic() < refused_by
+    finally:
+        link.close()
+        listener.close()
+
+
+def test_the_peer_is_served_while_strangers_hold_connections(listener: ZeroMQTransport, folder: Path) -> None:
+    host, port = listener.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as silent, socket.create_connection((host, int(port))) as loud:
+        loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        link = ZeroMQTransport.connect(listener.address, NONCE, keys=read_keys(folder, Role.DRAFT))
+        try:
+            link.send(VERDICT)
+            assert expect(listener) == VERDICT
+            listener.send(VERDICT)
+            assert expect(link) == VERDICT
+            assert silent.fileno() >= 0
+        finally:
+            link.close()
+
+
+def test_a_second_draft_comes_in_once_its_key_lies_in_the_folder(folder: Path, other_folder: Path) -> None:
+    before = read_keys(folder, Role.TARGET)
+    second = folder / "draft-2.key"
+    second.write_bytes((other_folder / "draft.key").read_bytes())
+    try:
+        assert read_keys(folder, Role.TARGET).peers == before.peers | {read_keys(other_folder, Role.DRAFT).public}
+    finally:
+        second.unlink()
+
+
+def test_messages_over_an_encrypted_link_between_two_addresses_arrive(folder: Path) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as probe:
+        port = probe.getsockname()[1]
+    config = TransportConfig(address=f"tcp://127.0.0.2:{port}", keys=str(folder))
+    assert measure_one_way(config, num_messages=100).num_messages >= 100
+
+
+def test_keys_are_files_that_only_this_user_can_read(folder: Path) -> None:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert modes == {
+        "target.key": 0o644,
+        "target.key_secret": 0o600,
+        "draft.key": 0o644,
+        "draft.key_secret": 0o600,
+        "store.key_secret": 0o600,
+    }
+
+
+def test_what_a_role_reads_is_its_own_secret_and_the_other_ones_public_key(folder: Path, tmp_path: Path) -> None:
+    target, draft = read_keys(folder, Role.TARGET), read_keys(folder, Role.DRAFT)
+    assert target.peers == {draft.public}
+    assert draft.peers == {target.public}
+    for role, names in {
+        Role.TARGET: ("target.key_secret", "draft.key"),
+        Role.DRAFT: ("draft.key_secret", "target.key"),
+    }.items():
+        part = tmp_path / role.value
+        part.mkdir()
+        for name in names:
+            (part / name).write_bytes((folder / name).read_bytes())
+            (part / name).chmod(0o600)
+        assert read_keys(part, role) == (target if role is Role.TARGET else draft)
+    assert target.secret.decode() not in repr(target)
+
+
+def test_new_keys_never_take_the_place_of_others(folder: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(ConfigError, match="not empty; name a new folder"):
+        write_keys(folder)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(ConfigError, match="cannot be used"):
+        write_keys(Path("/proc/nowhere"))
+    write_keys(tmp_path / "new")
+    assert read_store_key(tmp_path / "new") != read_store_key(folder)
+
+
+MISTAKES = {
+    "no folder": ("nothing", lambda folder: None, "target.key_secret: No such file or directory; `amusd keys FOLDER`"),
+    "no draft": ("keys", lambda folder: (folder / "draft.key").unlink(), r"has no draft\*.key"),
+    "an open secret": ("keys", lambda folder: (folder / "target.key_secret").chmod(0o640), "mode 0640.; chmod 600 it"),
+    "no key": ("keys", lambda folder: (folder / "target.key_secret").write_text("curve\n"), "holds no public key"),
+    "a key too long": (
+        "keys",
+        lambda folder: (folder / "draft.key").write_text(f'public-key = "{"a" * 41}"\n'),
+        "draft.key holds no public key",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_keys_that_cannot_work_are_one_line_before_anything_listens(tmp_path: Path, mistake: str) -> None:
+    name, spoil, message = MISTAKES[mistake]
+    write_keys(tmp_path / "keys")
+    spoil(tmp_path / "keys")
+    config = TransportConfig(address=OTHER_NODE, keys=str(tmp_path / name))
+    with pytest.raises(ConfigError, match=message) as caught:
+        listen(config, NONCE)
+    assert "\n" not in str(caught.value)
+
+
+def test_keys_open_an_address_beyond_this_machine_and_belong_to_an_address(folder: Path) -> None:
+    keys = read_keys(folder, Role.TARGET)
+    listener = ZeroMQTransport.bind("tcp://0.0.0.0:*", NONCE, keys=keys)
+    listener.close()
+    assert isinstance(keys, Keys)
+    for settings in ({}, {"address": "tcp://10.0.0.1:1", "insecure": True}):
+        with pytest.raises(ConfigError, match=r"protects the link at transport\.address"):
+            TransportConfig(keys=str(folder), **settings)
