@@ -18,7 +18,7 @@ from amusd.types import Role
 
 from .devices import claim_hardware
 from .group import Group
-from .job import Options, draft_role, prepare_group
+from .job import Options, draft_role, own_transport, prepare_group, store_secret
 from .lifetime import Interrupted, interrupt_main_thread
 from .store import CONNECT_SECONDS, Place, Store
 from .terminal import tell
@@ -46,15 +46,18 @@ def run_draft_process(options: Options, place: Place) -> int:
     if options.group_file is not None:  # before torch is imported
         group = prepare_group(options)
         config = claim_hardware(group.config, Role.DRAFT, local_world_size=place.local_world_size)
-        store = Store(place)
+        store = Store(place, store_secret(options))
         store.get("group", config.startup_timeout_seconds)
     else:
-        store = Store(place)
+        transport = own_transport(options)
+        store = Store(place, store_secret(options))
         text = store.get("group", CONNECT_SECONDS)
         if text is None:
             return 2
         group = Group.from_text(text)
-        config = claim_hardware(group.config, Role.DRAFT, local_world_size=place.local_world_size)
+        # how it connects, and with which keys, a worker decides by itself, whatever it is told
+        config = dataclasses.replace(group.config, transport=transport)
+        config = claim_hardware(config, Role.DRAFT, local_world_size=place.local_world_size)
     if store.has("finished"):
         return 0
     store.put("draft_pid", os.getpid())

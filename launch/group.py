@@ -66,6 +66,11 @@ class Group:
         )
         return dataclasses.replace(self, jobs=tuple(jobs))
 
+    def without_prompts(self) -> Group:
+        """What the draft is told before there is a link; prompts reach it over the link, as tokens."""
+        jobs = (dataclasses.replace(job, config=dataclasses.replace(job.config, prompt=None)) for job in self.jobs)
+        return dataclasses.replace(self, jobs=tuple(jobs))
+
     def to_text(self) -> str:
         """For the ranks."""
         jobs = [

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amusd.config import RunConfig
+from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.base import Rendezvous
+from amusd.transport.curve import read_store_key
 
 from .group import Group, Job
 from .run_directory import create_run_directory
 
 COMMANDS = ("generate", "compare")
 """What a pair of workers can do."""
+SEAL_FILE = "seal"
+"""Beside the group file, in a folder that only this user can enter: what the workers seal with."""
 
+_KEYS = "transport.keys="
 TargetRole = Callable[
     [str, Sequence[tuple[RunConfig, Path]], Callable[[Rendezvous], None]],
     Generator["int | ConfigError", None, None],
@@ -84,6 +88,25 @@ def prepare_group(options: Options) -> Group:
 
     config = compose_config(options.overrides)
     return Group(command=options.command, jobs=(Job(config=config, run_directory=create_run_directory(config)),))
+
+
+def own_transport(options: Options) -> TransportConfig:
+    """What this worker's own arguments say of the link, started by hand. Raises `ConfigError`."""
+    from .compose import compose_config
+
+    return compose_config(options.overrides).transport
+
+
+def store_secret(options: Options) -> bytes:
+    """What this worker seals with: from the launcher's private folder, or from `transport.keys`; empty without either.
+
+    Raises `ConfigError`.
+    """
+    if options.group_file is not None:
+        return options.group_file.with_name(SEAL_FILE).read_bytes()
+    # not composed: a rank whose arguments are wrong still has to tell the other one
+    folders = [text.removeprefix(_KEYS) for text in options.overrides if text.startswith(_KEYS)]
+    return read_store_key(Path(folders[-1])) if folders else b""
 
 
 def target_role(module: str | None) -> TargetRole:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from amusd.config import RunConfig
 
 from .devices import THREAD_VARIABLES
 from .group import Group, Job
-from .job import Options
+from .job import SEAL_FILE, Options
 from .outcome import Outcome, read_outcome
 from .process_tree import Ended, run_tree
 from .run_directory import create_run_directory, discard_run
@@ -54,6 +55,7 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
             group_file=folder / "group.json", command=group.command, outcome_file=folder / "outcome", roles=roles
         )
         (folder / "group.json").write_text(group.to_text(), encoding="utf-8")
+        (folder / SEAL_FILE).write_bytes(secrets.token_bytes(32))
         ended = run_tree(_torchrun(options.arguments(), folder), _environment(group.config), quiet=json_only)
         told = read_outcome(folder / "outcome")
     if ended.signum is None and told.exit_code is None:
@@ -81,9 +83,10 @@ def _exit_codes(ended: Ended, told: Outcome, num_jobs: int) -> tuple[int, ...]:
 
 
 def _torchrun(arguments: Sequence[str], scratch: Path) -> list[str]:
-    flags = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", f"--log-dir={scratch}"]
-    entry = str(Path(__file__).with_name("run.py"))
-    return [sys.executable, "-m", "torch.distributed.run", *flags, entry, *arguments]
+    flags = ["--nnodes=1", "--nproc-per-node=2", f"--log-dir={scratch}"]
+    rendezvous = ["--rdzv-backend=amusd", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    agent, entry = (str(Path(__file__).with_name(name)) for name in ("agent.py", "run.py"))
+    return [sys.executable, agent, *flags, *rendezvous, entry, *arguments]
 
 
 def _environment(config: RunConfig) -> dict[str, str]:

@@ -1,20 +1,31 @@
-"""What the two workers tell each other before they have a link: a few JSON values in torchrun's store."""
+"""What the two workers tell each other before they have a link: a few JSON values in torchrun's store.
+
+Whoever reaches the store's port can read and write there. So no value is a secret, none is a prompt, and each is sealed
+(HMAC-SHA256 over its name and text) with a secret that the two workers have from files: a forged one is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from amusd.errors import ConfigError, PeerLostError
 
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
+
 CONNECT_SECONDS = 60.0
 _WATCH_SECONDS = 0.25
+_SEAL_LENGTH = 2 * hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,35 +72,44 @@ def place_from_environment() -> Place:
 class Store:
     """JSON values under names. Every wait has a deadline; a lost store raises `PeerLostError`."""
 
-    def __init__(self, place: Place) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
-
+    def __init__(self, place: Place, secret: bytes = b"") -> None:
+        """`secret`: what values are sealed with; without one a seal keeps nobody out."""
         self._namespace = place.namespace
+        self._secret = secret
         with _loss_is_reported():
-            self._store = TCPStore(
-                place.address,
-                place.port,
-                is_master=place.hosts_store,
-                timeout=timedelta(seconds=CONNECT_SECONDS),
-                wait_for_workers=False,
-            )
+            open_store = serve_store if place.hosts_store else join_store
+            self._store = open_store(place.address, place.port)
 
     def put(self, name: str, value: Any) -> None:
         """Publish a value; a later one replaces it."""
+        text = json.dumps(value)
         with _loss_is_reported():
-            self._store.set(f"{self._namespace}/{name}", json.dumps(value))
+            self._store.set(f"{self._namespace}/{name}", self._seal(name, text) + text)
 
     def get(self, name: str, timeout: float) -> Any:
-        """The value, once it is there. Raises `PeerLostError` after `timeout` seconds."""
+        """The value, once it is there.
+
+        Raises `PeerLostError` after `timeout` seconds, `ConfigError` when it was not sealed with this secret.
+        """
         key = f"{self._namespace}/{name}"
         with _loss_is_reported():
             self._store.wait([key], timedelta(seconds=timeout))
-            return json.loads(self._store.get(key))
+            sealed = self._store.get(key)
+        seal, text = sealed[:_SEAL_LENGTH], sealed[_SEAL_LENGTH:]
+        if not hmac.compare_digest(seal, self._seal(name, text.decode("utf-8", "replace")).encode()):
+            raise ConfigError(
+                f"the value {name!r} in the store was not written with this side's secret: another store.key_secret in "
+                "transport.keys, or somebody else wrote it"
+            )
+        return json.loads(text)
 
     def has(self, name: str) -> bool:
         """Whether the value is there now."""
         with _loss_is_reported():
             return bool(self._store.check([f"{self._namespace}/{name}"]))
+
+    def _seal(self, name: str, text: str) -> str:
+        return hmac.new(self._secret, f"{self._namespace}/{name}\0{text}".encode(), hashlib.sha256).hexdigest()
 
     @contextmanager
     def watching(self, name: str, react: Callable[[], None]) -> Iterator[None]:
@@ -113,6 +133,31 @@ class Store:
             yield
         finally:
             over.set()
+
+
+def serve_store(address: str, port: int) -> TCPStore:
+    """A store that listens at this address alone; 0 picks a port. Raises OSError where it cannot.
+
+    Left to itself, torch listens on every interface, whatever address it is given.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family) as listener:
+        picked = int(listener.getsockname()[1])
+        return join_store(address, picked, listener=listener.detach())
+
+
+def join_store(address: str, port: int, *, listener: int | None = None) -> TCPStore:
+    """The store at an address, within `CONNECT_SECONDS`; with a `listener` (a descriptor), served by this process."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
+
+    return TCPStore(
+        address,
+        port,
+        is_master=listener is not None,
+        master_listen_fd=listener,
+        timeout=timedelta(seconds=CONNECT_SECONDS),
+        wait_for_workers=False,
+    )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from amusd.types import Role
 
 from .devices import claim_hardware
 from .group import Group
-from .job import Options, prepare_group, target_role
+from .job import Options, prepare_group, store_secret, target_role
 from .lifetime import PEER_FAILED, Interrupted, interrupt_main_thread
 from .outcome import tell_begin, tell_job_code
 from .run_directory import write_workers
@@ -35,13 +35,13 @@ def run_target_process(options: Options, place: Place) -> int:
     try:
         group = prepare_group(options)
     except ConfigError:
-        Store(place).put("group", None)  # the draft waits for it
+        Store(place, store_secret(options)).put("group", None)  # the draft waits for it
         raise
     if options.group_file is None:
         tell(f"run directory: {group.jobs[0].run_directory}")
     hardware = claim_hardware(group.config, Role.TARGET, local_world_size=place.local_world_size).hardware
-    store = Store(place)
-    store.put("group", group.to_text())
+    store = Store(place, store_secret(options))
+    store.put("group", group.without_prompts().to_text())
     draft_pid = store.get("draft_pid", group.config.startup_timeout_seconds)
     try:
         return _run_beside_draft(options, group.on(hardware), draft_pid, store)

@@ -1,14 +1,16 @@
 #!/bin/sh
-# The target on one machine, the draft on another. Run the same line on both; the first becomes the target:
+# The target on one machine, the draft on another. Make keys once (`amusd keys keys`) and give each machine its own role's
+# .key_secret, the other role's .key, and store.key_secret. Then the same line on both; the first becomes the target:
 #
-#   TARGET_HOST=10.0.0.1 NODE_RANK=0 launch/two_nodes.sh prompt="Why is the sky blue?"     # on 10.0.0.1
-#   TARGET_HOST=10.0.0.1 NODE_RANK=1 launch/two_nodes.sh                                   # on the other
+#   TARGET_HOST=10.0.0.1 NODE_RANK=0 launch/two_nodes.sh transport.keys=keys prompt="Why is the sky blue?"   # on 10.0.0.1
+#   TARGET_HOST=10.0.0.1 NODE_RANK=1 launch/two_nodes.sh transport.keys=keys                                 # on the other
 #
-# Two ports of TARGET_HOST must be reachable: STORE_PORT (torchrun) and LINK_PORT (candidates and verdicts). Neither is
-# encrypted or authenticated: use it inside a network you trust, which is what transport.insecure=true says.
+# Two ports of TARGET_HOST must be reachable: STORE_PORT (how to start; sealed with the keys, not encrypted, and without
+# the prompt) and LINK_PORT (candidates and verdicts, encrypted). On a network you trust, transport.insecure=true does
+# without keys. PYTHON names the interpreter. SECURITY.md says what is protected and what is not.
 set -eu
 : "${TARGET_HOST:?the address of the target machine}" "${NODE_RANK:?0 for the target, 1 for the draft}"
-exec torchrun --nnodes=2 --nproc-per-node=1 --node-rank="$NODE_RANK" \
-    --master-addr="$TARGET_HOST" --master-port="${STORE_PORT:-29500}" \
-    "$(dirname "$0")/run.py" transport=zeromq \
-    transport.address="tcp://$TARGET_HOST:${LINK_PORT:-29501}" transport.insecure=true "$@"
+folder="$(dirname "$0")"
+exec "${PYTHON:-python3}" "$folder/agent.py" --nnodes=2 --nproc-per-node=1 \
+    --rdzv-backend=amusd --rdzv-endpoint="$TARGET_HOST:${STORE_PORT:-29500}" --rdzv-conf=rank="$NODE_RANK" \
+    "$folder/run.py" transport=zeromq transport.address="tcp://$TARGET_HOST:${LINK_PORT:-29501}" "$@"

@@ -33,7 +33,7 @@ def run_rank(arguments: Sequence[str]) -> int:
         place = place_from_environment()
         code = _role(options, is_target)(options, place)
     except ConfigError as error:
-        if is_target:  # both ranks read the same arguments: one line, not one a rank
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a machine read the same arguments: one line
             tell(str(error))
         code = 2
     except Interrupted as interruption:

@@ -1,0 +1,120 @@
+"""Where the store of a pair listens, who may write into it, and what is refused before anything listens."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amusd.config import RunConfig
+from amusd.errors import ConfigError
+from launch.agent import _check_endpoint
+from launch.group import Group, Job
+from launch.job import Options, own_transport, store_secret
+from launch.main import main
+from launch.store import Place, Store
+from tests.launch.processes import FAKE, ROOT, SECONDS, environment, run
+
+NODE = "127.0.0.2"
+
+
+def free_port() -> int:
+    with socket.create_server((NODE, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def node(rank: int, port: int, *arguments: str) -> list[str]:
+    """What `launch/two_nodes.sh` runs."""
+    rendezvous = ["--rdzv-backend=amusd", f"--rdzv-endpoint={NODE}:{port}", f"--rdzv-conf=rank={rank}"]
+    flags = ["--nnodes=2", "--nproc-per-node=1", *rendezvous]
+    return [sys.executable, str(ROOT / "launch" / "agent.py"), *flags, str(ROOT / "launch" / "run.py"), *arguments]
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "[::]", "example.org", ""])
+def test_a_store_beyond_this_machine_needs_keys_or_a_word(host: str) -> None:
+    endpoint = f"--rdzv-endpoint={host}:29500"
+    with pytest.raises(ConfigError, match=r"not on this machine, and neither transport\.keys=FOLDER"):
+        _check_endpoint([endpoint, "run.py", "transport.insecure=false"])
+    for allowed in ("transport.insecure=true", "transport.keys=keys"):
+        _check_endpoint([endpoint, "run.py", allowed])
+
+
+def test_the_script_refuses_in_one_line_before_anything_listens(tmp_path: Path) -> None:
+    host = "0.0.0.0"
+    script = ["sh", str(ROOT / "launch" / "two_nodes.sh"), "prompt=hi"]
+    variables = {**environment(), "TARGET_HOST": host, "NODE_RANK": "0", "PYTHON": sys.executable}
+    done = subprocess.run(script, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"amusd: {host}:29500: not on this machine, and neither transport.keys=FOLDER")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.long
+def test_two_nodes_with_one_folder_of_keys_start_and_leave_no_prompt_in_the_store(tmp_path: Path) -> None:
+    assert main(["keys", str(tmp_path / "keys")]) == 0
+    port, keys = free_port(), f"transport.keys={tmp_path / 'keys'}"
+    address = f"transport.address=tcp://{NODE}:{free_port()}"
+    draft = subprocess.Popen(
+        node(1, port, FAKE, address, keys), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        done = run(node(0, port, FAKE, address, keys, "prompt=wait for nobody", "run_dir=out"), tmp_path)
+        assert (done.returncode, done.stdout) == (0, "generate wait for nobody\n"), done.stderr
+        assert (draft.communicate(timeout=SECONDS)[1], draft.returncode) == ("", 0)
+    finally:
+        draft.kill()
+        draft.wait()
+
+
+@pytest.fixture
+def host() -> Place:
+    """Whoever has it serves a store."""
+    return Place(
+        rank=0, world_size=2, local_world_size=2, address=NODE, port=free_port(), hosts_store=True, namespace="t"
+    )
+
+
+def test_a_value_that_was_not_sealed_with_the_same_secret_is_refused(host: Place) -> None:
+    target = Store(host, b"ours")
+    guest = dataclasses.replace(host, hosts_store=False)
+    target.put("group", {"command": "generate"})
+    assert Store(guest, b"ours").get("group", 5.0) == {"command": "generate"}
+    for secret in (b"theirs", b""):
+        Store(guest, secret).put("group", {"command": "compare"})
+        with pytest.raises(ConfigError, match="the value 'group' in the store was not written with this side's secret"):
+            target.get("group", 5.0)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"\xff" * 80, pickle.dumps("x" * 80)])
+def test_anything_else_in_the_store_is_refused_the_same_way(host: Place, text: bytes) -> None:
+    store = Store(host, b"ours")
+    store._store.set("t/group", text)
+    with pytest.raises(ConfigError, match="was not written with this side's secret"):
+        store.get("group", 5.0)
+
+
+def test_a_value_is_sealed_under_its_own_name(host: Place) -> None:
+    store = Store(host, b"ours")
+    store.put("finished", value=True)
+    store._store.set("t/rendezvous", store._store.get("t/finished"))
+    with pytest.raises(ConfigError, match="the value 'rendezvous'"):
+        store.get("rendezvous", 5.0)
+
+
+def test_a_worker_takes_the_link_from_its_own_arguments(tmp_path: Path) -> None:
+    assert main(["keys", str(tmp_path / "keys")]) == 0
+    by_hand = Options(overrides=(f"transport.keys={tmp_path / 'keys'}", "transport.address=tcp://10.0.0.1:1"))
+    assert own_transport(by_hand).address == "tcp://10.0.0.1:1"
+    assert len(store_secret(by_hand)) == 40
+    assert store_secret(Options(overrides=("prompt=hi",))) == b""
+
+
+def test_what_the_store_holds_is_no_prompt() -> None:
+    group = Group(command="generate", jobs=(Job(config=RunConfig(prompt="a secret"), run_directory=Path("/runs")),))
+    assert "a secret" in group.to_text()
+    assert "a secret" not in group.without_prompts().to_text()
