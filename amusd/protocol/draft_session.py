@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from amusd.errors import PeerProtocolError
 from amusd.protocol.drafting import Drafting
 from amusd.protocol.messages import Candidate, Open, Verdict
 
@@ -47,8 +46,6 @@ class DraftSession(Drafting):
 
     def __init__(self, opening: Open) -> None:
         super().__init__(opening)
-        if opening.tokens_per_message < 1:
-            raise PeerProtocolError("Open with tokens_per_message below 1")
         self._tokens_per_message = opening.tokens_per_message
         self._offered_length = self._stream.length
         self._exhausted = False

@@ -8,20 +8,33 @@ A session adds what it has drafted behind it (`draft_session.py`: one chain; `tr
 from __future__ import annotations
 
 from amusd.errors import PeerProtocolError
-from amusd.protocol.messages import Open, Verdict
+from amusd.protocol.messages import MAX_EPOCH, Open, Verdict
 from amusd.protocol.token_stream import TokenStream
+from amusd.protocol.wire import MAX_TOKENS
+
+MAX_FAN_OUT = 1 << 12
+"""Candidates behind one token, and nodes of one step, at most."""
+
+
+def check_opening(opening: Open) -> None:
+    """Raises `PeerProtocolError` for what no correct target sends. Costs nothing, unlike a session."""
+    if not opening.token_ids:
+        raise PeerProtocolError("Open without tokens: nothing to draft from")
+    if not len(opening.token_ids) <= opening.max_length <= MAX_TOKENS:
+        raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
+    if opening.max_lookahead < 1 or opening.tokens_per_message < 1:
+        raise PeerProtocolError("Open with max_lookahead or tokens_per_message below 1")
+    if opening.fan_out and opening.rows_per_step < 1:
+        raise PeerProtocolError("Open with a fan_out and rows_per_step below 1")
+    if max(opening.fan_out, opening.rows_per_step) > MAX_FAN_OUT:
+        raise PeerProtocolError(f"Open with fan_out or rows_per_step above {MAX_FAN_OUT}")
 
 
 class Drafting:
     """The draft's state of one sequence, opened by `opening`. Raises `PeerProtocolError` for an impossible one."""
 
     def __init__(self, opening: Open) -> None:
-        if not opening.token_ids:
-            raise PeerProtocolError("Open without tokens: nothing to draft from")
-        if opening.max_length < len(opening.token_ids):
-            raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens beyond max_length {opening.max_length}")
-        if opening.max_lookahead < 1:
-            raise PeerProtocolError("Open with max_lookahead below 1")
+        check_opening(opening)
         self.sequence_id = opening.sequence_id
         self.incarnation = opening.incarnation
         self.num_stale = 0
@@ -46,6 +59,8 @@ class Drafting:
         if not (addressed and news):
             self.num_stale += 1
             return None
+        if verdict.epoch_floor > MAX_EPOCH:
+            raise PeerProtocolError(f"verdict for epoch {verdict.epoch_floor}, at most {MAX_EPOCH} are counted")
         if verdict.start > self.base:
             raise PeerProtocolError(
                 f"verdict starts at {verdict.start}, behind a gap: the draft knows {self.base} tokens"

@@ -14,6 +14,8 @@ from amusd.types import FinishReason, Role
 
 PROTOCOL_VERSION = 4
 
+MAX_EPOCH = 1 << 32
+"""Far more rollbacks than a sequence has; and what follows an epoch always fits a frame."""
 CERTAINTY = 1 << 16
 """The weight of a candidate that the draft is sure of."""
 

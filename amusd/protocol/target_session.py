@@ -23,7 +23,7 @@ import enum
 from collections.abc import Sequence
 
 from amusd.errors import PeerProtocolError
-from amusd.protocol.messages import Candidate
+from amusd.protocol.messages import MAX_EPOCH, Candidate
 from amusd.protocol.token_stream import Row
 from amusd.protocol.verification import Block, Verification
 
@@ -211,6 +211,8 @@ class TargetSession(Verification[Row]):
 
     def _check(self, candidate: Candidate, num_rows: int) -> None:
         self._check_head(candidate.base, candidate.token_ids)
+        if candidate.epoch > MAX_EPOCH:
+            raise PeerProtocolError(f"candidate of epoch {candidate.epoch}, at most {MAX_EPOCH} are counted")
         if candidate.start < candidate.base:
             raise PeerProtocolError(f"candidate starts at {candidate.start}, before its own base {candidate.base}")
         if candidate.start + len(candidate.token_ids) > candidate.base + self._max_lookahead:

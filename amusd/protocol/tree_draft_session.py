@@ -89,8 +89,8 @@ class TreeDraftSession(Drafting):
 
     def __init__(self, opening: Open, *, min_probability: float = MIN_PROBABILITY, max_nodes: int = MAX_NODES) -> None:
         super().__init__(opening)
-        if opening.fan_out < 1 or opening.rows_per_step < 1:
-            raise PeerProtocolError("Open with fan_out or rows_per_step below 1")
+        if opening.fan_out < 1:
+            raise PeerProtocolError("Open of a tree with fan_out below 1")
         self._rows_per_step = opening.rows_per_step
         self._min_probability = min_probability
         self._max_nodes = max_nodes

@@ -31,6 +31,8 @@ from amusd.protocol.verification import Verification
 
 MAX_NODES = 4096
 """Candidates in one tree at most: far more than a draft can compute in a few passes."""
+MAX_NUMBERS = 4 * MAX_NODES
+"""Numbers that are remembered, or come in one message, at most: a node that is offered again has several."""
 
 
 @dataclass(slots=True)
@@ -126,6 +128,8 @@ class TreeTargetSession(Verification[bytes]):
         """Put a node where it belongs; False where that place is no longer in the tree. A known number is no news."""
         if number in self._nodes or number in self._passed:
             return True
+        if len(self._nodes) + len(self._passed) >= MAX_NUMBERS:
+            return False
         above = self._nodes.get(parent)
         if above is not None:
             position, siblings = above.position + 1, above.children
@@ -184,6 +188,8 @@ class TreeTargetSession(Verification[bytes]):
         self._check_head(prepared.base, prepared.token_ids)
         if not self.prompt_length <= prepared.root <= prepared.base:
             raise PeerProtocolError(f"nodes hang behind {prepared.root} tokens, their base is {prepared.base}")
+        if len(prepared.token_ids) > MAX_NUMBERS:
+            raise PeerProtocolError(f"{len(prepared.token_ids)} nodes in one message, at most {MAX_NUMBERS} are taken")
         if not len(prepared.token_ids) == len(prepared.parents) == len(prepared.weights):
             raise PeerProtocolError("nodes without a parent or a weight each")
         if prepared.first < 1 or any(

@@ -16,6 +16,7 @@ from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.policies.step_cost import StepCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import Transition
+from amusd.protocol.drafting import check_opening
 from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.protocol.tree_draft_session import Adoption
 from amusd.runtime.branch_manager import BranchManager
@@ -31,6 +32,8 @@ TreeDrafterFactory = Callable[[], TreeDrafter]
 
 IDLE_SECONDS = 1.0
 """How long one wait for a message lasts before the loop looks around again."""
+MAX_SEQUENCES = 64
+"""Sequences open at once at most: each holds a cache."""
 
 
 @dataclass(slots=True)
@@ -58,7 +61,7 @@ class DraftWorker:
     incarnation: int
     recorder: Recorder
     num_ignored: int = 0
-    """Messages that the protocol forbids or that name an unknown sequence."""
+    """Messages that the protocol forbids or that name an unknown sequence: dropped, and they change nothing."""
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
     _idle_drafters: dict[str, list[Drafter]] = field(default_factory=dict)
     _idle_tree_drafters: dict[str, list[TreeDrafter]] = field(default_factory=dict)
@@ -131,7 +134,13 @@ class DraftWorker:
             self.num_ignored += 1
 
     def _open(self, opening: Open) -> None:
-        if opening.incarnation != self.incarnation or opening.sequence_id in self._sequences:
+        is_known = opening.sequence_id in self._sequences
+        if opening.incarnation != self.incarnation or is_known or len(self._sequences) >= MAX_SEQUENCES:
+            self.num_ignored += 1
+            return
+        try:
+            check_opening(opening)
+        except PeerProtocolError:
             self.num_ignored += 1
             return
         start_ns = time.monotonic_ns()
@@ -160,7 +169,11 @@ class DraftWorker:
             self.num_ignored += 1
             return
         start_ns = time.monotonic_ns()
-        transition = sequence.manager.apply(verdict)
+        try:
+            transition = sequence.manager.apply(verdict)
+        except PeerProtocolError:
+            self.num_ignored += 1
+            return
         if transition is None:
             return
         sequence.num_rollbacks += transition.num_discarded > 0

@@ -24,12 +24,17 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
             _check(own, message)
             return message
         if isinstance(message, Failed):
-            raise PeerFailedError(f"the {message.role.value} failed while starting: {message.text}")
+            raise PeerFailedError(f"the {message.role.value} failed while starting: {told(message)}")
         if message is not None:
             raise PeerProtocolError(f"{type(message).__name__} before Hello")
     if isinstance(link, Guarded) and link.refusal is not None:
         raise ConfigError(f"no peer within {timeout_seconds:g} seconds: {link.refusal}")
     raise PeerLostError(f"no Hello from the peer within {timeout_seconds:g} seconds")
+
+
+def told(failure: Failed) -> str:
+    """What the peer says of its failure, without characters that would do something to a terminal."""
+    return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in failure.text)
 
 
 def _check(own: Hello, peer: Hello) -> None:

@@ -21,6 +21,7 @@ from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Op
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block
+from amusd.runtime.handshake import told
 from amusd.runtime.tally import Tally
 from amusd.sampling.equality import accept_equal
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
@@ -35,6 +36,9 @@ from amusd.types import FinishReason
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's own counts."""
+
+MAX_DRAINED = 1_000
+"""Messages that are taken in between two passes at most."""
 
 _Session = TargetSession[ProbabilityRow] | TreeTargetSession
 
@@ -293,8 +297,9 @@ class TargetWorker:
     def _drain(self, session: _Session) -> None:
         if session.attached and not self.has_draft:
             session.detach()
-        while session.attached and self._take(session, 0.0):
-            pass
+        for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
+            if not (session.attached and self._take(session, 0.0)):
+                break
 
     def _wait(self, session: _Session, seconds: float) -> None:
         start_ns = time.monotonic_ns()
@@ -326,7 +331,7 @@ class TargetWorker:
             return
         record_message(self.recorder, RECEIVE, message)
         if isinstance(message, Failed):
-            self._lose_draft(session, message.text)
+            self._lose_draft(session, told(message))
         elif isinstance(message, Progress) and message.sequence_id == session.sequence_id:
             self._tally.draft = DraftCounts(
                 num_steps=message.num_steps,

@@ -1,0 +1,190 @@
+"""Hostile frames by the thousand: valid ones with spoilt fields or bytes, for the decoder and all four sessions.
+
+Deterministic in its seed. A frame is decoded, encoded again where that worked, and handed to the session of its kind,
+which may refuse it with `PeerProtocolError` and nothing else. Between frames an honest peer goes on with its work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from amusd.config import Distribution
+from amusd.errors import PeerProtocolError, WireError
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.drafting import Drafting
+from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Prepared, Progress, Verdict
+from amusd.protocol.target_session import TargetSession
+from amusd.protocol.tree_draft_session import TreeDraftSession
+from amusd.protocol.tree_target_session import MAX_NUMBERS, TreeTargetSession
+from amusd.protocol.verification import Verification
+from amusd.protocol.wire import decode, encode
+from amusd.types import FinishReason, Role
+
+VOCAB_SIZE = 50
+PROMPT = (1, 2, 3, 4)
+MAX_LENGTH = 400
+NONCE = 7
+EXTREMES = (0, 1, 2, 3, 7, VOCAB_SIZE, VOCAB_SIZE + 1, MAX_LENGTH, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1)
+OPENING = Open(1, 1, PROMPT, MAX_LENGTH, "d", 16, 2)
+TREE_OPENING = dataclasses.replace(OPENING, fan_out=3, rows_per_step=4)
+
+
+class Pair:
+    """An honest draft and target of one sequence, and what a stranger's frames did to them."""
+
+    def __init__(self, rng: random.Random, *, tree: bool) -> None:
+        self._rng = rng
+        self._tree = tree
+        self.target: Verification[Any]
+        self.draft: Drafting
+        self.outcomes: Counter[str] = Counter()
+        self.renew()
+
+    def renew(self) -> None:
+        """Another sequence."""
+        kinds = (TreeTargetSession, TreeDraftSession) if self._tree else (TargetSession, DraftSession)
+        self.target = kinds[0](
+            sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, max_lookahead=16
+        )
+        self.target.attach(1)
+        self.draft = kinds[1](TREE_OPENING if self._tree else OPENING)
+
+    def step(self) -> list[Message]:
+        """One honest step of each side; what they would send."""
+        draft = self.draft
+        if isinstance(draft, TreeDraftSession):
+            for node in draft.next_nodes():
+                draft.grow(node, [(self._rng.randrange(5), 0.6), (5 + self._rng.randrange(5), 0.3)])
+        elif isinstance(draft, DraftSession) and draft.room:
+            draft.extend([self._rng.randrange(5)])
+        offer = draft.offer()
+        self.target.begin(self._rng.randrange(4))
+        judged = self.target.candidates_to_judge()
+        num_accepted = self._rng.randint(0, min(len(judged), self.target.remaining - 1))
+        self.target.commit((*judged[:num_accepted], self._rng.randrange(5)), num_accepted)
+        verdict = self.target.verdict()
+        return [verdict] if offer is None else [verdict, offer]
+
+    def hear(self, message: Message) -> None:
+        """As the workers do it."""
+        try:
+            self._hear(message)
+            self.outcomes["taken"] += 1
+        except PeerProtocolError:
+            self.outcomes["refused"] += 1
+
+    def _hear(self, message: Message) -> None:
+        if (isinstance(message, Candidate) and isinstance(self.target, TargetSession)) or (
+            isinstance(message, Prepared) and isinstance(self.target, TreeTargetSession)
+        ):
+            self.target.receive(message)
+        elif isinstance(message, Verdict):
+            draft = self.draft
+            assert isinstance(draft, DraftSession | TreeDraftSession)
+            change = draft.preview(message)
+            if change is not None:
+                draft.apply(change)  # type: ignore[arg-type]  # the session's own kind of change
+        elif isinstance(message, Open):
+            (TreeDraftSession if message.fan_out else DraftSession)(message)
+
+    def check(self) -> None:
+        """What holds whatever was heard."""
+        committed = self.target.committed
+        assert committed[: len(PROMPT)] == PROMPT
+        assert len(committed) <= MAX_LENGTH
+        assert max(committed) < VOCAB_SIZE
+        assert self.target.num_candidates <= MAX_LENGTH + 16
+        if isinstance(self.target, TreeTargetSession):
+            assert len(self.target._nodes) + len(self.target._passed) <= MAX_NUMBERS
+        encode(self.target.verdict(), NONCE)
+
+
+def fuzz(num_frames: int, seed: int) -> Counter[str]:
+    """Feed so many hostile frames; what became of them. Raises what no frame may cause."""
+    rng = random.Random(seed)
+    pairs = [Pair(rng, tree=False), Pair(rng, tree=True)]
+    outcomes: Counter[str] = Counter()
+    for number in range(num_frames):
+        pair = pairs[number % 2]
+        if pair.target.remaining < 1 or pair.draft.base >= MAX_LENGTH or number // 2 % 100 == 0:
+            pair.renew()
+        honest = pair.step()
+        spoil = rng.choice(MUTATIONS)
+        frame = spoil(rng, rng.choice([*honest, *honest, OPENING, TREE_OPENING, *OTHERS]))
+        try:
+            nonce, sent_ns, message = decode(frame)
+        except WireError:
+            outcomes["undecodable"] += 1
+        else:
+            assert encode(message, nonce, sent_ns) == frame
+            pair.hear(message)
+        for message in honest:
+            if rng.random() < 0.9:
+                pair.hear(message)
+        pair.check()
+    for pair in pairs:
+        outcomes += pair.outcomes
+    return outcomes
+
+
+def _fields(rng: random.Random, message: Message) -> bytes:
+    """A valid frame of a message with one to three fields that no correct peer would give it."""
+    for _ in range(rng.randint(1, 3)):
+        fields = dataclasses.fields(message)
+        if not fields:
+            break
+        name = rng.choice(fields).name
+        try:
+            changed = dataclasses.replace(message, **{name: _other(rng, getattr(message, name))})
+            encode(changed, NONCE)
+        except (ValueError, TypeError):
+            continue
+        message = changed
+    return encode(message, NONCE)
+
+
+def _other(rng: random.Random, value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice((rng.choice(EXTREMES), max(0, value + rng.randint(-3, 3))))
+    if isinstance(value, tuple) and all(isinstance(item, int) for item in value):
+        length = rng.choice((0, 1, 2, 5, 17, 300))
+        return tuple(rng.choice((rng.randrange(VOCAB_SIZE), 2**31 - 1, VOCAB_SIZE)) for _ in range(length))
+    if isinstance(value, tuple):
+        return (rng.randbytes(8),) * rng.randint(0, 4)
+    if isinstance(value, str):
+        return "x" * rng.choice((0, 1, 100))
+    return value
+
+
+def _bytes(rng: random.Random, message: Message) -> bytes:
+    """A frame with up to eight bytes changed."""
+    frame = bytearray(encode(message, NONCE))
+    for _ in range(rng.randint(1, 8)):
+        frame[rng.randrange(len(frame))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+    return bytes(frame)
+
+
+def _length(rng: random.Random, message: Message) -> bytes:
+    """A frame cut short, or with something behind it."""
+    frame = encode(message, NONCE)
+    return frame[: rng.randrange(len(frame))] if rng.random() < 0.5 else frame + rng.randbytes(rng.randint(1, 40))
+
+
+def _body(rng: random.Random, message: Message) -> bytes:
+    """A sound header, and anything."""
+    return encode(message, NONCE)[:24] + rng.randbytes(rng.randrange(120))
+
+
+MUTATIONS: tuple[Callable[[random.Random, Message], bytes], ...] = (_fields, _fields, _fields, _bytes, _length, _body)
+OTHERS: tuple[Message, ...] = (
+    Hello(1, Role.DRAFT, 1, VOCAB_SIZE, "ab", ("d",)),
+    Close(1, FinishReason.EOS),
+    Progress(Role.DRAFT, 1, 1, 1, 1, 1, 1, 1, 1),
+    dataclasses.replace(OPENING, distribution=Distribution(temperature=0.5, logit_bias=((3, 1.0),))),
+)

@@ -1,0 +1,95 @@
+"""Peers that break the protocol: what they send is dropped and counted, and the loop goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from amusd.drafters.ngram import NgramDrafter
+from amusd.errors import PeerFailedError, PeerProtocolError
+from amusd.protocol.messages import (
+    PROTOCOL_VERSION,
+    Candidate,
+    Close,
+    Failed,
+    Hello,
+    Message,
+    Open,
+    Progress,
+    Shutdown,
+    Verdict,
+)
+from amusd.runtime.draft_worker import MAX_SEQUENCES, DraftWorker
+from amusd.runtime.handshake import await_hello
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Transport
+from amusd.transport.memory import memory_pair
+from amusd.types import FinishReason, Role
+
+OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1)
+HOSTILE = {
+    "an opening without tokens": dataclasses.replace(OPENING, sequence_id=2, token_ids=()),
+    "an opening without end": dataclasses.replace(OPENING, sequence_id=2, max_length=2**62),
+    "an opening of a life that is over": dataclasses.replace(OPENING, sequence_id=2, incarnation=7),
+    "the same opening again": OPENING,
+    "a verdict behind a gap": Verdict(1, 1, 0, 9, (1,), 0),
+    "a verdict that changes the prompt": Verdict(1, 1, 0, 3, (9, 9), 0),
+    "a verdict of an epoch without a next": Verdict(1, 1, 2**63 - 1, 4, (1,), 0),
+    "a verdict beyond the limit": Verdict(1, 1, 0, 4, (1,) * 17, 0),
+    "a verdict for nobody": Verdict(9, 1, 0, 4, (1,), 0),
+    "a message of its own side": Candidate(1, 1, 0, 4, 4, (1,), 0, more=True),
+}
+
+
+class OneByOne:
+    """A link that never has two messages at once: a verdict before a `Close` is not passed over."""
+
+    def __init__(self, link: Transport) -> None:
+        self._link = link
+        self.send, self.close = link.send, link.close
+
+    num_rejected = sent_ns = 0
+
+    def receive(self, timeout: float) -> Message | None:
+        return self._link.receive(timeout) if timeout else None
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> None:
+    target, draft = memory_pair()
+    worker = DraftWorker(OneByOne(draft), {"ngram": lambda: NgramDrafter(2)}, {}, 1, Recorder("draft"))
+    for message in (OPENING, HOSTILE[name], Close(1, FinishReason.EOS), Shutdown()):
+        target.send(message)
+    worker.run()
+    assert worker.num_ignored == 1
+    answers = []
+    while (answer := target.receive(0.0)) is not None:
+        answers.append(answer)
+    assert isinstance(answers[-1], Progress)
+
+
+def test_no_more_sequences_are_open_than_a_draft_has_room_for() -> None:
+    target, draft = memory_pair()
+    worker = DraftWorker(draft, {"ngram": lambda: NgramDrafter(2)}, {}, 1, Recorder("draft"))
+    for number in range(MAX_SEQUENCES + 3):
+        target.send(dataclasses.replace(OPENING, sequence_id=number))
+    target.send(Shutdown())
+    worker.run()
+    assert worker.num_ignored == 3
+
+
+@pytest.mark.parametrize(("own", "incarnation"), [(Role.TARGET, 0), (Role.DRAFT, 1)])
+def test_a_hello_of_a_life_that_its_role_cannot_have_is_refused(own: Role, incarnation: int) -> None:
+    here, there = memory_pair()
+    peer = Role.DRAFT if own is Role.TARGET else Role.TARGET
+    there.send(Hello(PROTOCOL_VERSION, peer, incarnation, 10, "", ()))
+    with pytest.raises(PeerProtocolError, match=f"a {peer.value} cannot be in its life {incarnation}"):
+        await_hello(here, Hello(PROTOCOL_VERSION, own, 0 if own is Role.TARGET else 1, 10, "", ()), 5.0)
+
+
+def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:
+    here, there = memory_pair()
+    there.send(Failed(Role.DRAFT, "Error", "no\n\tspace\x1b[2J\x07left"))
+    with pytest.raises(PeerFailedError, match=r"no\n\tspace\?\[2J\?left"):
+        await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "", ()), 5.0)
