@@ -13,6 +13,7 @@ MODULES = sorted(path for folder in ("amusd", "launch") for path in (ROOT / fold
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 FORBIDDEN_NAMES = {"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"}
 FORBIDDEN_BUILTINS = {"eval", "exec", "compile"}
+SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
 
 
 def called_name(call: ast.Call) -> str:
@@ -22,6 +23,10 @@ def called_name(call: ast.Call) -> str:
 
 def is_true(call: ast.Call, keyword: str) -> bool:
     return any(k.arg == keyword and isinstance(k.value, ast.Constant) and k.value.value is True for k in call.keywords)
+
+
+def is_false(call: ast.Call, keyword: str) -> bool:
+    return any(k.arg == keyword and isinstance(k.value, ast.Constant) and k.value.value is False for k in call.keywords)
 
 
 def dangers(source: str) -> list[str]:
@@ -43,8 +48,10 @@ def dangers(source: str) -> list[str]:
                 found.append(f"line {node.lineno}: torch.load without weights_only=True")
             if name.endswith(("numpy.load", "np.load")) and is_true(node, "allow_pickle"):
                 found.append(f"line {node.lineno}: numpy.load with pickles")
-            if is_true(node, "trust_remote_code"):
-                found.append(f"line {node.lineno}: trust_remote_code=True")
+            if name in SHELLS or is_true(node, "shell"):
+                found.append(f"line {node.lineno}: a shell")
+            if any(k.arg == "trust_remote_code" for k in node.keywords) and not is_false(node, "trust_remote_code"):
+                found.append(f"line {node.lineno}: trust_remote_code may be true")
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             found += [
                 f"line {node.lineno}: imports {module}"
@@ -77,6 +84,9 @@ def test_no_module_can_run_code_out_of_data(path: Path) -> None:
         "from torch import load",
         "np.load(path, allow_pickle=True)",
         "AutoModel.from_pretrained(path, trust_remote_code=True)",
+        "AutoModel.from_pretrained(path, trust_remote_code=flag)",
+        "subprocess.run(text, shell=True)",
+        "os.system(text)",
         "eval(text)",
         "exec(text)",
     ],
