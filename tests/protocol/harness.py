@@ -47,6 +47,8 @@ class Faults:
     lose: float = 0.0
     duplicate: float = 0.0
     restart: float = 0.0
+    vanish: float = 0.0
+    """The draft is gone and the target knows; it comes back, as a new life, with probability `restart`."""
     right: float = 0.7
     """How often the draft proposes the target's own token."""
     silent: float = 0.1
@@ -65,6 +67,10 @@ class Harness:
     draft_class: type[DraftSession] = DraftSession
     num_accepted: int = 0
     num_rollbacks: int = 0
+    num_returns: int = -1
+    """Lives of the draft behind the first."""
+    num_alone: int = 0
+    """Tokens committed while there was no draft."""
     receptions: list[Reception] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -90,10 +96,16 @@ class Harness:
 
     # Actions
 
+    def lose_draft(self) -> None:
+        """The target goes on alone; what the draft sent may still arrive."""
+        self.target.detach()
+        self.to_draft.clear()
+
     def restart_draft(self) -> None:
         """A draft (again): what was on its way to the old one is lost, what it sent may still arrive."""
         self.incarnation += 1
         self.target.attach(self.incarnation)
+        self.num_returns += 1
         self.ghosts = {}
         self.to_draft.clear()
         opening = Open(
@@ -185,6 +197,9 @@ class Harness:
         self.target.commit(token_ids, num_accepted)
         self.num_accepted += num_accepted
         self.block = None
+        if not self.target.attached:
+            self.num_alone += len(token_ids)
+            return
         if self.random.random() >= self.faults.lose:
             self.to_draft.append(self.target.verdict())
         if self.random.random() < self.faults.duplicate:
@@ -196,6 +211,8 @@ class Harness:
         """One random action, then every check."""
         if self.random.random() < self.faults.restart:
             self.restart_draft()
+        if self.random.random() < self.faults.vanish:
+            self.lose_draft()
         actions = (
             self.propose,
             self.offer,
@@ -227,6 +244,8 @@ class Harness:
     def settle(self) -> None:
         """Deliver everything that is on its way, without faults, then let a flawless draft work one round trip."""
         self.faults = Faults(right=1.0, silent=0.0)
+        if not self.target.attached:
+            self.restart_draft()
         for _ in range(3):
             while self.to_target or self.to_draft:
                 self.deliver_candidate()

@@ -16,7 +16,8 @@ FAULTS = {
     "losses": Faults(lose=0.15),
     "duplicates": Faults(duplicate=0.3),
     "restarts": Faults(restart=0.02),
-    "everything": Faults(lose=0.1, duplicate=0.1, restart=0.02, right=0.6),
+    "losses of the draft": Faults(vanish=0.04, restart=0.04, duplicate=0.2),
+    "everything": Faults(lose=0.1, duplicate=0.1, restart=0.02, vanish=0.01, right=0.6),
 }
 
 
@@ -43,6 +44,10 @@ def test_every_fault_really_happens(name: str) -> None:
     if name != "perfect draft":
         assert sum(harness.num_rollbacks for harness in harnesses) > 0
         assert {Reception.TAKEN, Reception.STALE, Reception.CONTRADICTED} <= receptions
+    if FAULTS[name].restart:
+        assert sum(harness.num_returns for harness in harnesses) > 0
+    if FAULTS[name].vanish:
+        assert sum(harness.num_alone for harness in harnesses) > 0
     if name == "losses":
         assert Reception.GAP in receptions
 
@@ -54,6 +59,29 @@ def test_a_flawless_draft_is_heard_again_after_any_faults(seed: int, num_steps: 
     harness = Harness(seed=seed, faults=FAULTS["everything"], max_length=400)
     for _ in range(num_steps):
         harness.step()
+    harness.settle()
+    assert harness.target.num_candidates > 0
+    harness.check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), num_steps=st.integers(0, 250), num_alone=st.integers(0, 12))
+def test_a_draft_that_comes_back_is_heard_whatever_was_committed_without_it(
+    seed: int, num_steps: int, num_alone: int
+) -> None:
+    """Opened anew at any committed prefix, also during a pass, while messages of its former life still arrive."""
+    harness = Harness(seed=seed, faults=FAULTS["everything"], max_length=400)
+    for _ in range(num_steps):
+        harness.step()
+    harness.lose_draft()
+    assert harness.target.num_candidates == 0
+    assert not harness.target.may_get_more
+    for _ in range(num_alone):
+        harness.begin()
+        harness.commit()
+        harness.deliver_candidate()
+        harness.check()
+    harness.restart_draft()
     harness.settle()
     assert harness.target.num_candidates > 0
     harness.check()

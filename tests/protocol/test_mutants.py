@@ -83,6 +83,17 @@ class IncarnationIgnored(Unhashed):
         return super().receive(candidate)
 
 
+class HeardWhileGone(Unhashed):
+    """What a lost draft had sent is taken into the forgotten chain when it arrives late."""
+
+    def receive(self, candidate: Candidate) -> Reception:
+        attached, self._attached = self._attached, True
+        try:
+            return super().receive(candidate)
+        finally:
+            self._attached = attached
+
+
 class LateCandidateUnjudged(Unhashed):
     """The pass commits the candidate behind the block without judging it."""
 
@@ -170,11 +181,12 @@ TARGET_MUTANTS = [
     EpochIgnored,
     BaseIgnored,
     IncarnationIgnored,
+    HeardWhileGone,
     LateCandidateUnjudged,
     Overshoot,
 ]
 DRAFT_MUTANTS = [EpochKeptOnRollback, TailKeptOverRollback, FloorNotAdopted, TailNotOfferedAgain, OldVerdictApplied]
-FAULTS = Faults(lose=0.1, duplicate=0.1, restart=0.02, right=0.6)
+FAULTS = Faults(lose=0.1, duplicate=0.1, restart=0.02, vanish=0.01, right=0.6)
 
 
 def violation(seed: int, target: type[TargetSession], draft: type[DraftSession]) -> str | None:
@@ -223,8 +235,9 @@ class SpliceHashed(TargetSession):
 def test_the_prefix_hash_stops_at_run_time_what_a_broken_rule_lets_through() -> None:
     """Spliced candidates are dropped, none is evaluated behind a foreign prefix, and the text is the target's."""
     receptions: set[Reception] = set()
+    faults = Faults(lose=0.1, duplicate=0.1, restart=0.02, right=0.6)
     for seed in range(60):
-        harness = Harness(seed=seed, faults=FAULTS, target_class=SpliceHashed)
+        harness = Harness(seed=seed, faults=faults, target_class=SpliceHashed)
         harness.run()
         receptions |= set(harness.receptions)
     assert Reception.FOREIGN in receptions

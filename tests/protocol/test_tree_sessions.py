@@ -349,10 +349,11 @@ def _adopted(session: TreeDraftSession, of: Verdict) -> Adoption:
 # Both, under random schedules
 
 HARD = Faults(lose=0.1, duplicate=0.2, restart=0.02)
+GONE = Faults(vanish=0.03, restart=0.05, duplicate=0.2)
 SEEDS = range(60)
 
 
-@pytest.mark.parametrize("faults", [Faults(), HARD, Faults(right=0.0), Faults(right=1.0, lose=0.3)])
+@pytest.mark.parametrize("faults", [Faults(), HARD, GONE, Faults(right=0.0), Faults(right=1.0, lose=0.3)])
 def test_the_text_is_the_targets_under_any_schedule(faults: Faults) -> None:
     for seed in SEEDS:
         TreeHarness(seed, faults).run()

@@ -59,6 +59,11 @@ class TreeHarness:
 
     # Actions
 
+    def lose_draft(self) -> None:
+        """The target goes on alone; what the draft sent may still arrive."""
+        self.target.detach()
+        self.to_draft.clear()
+
     def restart_draft(self) -> None:
         """A draft (again): what was on its way to the old one is lost, what it sent may still arrive."""
         self.incarnation += 1
@@ -166,6 +171,8 @@ class TreeHarness:
         self.target.commit(token_ids, num_accepted)
         self.num_accepted += num_accepted
         self.block = None
+        if not self.target.attached:
+            return
         if self.random.random() >= self.faults.lose:
             self.to_draft.append(self.target.verdict())
         if self.random.random() < self.faults.duplicate:
@@ -177,6 +184,8 @@ class TreeHarness:
         """One random action, then every check."""
         if self.random.random() < self.faults.restart:
             self.restart_draft()
+        if self.random.random() < self.faults.vanish:
+            self.lose_draft()
         actions = (
             self.propose,
             self.propose,
@@ -208,6 +217,8 @@ class TreeHarness:
     def settle(self) -> None:
         """Deliver everything that is on its way, without faults, then let a flawless draft work one round trip."""
         self.faults = Faults(right=1.0)
+        if not self.target.attached:
+            self.restart_draft()
         for _ in range(3):
             while self.to_target or self.to_draft:
                 self.deliver()
