@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,22 @@ from amusd.models.embedded_draft import export_draft
 from amusd.models.zoo import embedded_target_path
 from amusd.reporting.comparison import write_comparison_page
 from amusd.runtime.startup import make_recorder
+from amusd.runtime.succession import DraftSource
 from amusd.tracing.accounting import time_fractions
 from amusd.tracing.timeline import read_timeline
-from amusd.transport.base import Rendezvous
 from amusd.types import Mode, Role
 from amusd.workload import WorkloadPrompt, load_prompts, user_prompt
 
 
 def run_target(
-    command: str, runs: Sequence[tuple[RunConfig, Path]], publish: Callable[[Rendezvous], None]
+    command: str, runs: Sequence[tuple[RunConfig, Path]], drafts: DraftSource
 ) -> Generator[int | ConfigError, None, None]:
     """The target's process: load, meet the draft, do one run after another, end the draft.
 
-    Yields how each run ended: its exit code, or what its user got wrong, which does not concern the next one. The code
-    is 1 when the draft failed on the way: the result is complete all the same, because the target went on alone, and
-    is the last. Each run has a configuration and a directory; the engines of all are alike. Raises `ConfigError` for
-    what no run could work with.
+    Yields how each run ended: its exit code, or what its user got wrong, which does not concern the next one. A draft
+    that is lost on the way is replaced from `drafts`. The code is 1 when no draft was to be had any more: the result is
+    complete all the same, because the target went on alone, and is the last. Each run has a configuration and a
+    directory; the engines of all are alike. Raises `ConfigError` for what no run could work with.
     """
     recorder = make_recorder(Role.TARGET, [directory for _, directory in runs])
     with ExitStack() as stack:
@@ -51,7 +51,7 @@ def run_target(
                 continue
             if engine is None:
                 settings = config.engine_for(command)
-                engine = stack.enter_context(Engine.connect(settings, publish, recorder, report=console.note))
+                engine = stack.enter_context(Engine.connect(settings, drafts, recorder, report=console.note))
             engine.begin_run(number)
             try:
                 exit_code = _run(command, config, engine, console, prompts, run_directory)
@@ -71,11 +71,15 @@ def _run(
     prompts: Sequence[WorkloadPrompt],
     run_directory: Path,
 ) -> int:
+    num_losses, num_restarts = len(engine.draft_losses), engine.num_draft_restarts
     if command == "compare":
         result = _compare(config, engine, console, prompts, run_directory)
     else:
         result = _generate(config, engine, console, prompts[0], run_directory)
     result["run_dir"] = str(run_directory)
+    losses = engine.draft_losses[num_losses:]
+    if losses:
+        result["draft_losses"] = list(losses)
     if engine.draft_failure is not None:
         result["draft_failure"] = engine.draft_failure
     _write_json(run_directory / "result.json", result)
@@ -85,7 +89,17 @@ def _run(
     if engine.draft_failure is not None:
         console.note(f"the draft was lost and the target went on alone: {engine.draft_failure.rstrip()}")
         return 1
+    if losses:
+        num_restarts = engine.num_draft_restarts - num_restarts
+        console.note(
+            f"the draft was lost {_times(len(losses))} ({'; '.join(dict.fromkeys(losses))}) and replaced "
+            f"{_times(num_restarts)}; the target went on alone in between"
+        )
     return 0
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def doctor(config: RunConfig) -> int:

@@ -175,6 +175,8 @@ class DecodingConfig:
     """Branching: tokens of its tree that the draft computes in one step at most."""
     draft_timeout_seconds: float = 10.0
     """Synchronous mode, windowed: how long the target waits for a block before it goes on alone."""
+    max_silence_seconds: float = 0.3
+    """How long the target waits, all in all, without hearing from the draft; then it waits no more until it does."""
 
     def __post_init__(self) -> None:
         for name in ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step"):
@@ -193,7 +195,8 @@ class DecodingConfig:
             f"must be at most max_lookahead ({self.max_lookahead})",
         )
         _require(self.max_wait_passes >= 0, "max_wait_passes", self.max_wait_passes, "must be at least 0")
-        _require(self.draft_timeout_seconds > 0, "draft_timeout_seconds", self.draft_timeout_seconds, "must be above 0")
+        for name in ("draft_timeout_seconds", "max_silence_seconds"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -556,6 +559,7 @@ class RunConfig:
     fan_out: int = DecodingConfig.fan_out
     rows_per_step: int = DecodingConfig.rows_per_step
     draft_timeout_seconds: float = DecodingConfig.draft_timeout_seconds
+    max_silence_seconds: float = DecodingConfig.max_silence_seconds
     verify_width: Literal["bucketed", "fixed"] = EngineConfig.verify_width
     max_verify_width: int | None = None
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""

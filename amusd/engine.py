@@ -23,13 +23,13 @@ from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, 
 from amusd.models.zoo import Report
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.startup import connect_target, device_of, make_recorder
+from amusd.runtime.succession import DraftSource
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import Outcome, Request, TargetWorker
 from amusd.sampling.answer_text import AnswerText
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
-from amusd.transport.base import Rendezvous
 from amusd.types import FinishReason, Mode, Role
 
 Prompt: TypeAlias = str | Sequence[int] | Conversation
@@ -198,7 +198,7 @@ class Engine:
             return cls(TargetWorker(model=model, recorder=recorder), tokenizer)
         process = DraftProcess(config)
         try:
-            return cls.connect(config, process.start, recorder, process=process)
+            return cls.connect(config, process, recorder, process=process)
         except BaseException:
             process.stop()
             raise
@@ -207,25 +207,35 @@ class Engine:
     def connect(
         cls,
         config: EngineConfig,
-        publish: Callable[[Rendezvous], None],
+        drafts: DraftSource,
         recorder: Recorder,
         *,
         report: Report | None = None,
         process: DraftProcess | None = None,
     ) -> Engine:
-        """Load the target here; `publish` tells whoever starts the draft where to connect.
+        """Load the target here; `drafts` starts drafts, now and where one is lost, and tells them where to connect.
 
         `report` is told what takes long; `process`, if given, is the draft to end with the engine.
         """
         device = device_of(config.hardware, Role.TARGET)
-        worker, tokenizer = connect_target(config, lambda: load_target(config, device, report), publish, recorder)
+        worker, tokenizer = connect_target(config, lambda: load_target(config, device, report), drafts, recorder)
         names = [drafter.kind for drafter in config.drafters]
         return cls(worker, tokenizer, drafters=names, process=process)
 
     @property
     def draft_failure(self) -> str | None:
-        """Why the draft is no longer used; None while it is."""
+        """Why no draft is used any more; None while there is one, or the next one is looked for."""
         return self._worker.draft_failure
+
+    @property
+    def draft_losses(self) -> tuple[str, ...]:
+        """Why drafts were lost, each in one line."""
+        return tuple(self._worker.draft_losses)
+
+    @property
+    def num_draft_restarts(self) -> int:
+        """How many drafts took the place of a lost one."""
+        return self._worker.num_draft_restarts
 
     @property
     def draft_pid(self) -> int | None:
@@ -289,6 +299,7 @@ class Engine:
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs,
+            max_silence_seconds=decoding.max_silence_seconds,
             reference=self._plain_answer(prompt_ids, params, decoding) if self._tells_answer(name) else (),
         )
         stop = StopChecker(

@@ -1,22 +1,31 @@
-"""Rank 1: a supervisor that outlives the drafting process, and that process itself."""
+"""Rank 1: a supervisor that starts drafting processes, the next one where one is lost, and such a process itself.
+
+The supervisor knows neither torch nor the target. A process that finds no run to draft for ends with 0, so whoever is
+started in vain ends the succession by itself; the target says which one it wants (`drafts.py`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from amusd.config import RunConfig
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, PeerLostError
+from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 from .devices import claim_hardware
+from .drafts import await_rendezvous
 from .group import Group
 from .job import Options, draft_role, own_transport, prepare_group, store_secret
 from .lifetime import Interrupted, interrupt_main_thread
@@ -26,19 +35,47 @@ from .terminal import tell
 _RETURN_SECONDS = 2.0
 """After the target has finished: how long the draft may take to notice by itself."""
 _ASKED_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
+_FAILED, _USERS_MISTAKE, _DISMISSED = 1, 2, 3
+"""Exit codes of a drafting process that another one may follow."""
+_BACK_OFF_SECONDS = 0.5
+"""Before another process where the last one did not come as far as the target, times how many did not in a row."""
 
 
 def supervise_draft(options: Options, place: Place) -> int:
-    """Start the drafting process and stay until it ends; return 0: the target's code is the run's.
+    """Keep a drafting process running until there is nothing to draft; return 0: the target's code is the run's.
 
-    A draft that is killed must not make torchrun end the target, which goes on alone.
+    A draft that is killed must not make torchrun end the target, which goes on alone until the next one is there. The
+    target counts those that come to nothing; here only those are counted that never came as far as the target.
     """
-    arguments = dataclasses.replace(options, incarnation=1).arguments()
-    child = subprocess.Popen([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
-    code = child.wait()
-    if code < 0 and -code not in _ASKED_TO_END:
-        tell(f"the draft worker (rank {place.rank}, pid {child.pid}) was killed by signal {-code}")
+    num_unmet = 0
+    for incarnation in itertools.count(FIRST_INCARNATION):
+        pid, code, has_met = _run_one(options, incarnation)
+        if code < 0 and -code not in _ASKED_TO_END:
+            tell(f"the draft worker (rank {place.rank}, pid {pid}) was killed by signal {-code}")
+        is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or (code < 0 and -code not in _ASKED_TO_END)
+        # What is wrong with the very first one ends the run, unless it had begun to draft.
+        if not is_lost or (incarnation == FIRST_INCARNATION and (code == _USERS_MISTAKE or not has_met)):
+            break
+        num_unmet = 0 if has_met else num_unmet + 1
+        if num_unmet > MAX_RESTARTS:
+            tell(f"the draft worker ended {num_unmet} times before it could start; the target stays alone")
+            break
+        time.sleep(num_unmet * _BACK_OFF_SECONDS)
     return 0
+
+
+def _run_one(options: Options, incarnation: int) -> tuple[int, int, bool]:
+    """One drafting process from its start to its end: its id, its exit code, and whether it was told of the target."""
+    reading, writing = os.pipe()
+    arguments = dataclasses.replace(options, incarnation=incarnation, met_descriptor=writing).arguments()
+    command = [sys.executable, str(Path(__file__).with_name("run.py")), *arguments]
+    try:
+        child = subprocess.Popen(command, pass_fds=(writing,))
+    finally:
+        os.close(writing)
+    with open(reading, "rb") as met:  # noqa: PTH123 - a descriptor
+        code = child.wait()
+        return child.pid, code, bool(met.read(1))
 
 
 def run_draft_process(options: Options, place: Place) -> int:
@@ -60,12 +97,13 @@ def run_draft_process(options: Options, place: Place) -> int:
         config = claim_hardware(config, Role.DRAFT, local_world_size=place.local_world_size)
     if store.has("finished"):
         return 0
-    store.put("draft_pid", os.getpid())
+    store.put("draft", {"incarnation": options.incarnation, "pid": os.getpid()})
     directories = [job.run_directory for job in group.jobs]
     return _draft_until_finished(options, config, directories, store)
 
 
 def _draft_until_finished(options: Options, config: RunConfig, directories: Sequence[Path], store: Store) -> int:
+    incarnation = options.incarnation or FIRST_INCARNATION
     returned = threading.Event()
     met = threading.Event()
 
@@ -73,22 +111,30 @@ def _draft_until_finished(options: Options, config: RunConfig, directories: Sequ
         if not returned.wait(_RETURN_SECONDS):
             interrupt_main_thread()
 
-    def await_rendezvous() -> Rendezvous:
-        values = store.get("rendezvous", config.startup_timeout_seconds)
-        if values is None:
+    def meet() -> Rendezvous:
+        rendezvous = await_rendezvous(store, incarnation, config.startup_timeout_seconds)
+        if rendezvous is None:
             raise Interrupted(signal.SIGTERM)  # the target ended before it was ready, and has said why
         met.set()
-        return Rendezvous(**values)
+        if options.met_descriptor is not None:
+            os.write(options.met_descriptor, b"\0")
+        return rendezvous
 
     if not directories[0].is_dir():  # another machine may not have it
         directories = ()
     try:
         with store.watching("finished", end_soon):
-            return draft_role(options.roles)(config, directories, await_rendezvous, options.incarnation or 1)
+            code = draft_role(options.roles)(config, directories, meet, incarnation)
     except Exception as error:
         users_mistake = isinstance(error, ConfigError)
-        if users_mistake or not met.is_set():  # once they have met, the link itself tells the target
+        if incarnation > FIRST_INCARNATION:
+            if store.has("finished"):  # it was on its way to a target that needs it no more
+                return 0
+        elif users_mistake or not met.is_set():  # once they have met, the link itself tells the target
             store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})
         raise
     finally:
         returned.set()
+    with suppress(PeerLostError):  # the target has gone, and the store with it
+        return _DISMISSED if store.has(f"dismissed/{incarnation}") else code
+    return code

@@ -10,6 +10,7 @@ from typing import Any
 
 from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
+from amusd.runtime.succession import DraftSource
 from amusd.transport.base import Rendezvous
 from amusd.transport.curve import read_store_key
 
@@ -23,7 +24,7 @@ SEAL_FILE = "seal"
 
 _KEYS = "transport.keys="
 TargetRole = Callable[
-    [str, Sequence[tuple[RunConfig, Path]], Callable[[Rendezvous], None]],
+    [str, Sequence[tuple[RunConfig, Path]], DraftSource],
     Generator["int | ConfigError", None, None],
 ]
 DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[], Rendezvous], int], int]
@@ -43,6 +44,8 @@ class Options:
     """A module with `run_target` and `run_draft` in place of amusd's own (the launcher's tests)."""
     incarnation: int | None = None
     """Set in the process that drafts: which life of the draft it is."""
+    met_descriptor: int | None = None
+    """Where that process writes a byte when the target has told it where to connect."""
     overrides: tuple[str, ...] = ()
     """By hand."""
 
@@ -53,6 +56,7 @@ class Options:
             "--outcome-file": self.outcome_file,
             "--roles": self.roles,
             "--incarnation": self.incarnation,
+            "--met-descriptor": self.met_descriptor,
         }
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
         return [*flags, self.command, *self.overrides]
@@ -66,6 +70,7 @@ class Options:
             "--outcome-file": Path,
             "--roles": str,
             "--incarnation": int,
+            "--met-descriptor": int,
         }
         rest = list(arguments)
         while rest and rest[0].partition("=")[0] in readers:

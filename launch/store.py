@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 60.0
 _WATCH_SECONDS = 0.25
 _SEAL_LENGTH = 2 * hashlib.sha256().digest_size
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +105,18 @@ class Store:
                 "transport.keys, or somebody else wrote it"
             )
         return json.loads(text)
+
+    def await_any(self, names: Sequence[str], timeout: float | None) -> str:
+        """The first of these names that has a value, once one has; None: as long as the store is there.
+
+        Raises `PeerLostError` after `timeout` seconds.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while (found := next((name for name in names if self.has(name)), None)) is None:
+            if time.monotonic() >= deadline:
+                raise PeerLostError(f"the other worker said nothing for {timeout:g} seconds ({', '.join(names)})")
+            time.sleep(_LOOK_SECONDS)
+        return found
 
     def has(self, name: str) -> bool:
         """Whether the value is there now."""

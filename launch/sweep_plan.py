@@ -95,7 +95,8 @@ def open_folder(plan: Plan) -> Path:
 def is_done(job: SweepJob, directory: Path) -> bool:
     """Whether an earlier attempt has measured the whole job. Raises `ConfigError` if with other settings."""
     result = read_result(directory)
-    if not result or not result.get("complete", True) or "draft_failure" in result:
+    # What was measured while a draft was lost is plain decoding.
+    if not result or not result.get("complete", True) or {"draft_failure", "draft_losses"} & result.keys():
         return False
     if not (directory / CONFIG_FILE).exists() or _resolved(read_config(directory)) != _resolved(job.config):
         raise ConfigError(

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import Any
 
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
-from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 from .devices import claim_hardware
+from .drafts import StoreDrafts
 from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
 from .lifetime import PEER_FAILED, Interrupted, interrupt_main_thread
 from .outcome import tell_begin, tell_job_code
-from .run_directory import write_workers
 from .store import Place, Store
 from .terminal import tell
 
@@ -42,23 +38,18 @@ def run_target_process(options: Options, place: Place) -> int:
     hardware = claim_hardware(group.config, Role.TARGET, local_world_size=place.local_world_size).hardware
     store = Store(place, store_secret(options))
     store.put("group", group.without_prompts().to_text())
-    draft_pid = store.get("draft_pid", group.config.startup_timeout_seconds)
+    drafts = StoreDrafts(store, pid=store.get("draft", group.config.startup_timeout_seconds)["pid"])
     try:
-        return _run_beside_draft(options, group.on(hardware), draft_pid, store)
+        return _run_beside_draft(options, group.on(hardware), drafts, store)
     finally:
         with suppress(PeerLostError):  # nobody is left to tell
-            if not store.has("rendezvous"):
-                store.put("rendezvous", None)
             store.put("finished", True)
 
 
-def _run_beside_draft(options: Options, group: Group, draft_pid: int, store: Store) -> int:
-    def publish(rendezvous: Rendezvous) -> None:
-        store.put("rendezvous", dataclasses.asdict(rendezvous))
-
+def _run_beside_draft(options: Options, group: Group, drafts: StoreDrafts, store: Store) -> int:
     try:
         with store.watching("draft_failure", interrupt_main_thread):
-            code = _do_jobs(options, group, draft_pid, publish)
+            code = _do_jobs(options, group, drafts)
     except Interrupted as interruption:
         if interruption.signum != PEER_FAILED:
             raise
@@ -72,14 +63,14 @@ def _run_beside_draft(options: Options, group: Group, draft_pid: int, store: Sto
     return code
 
 
-def _do_jobs(options: Options, group: Group, draft_pid: int, publish: Callable[[Rendezvous], None]) -> int:
+def _do_jobs(options: Options, group: Group, drafts: StoreDrafts) -> int:
     """One job after another, until one fails other than by its user's mistake: the pair is spent then."""
     runs = [(job.config, job.run_directory) for job in group.jobs]
     first_code = 0
-    with closing(target_role(options.roles)(group.command, runs, publish)) as endings:
+    with closing(target_role(options.roles)(group.command, runs, drafts)) as endings:
         for number, job in enumerate(group.jobs):
             tell_begin(options.outcome_file)
-            write_workers(job.run_directory, target=os.getpid(), draft=draft_pid)
+            drafts.record(job.run_directory)
             if group.standing is not None:
                 tell(group.standing.line(job.title, number, time.monotonic()))
             ending = next(endings)

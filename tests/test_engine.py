@@ -23,7 +23,7 @@ from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.transport.base import Rendezvous
+from amusd.runtime.supervisor import DraftProcess
 from amusd.types import Mode
 from amusd.workload import user_prompt
 
@@ -196,10 +196,8 @@ class Commands:
     def run(self, command: str, engine: Engine, config: RunConfig) -> int:
         self.monkeypatch.setattr(amusd.cli.Engine, "connect", lambda *_, **__: engine)
 
-        def publish(_rendezvous: Rendezvous) -> None:
-            raise AssertionError("nothing to publish")
-
-        (ending,) = run_target(command, [(config, self.directory)], publish)
+        drafts = DraftProcess(config.engine())  # never started: the engine is there
+        (ending,) = run_target(command, [(config, self.directory)], drafts)
         assert isinstance(ending, int)
         return ending
 

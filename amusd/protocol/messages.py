@@ -146,7 +146,10 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counts of a sequence since its `Open`: proof that the model loop moves, and the draft's share of the metrics."""
+    """Counts of a sequence since its `Open`: proof that the model loop moves, and the draft's share of the metrics.
+
+    The last one answers `Close`; others are sent where long steps leave nothing else to say for a while.
+    """
 
     role: Role
     sequence_id: int

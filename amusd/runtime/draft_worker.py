@@ -34,6 +34,8 @@ IDLE_SECONDS = 1.0
 """How long one wait for a message lasts before the loop looks around again."""
 MAX_SEQUENCES = 64
 """Sequences open at once at most: each holds a cache."""
+SIGN_SECONDS = 0.1
+"""A draft that works for longer and has nothing to send says that it is alive; well below `max_silence_seconds`."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,8 @@ class DraftWorker:
     _idle_tree_drafters: dict[str, list[TreeDrafter]] = field(default_factory=dict)
     _step_costs: dict[str, StepCost] = field(default_factory=dict)
     _running: bool = True
+    _last_sent: float = 0.0
+    """Monotonic second."""
 
     def run(self) -> None:
         """Receive, roll back, propose, send; until `Shutdown` or the end of the link."""
@@ -80,6 +84,8 @@ class DraftWorker:
                 if sequence is not None:
                     self._propose(sequence)
                     self._send(sequence)
+                    if time.monotonic() - self._last_sent >= SIGN_SECONDS:
+                        self._post(self._progress(sequence))
         except PeerLostError:
             # The target decides when a run ends; its going away is one way of saying so.
             self.recorder.instant("target_gone", -1)
@@ -223,9 +229,16 @@ class DraftWorker:
         if sequence is None:
             self.num_ignored += 1
             return
-        progress = Progress(
+        progress = self._progress(sequence)
+        self._forget(message.sequence_id)
+        record_message(self.recorder, SEND, progress)
+        self.recorder.flush()  # the target may read the events as soon as it has the counts
+        self.link.send(progress)
+
+    def _progress(self, sequence: _Sequence) -> Progress:
+        return Progress(
             role=Role.DRAFT,
-            sequence_id=message.sequence_id,
+            sequence_id=sequence.manager.session.sequence_id,
             num_steps=sequence.num_steps,
             num_drafted=sequence.num_drafted + sequence.manager.num_looked_up,
             num_rollbacks=sequence.num_rollbacks,
@@ -234,14 +247,11 @@ class DraftWorker:
             wait_ns=sequence.wait_ns,
             open_ns=time.monotonic_ns() - sequence.opened_ns,
         )
-        self._forget(message.sequence_id)
-        record_message(self.recorder, SEND, progress)
-        self.recorder.flush()  # the target may read the events as soon as it has the counts
-        self.link.send(progress)
 
     def _post(self, message: Message) -> None:
         record_message(self.recorder, SEND, message)
         self.link.send(message)
+        self._last_sent = time.monotonic()
 
     def _forget(self, sequence_id: int) -> None:
         sequence = self._sequences.pop(sequence_id)

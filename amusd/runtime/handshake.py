@@ -10,26 +10,50 @@ from amusd.transport.base import Guarded, Transport
 from amusd.types import Role
 
 
-def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
-    """Send `own`, wait for the peer's, and check that they fit.
+class Handshake:
+    """Sends `own` over `link`, and takes in the peer's when it comes."""
 
-    Raises `ConfigError` (one line, for the user) when the models or the keys of the link do not fit, `PeerFailedError`
-    when the peer failed while loading, `PeerLostError` when nothing comes within the deadline.
-    """
-    link.send(own)
-    deadline = time.monotonic() + timeout_seconds
-    while (left := deadline - time.monotonic()) > 0:
-        message = link.receive(min(left, 1.0))
+    def __init__(self, link: Transport, own: Hello, timeout_seconds: float) -> None:
+        """Raises `PeerLostError`."""
+        self.link = link
+        self._own = own
+        self._timeout_seconds = timeout_seconds
+        self._deadline = time.monotonic() + timeout_seconds
+        link.send(own)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline; 0 or less behind it."""
+        return self._deadline - time.monotonic()
+
+    def receive(self, timeout: float) -> Hello | None:
+        """The peer's `Hello`, or None when it has not come within `timeout` seconds (0 polls).
+
+        Raises `ConfigError` (one line, for the user) when the models or the keys of the link do not fit,
+        `PeerFailedError` when the peer failed while loading, `PeerLostError` when it has gone or the deadline has
+        passed.
+        """
+        message = self.link.receive(timeout)
         if isinstance(message, Hello):
-            _check(own, message)
+            _check(self._own, message)
             return message
         if isinstance(message, Failed):
             raise PeerFailedError(f"the {message.role.value} failed while starting: {told(message)}")
         if message is not None:
             raise PeerProtocolError(f"{type(message).__name__} before Hello")
-    if isinstance(link, Guarded) and link.refusal is not None:
-        raise ConfigError(f"no peer within {timeout_seconds:g} seconds: {link.refusal}")
-    raise PeerLostError(f"no Hello from the peer within {timeout_seconds:g} seconds")
+        if self.seconds_left <= 0:
+            if isinstance(self.link, Guarded) and self.link.refusal is not None:
+                raise ConfigError(f"no peer within {self._timeout_seconds:g} seconds: {self.link.refusal}")
+            raise PeerLostError(f"no Hello from the peer within {self._timeout_seconds:g} seconds")
+        return None
+
+
+def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
+    """Send `own` and wait for the peer's. Raises as `Handshake.receive`."""
+    handshake = Handshake(link, own, timeout_seconds)
+    while (peer := handshake.receive(min(max(handshake.seconds_left, 0.0), 1.0))) is None:
+        pass
+    return peer
 
 
 def told(failure: Failed) -> str:

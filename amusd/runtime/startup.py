@@ -19,11 +19,12 @@ from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
+from amusd.runtime.succession import FIRST_INCARNATION, DraftSource, Succession
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.runs import RunsRecorder
 from amusd.transport.base import Rendezvous, Transport
-from amusd.transport.factory import connect, listen
+from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role
 
 
@@ -51,22 +52,28 @@ def make_recorder(role: Role, run_directories: Sequence[Path] = ()) -> Recorder:
 def connect_target(
     config: EngineConfig,
     load: Callable[[], tuple[LanguageModel, Tokenizer]],
-    publish: Callable[[Rendezvous], None],
+    drafts: DraftSource,
     recorder: Recorder,
 ) -> tuple[TargetWorker, Tokenizer]:
-    """Listen, tell the draft where, load the target meanwhile, and shake hands.
+    """Listen, tell the draft where, load the target meanwhile, and shake hands. A lost draft is replaced from `drafts`.
 
     Raises `ConfigError` when the pair cannot work together, `PeerError` when the draft fails or does not come.
     """
     nonce = secrets.randbits(64)
     link = listen(config.transport, nonce, devices_of(config.hardware))
     try:
-        publish(Rendezvous(link.address, nonce))
+        drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
         model, tokenizer = load()
         worker = meet_draft(link, model, tokenizer, recorder, config.startup_timeout_seconds)
     except BaseException:
         link.close()
         raise
+    worker.round_trip_seconds = 2 * config.transport.delay_ms / 1e3
+    if can_listen_again(config.transport):
+        own = target_hello(model, tokenizer)
+        worker.succession = Succession(
+            drafts, lambda nonce: listen(config.transport, nonce), own, config.startup_timeout_seconds
+        )
     return worker, tokenizer
 
 
@@ -74,7 +81,13 @@ def meet_draft(
     link: Transport, model: LanguageModel, tokenizer: Tokenizer, recorder: Recorder, timeout_seconds: float
 ) -> TargetWorker:
     """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
-    hello = Hello(
+    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
+    return TargetWorker(model=model, recorder=recorder, link=link, peer=peer)
+
+
+def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
+    """What the target says first on every link."""
+    return Hello(
         protocol_version=PROTOCOL_VERSION,
         role=Role.TARGET,
         incarnation=0,
@@ -82,15 +95,13 @@ def meet_draft(
         tokenizer_hash=tokenizer.fingerprint,
         drafters=(),
     )
-    peer = await_hello(link, hello, timeout_seconds)
-    return TargetWorker(model=model, recorder=recorder, link=link, peer=peer)
 
 
 def run_draft(
     config: RunConfig,
     run_directories: Sequence[Path],
     await_rendezvous: Callable[[], Rendezvous],
-    incarnation: int = 1,
+    incarnation: int = FIRST_INCARNATION,
 ) -> int:
     """The draft process: connect, load, shake hands, draft until the target is done. Returns the exit code.
 

@@ -1,4 +1,4 @@
-"""Starts and ends the draft as a child process of the target's: how `Engine.launch` makes a pair from Python.
+"""Starts, replaces and ends the draft as a child process of the target's: how `Engine.launch` makes a pair from Python.
 
 The child gets its orders as one JSON line on standard input; the end of that pipe tells it that the parent is gone.
 """
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict
 from typing import IO
 
@@ -27,29 +28,49 @@ STOP_SECONDS = 2.0
 
 
 class DraftProcess:
-    """One child process that drafts."""
+    """One child process that drafts, at a time. Satisfies `DraftSource`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._process: subprocess.Popen[str] | None = None
+        self._incarnation = 0
 
     @property
     def pid(self) -> int | None:
-        """Process id, once started."""
+        """Process id of the newest child, once started."""
         return None if self._process is None else self._process.pid
 
-    def start(self, rendezvous: Rendezvous) -> None:
+    def newest(self) -> int:
+        """The child that runs; one more once it has ended."""
+        has_ended = self._process is None or self._process.poll() is not None
+        return self._incarnation + has_ended
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Start the child; does not wait for it. Its standard error is the caller's."""
+        if rendezvous is None:
+            return
+        self.stop()  # it has ended, unless it is the first
+        self._incarnation = incarnation
         self._process = subprocess.Popen(
             [sys.executable, "-m", "amusd.runtime.supervisor"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
         )
-        orders = {"config": to_mapping(self._config), "rendezvous": asdict(rendezvous)}
+        orders = {
+            "config": to_mapping(self._config),
+            "rendezvous": asdict(rendezvous),
+            "incarnation": incarnation,
+        }
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(orders) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended already, which `newest` tells
+            self._process.stdin.write(json.dumps(orders) + "\n")
+            self._process.stdin.flush()
+
+    def dismiss(self) -> None:
+        """Kill the child; `newest` tells when it has ended."""
+        if self._process is not None:
+            self._process.kill()
 
     def stop(self) -> None:
         """End the child: wait for its own end, else kill it. Idempotent."""
@@ -63,7 +84,8 @@ class DraftProcess:
             process.kill()
             process.wait()
         finally:
-            process.stdin.close()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
 
 
 def main() -> None:
@@ -75,7 +97,7 @@ def main() -> None:
     if device_of(config.hardware, Role.DRAFT) == "cpu":
         pin_to(cores_for(Role.DRAFT, allowed_cores(), config.hardware))
     torch.set_num_threads(config.hardware.num_threads)
-    serve_draft(config, Rendezvous(**orders["rendezvous"]), make_recorder(Role.DRAFT), incarnation=1)
+    serve_draft(config, Rendezvous(**orders["rendezvous"]), make_recorder(Role.DRAFT), orders["incarnation"])
 
 
 def _end_with(pipe: IO[str]) -> None:

@@ -16,7 +16,11 @@ class Tally:
     num_prompt_tokens: int = 0
     num_refused: int = 0
     num_stale_candidates: int = 0
+    num_draft_losses: int = 0
+    num_draft_restarts: int = 0
+    num_tokens_alone: int = 0
     draft: DraftCounts | None = None
+    """The newest that the draft has said."""
     _start_ns: int = field(default_factory=time.monotonic_ns)
     _first_ns: int | None = None
     _last_ns: int | None = None
@@ -94,5 +98,8 @@ class Tally:
             chunk_gaps_ns=tuple(self._chunk_gaps_ns),
             num_stale_candidates=self.num_stale_candidates,
             num_refused=self.num_refused,
-            draft=self.draft,
+            num_draft_restarts=self.num_draft_restarts,
+            num_tokens_alone=self.num_tokens_alone,
+            # what a lost draft did is not known to its end, and no other one speaks for it
+            draft=None if self.num_draft_losses else self.draft,
         )

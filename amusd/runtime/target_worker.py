@@ -1,7 +1,7 @@
 """The target's loop: drain, decide, verify, commit, answer.
 
 It never waits for an acknowledgement, and it can always go on alone: a draft that is slow, wrong or gone costs time,
-never a token.
+never a token. A draft that is gone is replaced (`succession.py`): the next one is told what is committed by then.
 
 The three modes are this loop under three policies (`amusd/policies`).
 """
@@ -17,11 +17,13 @@ from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.models.language_model import KVCache, LanguageModel
 from amusd.policies.base import Policy, Wait
 from amusd.policies.observer import Observer
+from amusd.policies.silence import Silence
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Prepared, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block
 from amusd.runtime.handshake import told
+from amusd.runtime.succession import Succession
 from amusd.runtime.tally import Tally
 from amusd.sampling.equality import accept_equal
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
@@ -29,7 +31,7 @@ from amusd.sampling.sampler import TargetSampler
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
-from amusd.tracing.recorder import Recorder
+from amusd.tracing.recorder import NO_SEQUENCE, Recorder
 from amusd.tracing.runs import SEQUENCES_PER_RUN
 from amusd.transport.base import Transport
 from amusd.types import FinishReason
@@ -39,6 +41,10 @@ FINAL_PROGRESS_SECONDS = 0.5
 
 MAX_DRAINED = 1_000
 """Messages that are taken in between two passes at most."""
+
+MAX_NONSENSE = 100
+"""So many messages in a row that the protocol forbids, and the draft counts as lost."""
+
 
 _Session = TargetSession[ProbabilityRow] | TreeTargetSession
 
@@ -55,6 +61,8 @@ class Request:
     """None: decode without a draft."""
     distribution: Distribution = GREEDY
     logprobs: bool = False
+    max_silence_seconds: float = 0.3
+    """How long the draft is waited for, all in all, while nothing is heard from it."""
     reference: tuple[int, ...] = ()
     """The answer, where it is known in advance and the drafter is to be told (a synthetic one)."""
 
@@ -73,7 +81,7 @@ class Outcome:
 class TargetWorker:
     """Decodes one sequence at a time with `model`, helped by the draft at the other end of `link`.
 
-    `link` and `peer` (the draft's Hello) are None when there is no draft at all.
+    `link` and `peer` (the draft's Hello) are None when there is no draft at all; `link` also between two drafts.
     """
 
     model: LanguageModel
@@ -81,7 +89,15 @@ class TargetWorker:
     link: Transport | None = None
     peer: Hello | None = None
     draft_failure: str | None = None
-    """Why the draft is no longer used, once that has happened."""
+    """Why no draft is used any more, once that has happened."""
+    round_trip_seconds: float = 0.0
+    """What the link itself takes of every answer: nobody is silent for that long."""
+    succession: Succession | None = None
+    """Where the next draft comes from; None: a lost one is not replaced."""
+    draft_losses: list[str] = field(default_factory=list)
+    """Why drafts were lost, each in one line."""
+    num_draft_restarts: int = 0
+    """Drafts that took the place of a lost one."""
     _next_sequence_id: int = 1
     _cache: KVCache = field(init=False)
     _max_candidates: int = 0
@@ -89,6 +105,12 @@ class TargetWorker:
     _tally: Tally = field(default_factory=Tally)
     _observer: Observer = field(default_factory=Observer)
     _sampler: TargetSampler | None = None
+    _silence: Silence = field(default_factory=Silence)
+    _max_silence_seconds: float = 0.0
+    _num_nonsense: int = 0
+    """Messages in a row that the protocol forbids."""
+    _has_progress: bool = False
+    """The draft's counts have come since this was last set to False."""
 
     def __post_init__(self) -> None:
         self._cache = self.model.new_cache(self.model.max_length)
@@ -103,16 +125,20 @@ class TargetWorker:
         """Yield what each pass commits; return how it ended. Closing the generator aborts the sequence."""
         self._tally = Tally(num_prompt_tokens=len(request.prompt))
         self._observer.open(request.drafter, has_tree=bool(request.policy.fan_out))
+        self._max_silence_seconds = request.max_silence_seconds + self.round_trip_seconds
         session = self._new_session(request)
         self._sampler = self._new_sampler(request)
         reason = FinishReason.ABORTED
         try:
             cache = self._open(session, request)
             while True:
-                block = self._next_block(session, request.policy)
+                block = self._next_block(session, request)
                 emission = self._verify(session, cache, block, stop)
-                if session.attached and emission.finish_reason is None:
-                    self._send(session.verdict())
+                if request.drafter is not None and not self._may_hear(session):
+                    self._tally.num_tokens_alone += len(emission.token_ids)
+                # A silent draft is told nothing, or a stopped one would find its link full; a verdict is cumulative.
+                if self._may_hear(session) and emission.finish_reason is None:
+                    self._send(session.verdict(), session)
                 yield emission
                 if emission.finish_reason is not None:
                     reason = emission.finish_reason
@@ -128,6 +154,9 @@ class TargetWorker:
 
     def shut_down(self) -> None:
         """Tell the draft that the session is over, and close the link."""
+        if self.succession is not None:
+            self.succession.close()
+            self.succession = None
         if self.link is not None:
             if self.has_draft:
                 self._send(Shutdown())
@@ -166,25 +195,8 @@ class TargetWorker:
 
     def _open(self, session: _Session, request: Request) -> KVCache:
         """Send the prompt first, so that the draft prefills while the target does."""
-        if request.drafter is not None and self.has_draft:
-            assert self.peer is not None
-            session.attach(self.peer.incarnation)
-            self._send(
-                Open(
-                    sequence_id=session.sequence_id,
-                    incarnation=self.peer.incarnation,
-                    token_ids=session.committed,
-                    max_length=session.max_length,
-                    drafter=request.drafter,
-                    max_lookahead=request.policy.max_lookahead,
-                    tokens_per_message=request.policy.tokens_per_message,
-                    # a draft that joins late is told the rest
-                    reference=request.reference[session.committed_length - len(request.prompt) :],
-                    distribution=request.distribution,
-                    fan_out=request.policy.fan_out,
-                    rows_per_step=request.policy.rows_per_step,
-                )
-            )
+        self._meet_next_draft(session)
+        self._tell_draft(session, request)
         self._cache.truncate(0)
         start_ns = time.monotonic_ns()
         self.model.prefill(request.prompt[:-1], self._cache)
@@ -193,18 +205,48 @@ class TargetWorker:
         self.recorder.span("target_prefill", start_ns, end_ns, session.sequence_id)
         return self._cache
 
-    def _next_block(self, session: _Session, policy: Policy) -> Block:
+    def _tell_draft(self, session: _Session, request: Request) -> None:
+        """Have the draft work on the sequence, whatever is committed of it by now."""
+        if request.drafter is None or not self.has_draft:
+            return
+        assert self.peer is not None
+        session.attach(self.peer.incarnation)
+        self._send(
+            Open(
+                sequence_id=session.sequence_id,
+                incarnation=self.peer.incarnation,
+                token_ids=session.committed,
+                max_length=session.max_length,
+                drafter=request.drafter,
+                max_lookahead=request.policy.max_lookahead,
+                tokens_per_message=request.policy.tokens_per_message,
+                # a draft that joins late is told the rest
+                reference=request.reference[session.committed_length - len(request.prompt) :],
+                distribution=request.distribution,
+                fan_out=request.policy.fan_out,
+                rows_per_step=request.policy.rows_per_step,
+            ),
+            session,
+        )
+
+    def _next_block(self, session: _Session, request: Request) -> Block:
         """Drain what has arrived and let the policy decide, until it decides to verify."""
+        policy = request.policy
         ready_ns = time.monotonic_ns()
+        if self._meet_next_draft(session):
+            self._tell_draft(session, request)
         while True:
             self._drain(session)
             limit = min(session.remaining, self.model.max_rows(session.committed_length - 1)) - 1
             waited_ns = time.monotonic_ns() - ready_ns
-            decision = policy.decide(self._observer.view(session, max_candidates=limit, waited_ns=waited_ns))
+            view = self._observer.view(session, max_candidates=limit, waited_ns=waited_ns)
+            if view.may_get_more and not self._may_hear(session):
+                view = replace(view, may_get_more=False)
+            decision = policy.decide(view)
             if not isinstance(decision, Wait):
                 self._max_candidates = min(limit, policy.max_lookahead)
                 return session.begin(min(decision.num_candidates, limit))
-            self._wait(session, decision.seconds)
+            self._wait(session, min(decision.seconds, self._silence.seconds_left(self._max_silence_seconds)))
 
     def _verify(self, session: _Session, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
@@ -239,6 +281,8 @@ class TargetWorker:
     ) -> None:
         num_tokens = session.committed_length - 1 - block.start
         num_candidates = len(block.candidates)
+        if num_judged and self.succession is not None:
+            self.succession.verified()
         self._observer.passed(
             start_ns,
             end_ns,
@@ -282,17 +326,39 @@ class TargetWorker:
         )
 
     def _close(self, session: _Session, reason: FinishReason) -> None:
-        if session.attached and self._send(Close(session.sequence_id, reason)):
+        if session.attached and self._send(Close(session.sequence_id, reason), session):
             self._await_final_progress(session)
         session.detach()
         self.recorder.flush()
 
     def _await_final_progress(self, session: _Session) -> None:
-        deadline = time.monotonic() + FINAL_PROGRESS_SECONDS
-        while self._tally.draft is None and self.has_draft and (left := deadline - time.monotonic()) > 0:
+        patience = min(FINAL_PROGRESS_SECONDS, self._silence.seconds_left(self._max_silence_seconds))
+        deadline = time.monotonic() + patience
+        self._has_progress = False
+        while not self._has_progress and self.has_draft and (left := deadline - time.monotonic()) > 0:
             self._take(session, left)
 
-    # The draft's messages
+    # The draft: whether it is there, and what it says
+
+    def _may_hear(self, session: _Session) -> bool:
+        """A draft works on the sequence, and is not silent."""
+        return session.attached and self._silence.seconds_left(self._max_silence_seconds) > 0
+
+    def _meet_next_draft(self, session: _Session) -> bool:
+        """Look for one in the place of a lost one, without waiting; whether it has come."""
+        if self.succession is None or self.link is not None:
+            return False
+        found = self.succession.poll()
+        self.draft_failure = self.succession.failure
+        if found is None:
+            return False
+        self.link, self.peer = found
+        self._silence.heard()
+        self._num_nonsense = 0
+        self.num_draft_restarts += 1
+        self._tally.num_draft_restarts += 1
+        self.recorder.instant("draft_back", session.sequence_id, incarnation=self.peer.incarnation)
+        return True
 
     def _drain(self, session: _Session) -> None:
         if session.attached and not self.has_draft:
@@ -315,11 +381,14 @@ class TargetWorker:
         if not self.has_draft:
             return False
         assert self.link is not None
+        start = time.monotonic()
         try:
             message = self.link.receive(timeout)
         except PeerLostError as error:
             self._lose_draft(session, str(error))
             return False
+        if timeout > 0:
+            self._silence.waited(time.monotonic() - start)
         if message is not None:
             self._handle(session, message)
         return message is not None
@@ -328,11 +397,15 @@ class TargetWorker:
         if isinstance(message, Candidate | Prepared):
             reception = self._receive_candidate(session, message)
             record_message(self.recorder, RECEIVE, message, reception=reception)
+            self._judge_sense(session, makes_sense=reception not in ("refused", Reception.FOREIGN.value))
             return
         record_message(self.recorder, RECEIVE, message)
         if isinstance(message, Failed):
             self._lose_draft(session, told(message))
-        elif isinstance(message, Progress) and message.sequence_id == session.sequence_id:
+            return
+        self._judge_sense(session, makes_sense=isinstance(message, Progress))
+        if isinstance(message, Progress) and message.sequence_id == session.sequence_id:
+            self._has_progress = True
             self._tally.draft = DraftCounts(
                 num_steps=message.num_steps,
                 num_drafted=message.num_drafted,
@@ -342,6 +415,16 @@ class TargetWorker:
                 wait_ns=message.wait_ns,
                 open_ns=message.open_ns,
             )
+
+    def _judge_sense(self, session: _Session, *, makes_sense: bool) -> None:
+        """A draft that talks nonsense is not heard, and in the end not listened to."""
+        if makes_sense:
+            self._silence.heard()
+            self._num_nonsense = 0
+            return
+        self._num_nonsense += 1
+        if self._num_nonsense >= MAX_NONSENSE:
+            self._lose_draft(session, f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
 
     def _rows(self, candidate: Candidate) -> tuple[ProbabilityRow, ...]:
         """What its tokens were drawn from. Raises `PeerProtocolError` for what no draft could have drawn from."""
@@ -370,18 +453,29 @@ class TargetWorker:
             self._tally.num_stale_candidates += 1
         return reception.value
 
-    def _send(self, message: Message) -> bool:
-        """Send, or note that the draft is gone; False then."""
+    def _send(self, message: Message, session: _Session | None = None) -> bool:
+        """Send, or note that the draft is gone; False then. `session`: the sequence that it was working on."""
         assert self.link is not None
         record_message(self.recorder, SEND, message)
         try:
             self.link.send(message)
         except PeerLostError as error:
-            self.draft_failure = str(error)
+            self._lose_draft(session, str(error))
             return False
         return True
 
-    def _lose_draft(self, session: _Session, reason: str) -> None:
-        self.draft_failure = reason
-        session.detach()
-        self.recorder.instant("draft_lost", session.sequence_id, reason=reason)
+    def _lose_draft(self, session: _Session | None, reason: str) -> None:
+        """Go on without it, and look for the next one if that can be."""
+        if session is not None:
+            session.detach()
+        self.recorder.instant("draft_lost", NO_SEQUENCE if session is None else session.sequence_id, reason=reason)
+        self._tally.num_draft_losses += 1
+        self.draft_losses.append((reason.strip().splitlines() or ["it gave no reason"])[-1])
+        if self.succession is None:
+            self.draft_failure = reason
+            return
+        self.succession.lost(reason)
+        assert self.link is not None
+        self.link.close()
+        self.link = None
+        self.draft_failure = self.succession.failure

@@ -144,6 +144,6 @@ def _marks(event: Event) -> list[tuple[str, int]]:
     if event.name == "target_pass" and fields["num_judged"] > fields["num_candidates"]:
         late = fields["num_accepted"] > fields["num_candidates"]
         return [(f"late candidate {'accepted' if late else 'rejected'}", event.end_ns)]
-    if event.name in ("draft_lost", "target_gone"):
+    if event.name in ("draft_lost", "draft_back", "target_gone"):
         return [(event.name.replace("_", " "), event.start_ns)]
     return []

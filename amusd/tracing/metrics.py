@@ -83,6 +83,10 @@ class GenerationMetrics:
     """Candidate messages from before a rollback."""
     num_refused: int = 0
     """Candidate messages that the protocol forbids."""
+    num_draft_restarts: int = 0
+    """Drafts that took the place of a lost one."""
+    num_tokens_alone: int = 0
+    """Committed while the draft that was to help was lost or silent."""
     draft: DraftCounts | None = None
     """None: no draft took part, or it was lost before it could report."""
 
@@ -123,6 +127,8 @@ class GenerationMetrics:
             "draft_idle_fraction": _ratio(draft.open_ns - draft.busy_ns, draft.open_ns) if draft else None,
             "num_stale_candidates": self.num_stale_candidates,
             "num_refused": self.num_refused,
+            "num_draft_restarts": self.num_draft_restarts,
+            "num_tokens_alone": self.num_tokens_alone,
             "speculative_decoding": self._speculative_decoding(),
         }
 

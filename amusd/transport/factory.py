@@ -26,6 +26,11 @@ def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_E
     return DelayedListener(link, config.delay_ms / 1e3) if config.delay_ms else link
 
 
+def can_listen_again(config: TransportConfig) -> bool:
+    """Whether `listen` makes a fresh link for the next draft when the present one is lost."""
+    return config.kind in ("auto", "shared_memory", "zeromq")
+
+
 def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str] = GPU_EACH) -> Transport:
     """The draft's end, to where `listen` said it listens; does not wait for the target. Raises ConfigError."""
     link = _connect(config, rendezvous, devices)

@@ -7,28 +7,39 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
+from amusd.runtime.succession import FIRST_INCARNATION, DraftSource
 from amusd.transport.base import Rendezvous
 
 DEADLINE_SECONDS = 60.0
 
 
 def run_target(
-    command: str, runs: Sequence[tuple[RunConfig, Path]], publish: Callable[[Rendezvous], None]
+    command: str, runs: Sequence[tuple[RunConfig, Path]], drafts: DraftSource
 ) -> Generator[int | ConfigError, None, None]:
     if runs[0][0].prompt == "target refuses":
         raise ConfigError("target.model=/nowhere: no such folder")
-    publish(Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1))
+    drafts.tell(FIRST_INCARNATION, Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1))
+    if runs[0][0].prompt == "draft comes back":
+        _meet_the_next(drafts)
     for config, run_directory in runs:
         yield (
             _run_by_seed(command, config, run_directory)
             if config.prompt == "by seed"
             else _run(command, config, run_directory)
         )
+
+
+def _meet_the_next(drafts: DraftSource) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while drafts.newest() == FIRST_INCARNATION and time.monotonic() < deadline:
+        time.sleep(0.01)
+    drafts.tell(FIRST_INCARNATION + 1, Rendezvous(address="ipc:///elsewhere", nonce=2))
 
 
 def _run_by_seed(command: str, config: RunConfig, run_directory: Path) -> int | ConfigError:
@@ -62,9 +73,17 @@ def _act(command: str, config: RunConfig, run_directory: Path, workers: dict[str
     if config.prompt == "draft is killed":
         while Path(f"/proc/{workers['draft'][0]}").exists():
             os.sched_yield()
+    if config.prompt == "draft comes back":
+        _await_file(run_directory / "second")
     if config.prompt == "target crashes":
         raise ValueError("a bug in the target")
     return 0
+
+
+def _await_file(path: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def run_draft(
@@ -78,9 +97,13 @@ def run_draft(
     if config.prompt == "draft crashes":
         raise ValueError("a bug in the draft")
     rendezvous = await_rendezvous()
-    assert rendezvous == Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1)
-    if config.prompt == "draft is killed" and incarnation == 1:
+    if incarnation == 1:
+        assert rendezvous == Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1)
+    if config.prompt in ("draft is killed", "draft comes back") and incarnation == 1:
         os.kill(os.getpid(), 9)
+    if config.prompt == "draft comes back":
+        assert rendezvous == Rendezvous(address="ipc:///elsewhere", nonce=2)
+        (run_directories[0] / "second").write_text(str(os.getpid()))
     if config.prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
     return 0

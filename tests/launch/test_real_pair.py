@@ -103,12 +103,42 @@ def test_a_draft_that_is_stopped_for_a_second_changes_nothing(tmp_path: Path, pl
     assert json.loads((running.folder / "result.json").read_text())["token_ids"] == plain["token_ids"]
 
 
-def test_a_killed_draft_leaves_a_whole_answer_and_a_non_zero_exit(tmp_path: Path, plain: dict[str, Any]) -> None:
+def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[str, Any]) -> None:
     running = Running(tmp_path)
     os.kill(running.draft, signal.SIGKILL)
     code, out, err = running.end()
-    assert (code, out) == (1, plain["text"] + "\n"), err
-    assert "the target went on alone" in err
+    assert (code, out) == (0, plain["text"] + "\n"), err
+    assert len([line for line in err.splitlines() if line.startswith("the draft was lost once (")]) == 1
+
+
+@pytest.mark.long
+def test_a_killed_draft_comes_back_within_the_answer(tmp_path: Path) -> None:
+    long_answer = ("sampling.max_new_tokens=600", "sampling.ignore_eos=true")
+    plain = generate(tmp_path, *long_answer, "mode=autoregressive", "run_dir=plain")
+    running = Running(tmp_path, *long_answer)
+    killed = running.draft
+    os.kill(killed, signal.SIGKILL)
+    code, _, err = running.end()
+    assert code == 0, err
+    assert running.draft != killed
+    result = json.loads((running.folder / "result.json").read_text())
+    assert result["token_ids"] == plain["token_ids"]
+    assert result["metrics"]["num_draft_restarts"] == 1
+    assert 0 < result["metrics"]["num_tokens_alone"] < 600
+    assert "and replaced once" in err
+
+
+def test_a_killed_target_ends_everything_and_leaves_its_text(tmp_path: Path) -> None:
+    running = Running(tmp_path, "sampling.max_new_tokens=400", "sampling.ignore_eos=true")
+    tree = descendants(running.process.pid)
+    os.kill(json.loads((running.folder / "workers.json").read_text())["target"][0], signal.SIGKILL)
+    code, out, err = running.end()
+    assert code == 1
+    assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
+    text = (running.folder / "partial.txt").read_text()
+    assert text
+    assert text.startswith(out)
+    assert err.endswith(f"what there was of the answer is in {running.folder / 'partial.txt'}\n")
 
 
 def test_ctrl_c_ends_everything_and_keeps_what_was_written(tmp_path: Path) -> None:
@@ -143,16 +173,21 @@ def test_a_missing_model_is_one_line(tmp_path: Path, role: str) -> None:
     assert lines == ["amusd: model /nowhere/to/be/found: no such folder"]
 
 
-def test_an_engine_from_python_starts_and_ends_its_draft() -> None:
+def test_an_engine_from_python_starts_replaces_and_ends_its_draft() -> None:
     program = (
+        "import os, time\n"
         "from amusd import Engine, SamplingParams\n"
         "with Engine.launch(target='embedded', drafter='ngram') as engine:\n"
         "    print(''.join(token.text for token in engine.stream('Say hello.', SamplingParams(max_new_tokens=12))))\n"
+        "    os.kill(engine.draft_pid, 9)\n"
+        "    deadline = time.monotonic() + 60\n"
+        "    while engine.num_draft_restarts == 0 and time.monotonic() < deadline:\n"
+        "        engine.generate('Say hello.', SamplingParams(max_new_tokens=12))\n"
+        "    print(engine.num_draft_restarts, engine.draft_failure)\n"
         "    draft = engine.draft_pid\n"
-        "import os\n"
         "try:\n    os.kill(draft, 0)\nexcept ProcessLookupError:\n    print('the draft is gone')\n"
     )
     done = run([sys.executable, "-W", "error", "-c", program], Path.cwd())
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "the draft is gone"
+    assert done.stdout.splitlines()[-2:] == ["1 None", "the draft is gone"]
     assert done.stderr == ""

@@ -143,10 +143,11 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(
     assert "1 of them done before" in told
 
 
-def test_a_job_whose_draft_was_lost_is_run_again(run_sweep: Sweep, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [{"draft_failure": "killed"}, {"draft_losses": ["killed"]}], ids=str)
+def test_a_job_whose_draft_was_lost_is_run_again(run_sweep: Sweep, tmp_path: Path, told: dict[str, object]) -> None:
     run_sweep(FakeGroups())
     path = tmp_path / "out" / "2" / "result.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "draft_failure": "killed"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **told}))
     again = FakeGroups()
     run_sweep(again)
     assert again.groups == [[2]]

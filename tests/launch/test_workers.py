@@ -66,6 +66,14 @@ def test_a_killed_draft_does_not_end_the_target(tmp_path: Path) -> None:
     assert f"pid {workers['draft'][0]}) was killed by signal 9" in done.stderr
 
 
+def test_a_killed_draft_is_followed_by_another_that_is_told_where_the_target_listens_now(tmp_path: Path) -> None:
+    done = run(amusd_command("generate", FAKE, "prompt=draft comes back", "run_dir=out"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    second = (tmp_path / "out" / "second").read_text()
+    assert json.loads((tmp_path / "out" / "workers.json").read_text())["draft"] == [int(second)]
+    assert done.stderr.count("was killed by signal 9") == 1
+
+
 def interrupt_launcher(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGINT)
 

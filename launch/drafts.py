@@ -1,0 +1,76 @@
+"""The draft processes that rank 1 starts, as the target finds them: through torchrun's store.
+
+draft                 {incarnation, pid} of the newest process                     written by it
+rendezvous/K          where incarnation K finds the target                         written by the target
+dismissed/K           incarnation K is to be replaced, though it may still run     written by the target
+no_more_drafts        whoever waits for a rendezvous may go                        written by the target
+finished              as that, and the run is over                                 written by the target
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amusd.errors import PeerLostError
+from amusd.runtime.succession import FIRST_INCARNATION
+from amusd.transport.base import Rendezvous
+
+from .run_directory import write_workers
+from .store import Store
+
+
+@dataclass
+class StoreDrafts:
+    """The target's side. Satisfies `amusd.runtime.succession.DraftSource`."""
+
+    store: Store
+    pid: int
+    """Of the draft that was told last, or is to be told first."""
+    _told: int = FIRST_INCARNATION
+    _directory: Path | None = None
+
+    def record(self, directory: Path) -> None:
+        """Keep `workers.json` true in this run directory from now on."""
+        self._directory = directory
+        write_workers(directory, target=os.getpid(), draft=self.pid)
+
+    def newest(self) -> int:
+        """Incarnation of the newest process. Raises `PeerLostError` when the store is gone."""
+        return int(self._newest()["incarnation"])
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
+        """Where it finds the target; None: no further one is wanted."""
+        if rendezvous is None:
+            with suppress(PeerLostError):  # nobody is left to tell
+                self.store.put("no_more_drafts", True)
+            return
+        if incarnation != self._told:
+            self._told, self.pid = incarnation, int(self._newest()["pid"])
+            if self._directory is not None:
+                self.record(self._directory)
+        self.store.put(f"rendezvous/{incarnation}", dataclasses.asdict(rendezvous))
+
+    def dismiss(self) -> None:
+        """Its link is about to be closed, which ends it; this says that another one is wanted."""
+        with suppress(PeerLostError):
+            self.store.put(f"dismissed/{self._told}", True)
+
+    def _newest(self) -> dict[str, Any]:
+        values: dict[str, Any] = self.store.get("draft", 1.0)
+        return values
+
+
+def await_rendezvous(store: Store, incarnation: int, timeout: float) -> Rendezvous | None:
+    """The draft's side: where to connect; None when no draft is wanted any more.
+
+    Only the first one can expect to be told within `timeout` seconds; others wait as long as the run lasts. Raises
+    `PeerLostError`.
+    """
+    name = f"rendezvous/{incarnation}"
+    found = store.await_any((name, "finished", "no_more_drafts"), timeout if incarnation == FIRST_INCARNATION else None)
+    return Rendezvous(**store.get(name, timeout)) if found == name else None

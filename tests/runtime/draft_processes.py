@@ -1,0 +1,183 @@
+"""Drafts over table models in processes of their own, forked in milliseconds, for a target in the test's process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from runtime.pair import PROMPT, TIMEOUT_SECONDS, VOCAB_SIZE, KeepingRecorder, oracle, paced_model, params, reference
+from runtime.table_tree import TableTreeDrafter, spread
+
+from amusd.config import DecodingConfig, EngineConfig, TransportConfig
+from amusd.drafters.factory import LoadedDrafters
+from amusd.drafters.oracle import OracleDrafter, always_wrong, right_with_probability
+from amusd.engine import Answer, Engine, Generation
+from amusd.errors import AmusdError, ConfigError, PeerLostError
+from amusd.models.table import TableTokenizer
+from amusd.protocol.messages import Candidate, Message
+from amusd.runtime.startup import connect_target, failure_report, serve
+from amusd.runtime.target_worker import MAX_NONSENSE
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Rendezvous, Transport
+from amusd.transport.factory import connect
+
+NUM_TOKENS = 60
+EXPECTED = reference(NUM_TOKENS)[len(PROMPT) :]
+PASS_SECONDS = 0.001
+
+GOOD, MUTE, CRASHING, BABBLING, FOREIGN = "good", "mute", "crashing", "babbling", "foreign"
+"""What a life of the draft is like: as it should be; ends before its Hello; fails at its first proposal; sends what the
+protocol forbids; has another tokenizer."""
+
+_fork = multiprocessing.get_context("forkserver")
+_fork.set_forkserver_preload(["torch", "amusd.runtime.startup"])
+
+
+class TableDrafts:
+    """Starts them. A `DraftSource`; `lives` says what each incarnation is like, good ones where it says nothing."""
+
+    def __init__(self, transport: TransportConfig, lives: Mapping[int, str]) -> None:
+        self._transport = transport
+        self._lives = lives
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self.incarnation = 0
+        self.refused = False
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def newest(self) -> int:
+        return self.incarnation + (self._process is None or not self._process.is_alive())
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
+        if rendezvous is None:
+            self.refused = True
+            return
+        self.reap()
+        self.incarnation = incarnation
+        life = self._lives.get(incarnation, GOOD)
+        arguments = (self._transport, rendezvous, incarnation, life)
+        self._process = _fork.Process(target=draft_process, args=arguments, daemon=True)
+        self._process.start()
+
+    def dismiss(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+
+    def reap(self) -> None:
+        """Wait for the end of the present process and release what stands for it."""
+        if self._process is not None:
+            self._process.join(TIMEOUT_SECONDS)
+            assert not self._process.is_alive(), "a draft did not end"
+            self._process.close()
+            self._process = None
+
+
+def draft_process(transport: TransportConfig, rendezvous: Rendezvous, incarnation: int, life: str) -> None:
+    """The whole life of one."""
+    if life == MUTE:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        link = connect(transport, rendezvous)
+    except ConfigError:
+        sys.exit(1)  # the target has closed
+    drafters = LoadedDrafters(
+        {"oracle": Crashing if life == CRASHING else oracle(NUM_TOKENS, right_with_probability(0.8, 3))},
+        vocab_size=0,
+        tokenizer_hash="another" if life == FOREIGN else "",
+        tree_factories={"oracle": lambda: TableTreeDrafter(places=spread(3))},
+    )
+    try:
+        serve(Babbling(link) if life == BABBLING else link, drafters, Recorder("draft"), incarnation, TIMEOUT_SECONDS)
+    except (AmusdError, MemoryError) as error:
+        with suppress(PeerLostError):
+            link.send(failure_report(error))
+        sys.exit(1)  # without the traceback that multiprocessing would show
+    finally:
+        link.close()
+
+
+class Crashing(OracleDrafter):
+    """Fails at its first proposal."""
+
+    def __init__(self) -> None:
+        super().__init__((), always_wrong(), VOCAB_SIZE)
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        raise MemoryError("out of memory")
+
+
+class Babbling:
+    """A link whose draft says ids that no vocabulary has."""
+
+    def __init__(self, link: Transport) -> None:
+        self._link = link
+        self.num_rejected = 0
+        self.sent_ns = 0
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Candidate):
+            message = replace(message, token_ids=(VOCAB_SIZE,) * max(1, len(message.token_ids)))
+            for _ in range(MAX_NONSENSE):
+                self._link.send(message)
+        self._link.send(message)
+
+    def receive(self, timeout: float) -> Message | None:
+        return self._link.receive(timeout)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class Survivor:
+    """An engine whose drafts these are, and what is asked of it."""
+
+    def __init__(self, engine: Engine, drafts: TableDrafts) -> None:
+        self.engine = engine
+        self.drafts = drafts
+
+    def answer(self, schedule: DecodingConfig, at: int | None = None, act: Callable[[], None] | None = None) -> Answer:
+        """One answer, checked token for token; `act` happens before its token number `at` is read."""
+        answer = self.engine.stream(PROMPT, params(NUM_TOKENS), decoding=schedule)
+        for number, _ in enumerate(answer):
+            if number == at and act is not None:
+                act()
+        assert answer.token_ids == EXPECTED
+        return answer
+
+    def kill(self) -> None:
+        os.kill(self.drafts.pid, signal.SIGKILL)
+
+    def await_help(self, schedule: DecodingConfig) -> Generation:
+        """Answers until a draft helps again: the first that it helped with."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            generation = self.answer(schedule).generation
+            if generation.metrics.num_accepted:
+                return generation
+        raise AssertionError(f"no draft came back: {self.engine.draft_losses}")
+
+
+@contextmanager
+def survivor(kind: str, lives: Mapping[int, str] | None = None) -> Iterator[Survivor]:
+    """An engine over table models and a link of this kind; its drafts have ended when this returns."""
+    config = EngineConfig(transport=TransportConfig(kind=kind))  # type: ignore[arg-type]  # the tests choose it
+    drafts = TableDrafts(config.transport, lives or {})
+    tokenizer = TableTokenizer(VOCAB_SIZE)
+    try:
+        worker, _ = connect_target(
+            config, lambda: (paced_model(PASS_SECONDS), tokenizer), drafts, KeepingRecorder("target")
+        )
+        with Engine(worker, tokenizer, drafters=["oracle"]) as engine:
+            yield Survivor(engine, drafts)
+    finally:
+        drafts.reap()

@@ -1,0 +1,143 @@
+"""Drafts that are killed, stopped, crash or talk nonsense, in real processes: every token exact, and a draft again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.util
+import os
+import random
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runtime.draft_processes import BABBLING, CRASHING, EXPECTED, FOREIGN, MUTE, NUM_TOKENS, Survivor, survivor
+from runtime.pair import PacedModel, decoding
+
+from amusd.runtime import succession
+from amusd.runtime.succession import MAX_RESTARTS
+from amusd.types import Mode
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="shared memory links and /proc are Linux's"
+)
+
+KINDS = ("shared_memory", "zeromq")
+SCHEDULES = (
+    decoding(Mode.ASYNCHRONOUS, 4, policy="chain"),
+    decoding(Mode.SYNCHRONOUS, 4),
+    decoding(Mode.ASYNCHRONOUS, 4, policy="branching"),
+    decoding(Mode.ASYNCHRONOUS, 4, policy="auto"),
+)
+
+
+@pytest.fixture
+def links_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where links put their socket files: nowhere else, so that what stays behind is seen."""
+    multiprocessing.util.get_temp_dir()  # its own stays where it is
+    with tempfile.TemporaryDirectory(prefix="amusd-") as folder:  # a short path: sockets need one
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+        monkeypatch.undo()
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_cycles", [13, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(3000)])])
+def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Path, kind: str, num_cycles: int) -> None:
+    """At random moments, the next one's start among them; nothing is left of those that were killed."""
+    chance = random.Random(f"{kind} {num_cycles}")
+    with survivor(kind) as pair:
+        pair.await_help(SCHEDULES[0])
+        before = num_descriptors()
+        for cycle in range(num_cycles):
+            schedule = SCHEDULES[chance.randrange(len(SCHEDULES))]
+            pair.answer(schedule, chance.randrange(NUM_TOKENS), pair.kill)
+            if cycle % 3:  # else the next one may be killed while it starts
+                pair.await_help(schedule)
+        pair.await_help(SCHEDULES[0])
+        assert num_descriptors() == before
+        assert pair.engine.draft_failure is None
+        assert len(pair.engine.draft_losses) >= num_cycles / 2
+        assert pair.engine.num_draft_restarts >= num_cycles / 2
+    assert multiprocessing.active_children() == []
+    assert list(links_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_draft_is_replaced_within_an_answer_where_that_is_long_enough(kind: str) -> None:
+    with survivor(kind) as pair:
+        model = pair.engine.worker.model
+        assert isinstance(model, PacedModel)
+        for _ in range(5):
+            pair.await_help(SCHEDULES[0])
+            model.pass_seconds *= 4  # until an answer takes longer than a process takes to start
+            metrics = pair.answer(SCHEDULES[0], 2, pair.kill).generation.metrics
+            if metrics.num_draft_restarts:
+                break
+    assert metrics.num_draft_restarts == 1
+    assert 0 < metrics.num_tokens_alone < NUM_TOKENS
+    assert metrics.draft is None  # of the first draft's share nothing is known
+
+
+def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> None:
+    """The deadline for a block is ten seconds, so that to wait for each would take longer than a test may."""
+    with survivor("shared_memory") as pair:
+        pair.await_help(SCHEDULES[1])
+        stopped = pair.answer(SCHEDULES[1], 5, lambda: os.kill(pair.drafts.pid, signal.SIGSTOP)).generation
+        alone = pair.answer(SCHEDULES[1]).generation
+        os.kill(pair.drafts.pid, signal.SIGCONT)
+        pair.await_help(SCHEDULES[1])
+        assert pair.engine.draft_losses == ()
+    assert stopped.metrics.num_tokens_alone > NUM_TOKENS / 2
+    assert (alone.metrics.num_tokens_alone, alone.metrics.wait_ns) == (NUM_TOKENS, 0)
+
+
+@pytest.mark.parametrize(
+    ("life", "reason"),
+    [(CRASHING, "out of memory"), (BABBLING, "that the protocol forbids")],
+    ids=["crash", "nonsense"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_that_fails_is_replaced(kind: str, life: str, reason: str) -> None:
+    with survivor(kind, {1: life}) as pair:
+        pair.await_help(SCHEDULES[0])
+        assert reason in pair.engine.draft_losses[0]
+        assert pair.engine.num_draft_restarts == 1
+
+
+def test_a_draft_that_comes_back_with_another_tokenizer_is_refused_in_one_line() -> None:
+    with survivor("shared_memory", {2: FOREIGN}) as pair:
+        pair.answer(SCHEDULES[0], 5, pair.kill)
+        _until_given_up(pair)
+        failure = pair.engine.draft_failure
+        assert failure is not None
+        assert "refused: drafter: its tokenizer differs from the target's" in failure
+        assert "\n" not in failure
+        assert pair.answer(SCHEDULES[1]).generation.metrics.num_tokens_alone == NUM_TOKENS
+        assert pair.drafts.refused
+
+
+@pytest.mark.parametrize("life", [MUTE, CRASHING])
+def test_after_some_fruitless_restarts_the_target_stays_alone(monkeypatch: pytest.MonkeyPatch, life: str) -> None:
+    monkeypatch.setattr(succession, "BACK_OFF_SECONDS", 0.001)
+    with survivor("zeromq", dict.fromkeys(range(2, 20), life)) as pair:
+        pair.await_help(SCHEDULES[0])
+        pair.answer(SCHEDULES[0], 5, pair.kill)
+        _until_given_up(pair)
+        assert f"{MAX_RESTARTS} restarts in a row brought no candidate" in (pair.engine.draft_failure or "")
+        assert pair.drafts.incarnation == 1 + MAX_RESTARTS
+        assert pair.drafts.refused
+
+
+def _until_given_up(pair: Survivor) -> None:
+    for _ in range(200):
+        assert pair.answer(SCHEDULES[0]).token_ids == EXPECTED
+        if pair.engine.draft_failure is not None:
+            return
+    raise AssertionError(f"the target still looks for a draft: {pair.engine.draft_losses}")
