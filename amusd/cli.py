@@ -27,6 +27,9 @@ from amusd.tracing.timeline import read_timeline
 from amusd.types import Mode, Role
 from amusd.workload import WorkloadPrompt, load_prompts, user_prompt
 
+PARTIAL_FILE = "partial.txt"
+"""The text of an unfinished answer; stays where the target is killed, and otherwise makes way for the result."""
+
 
 def run_target(
     command: str, runs: Sequence[tuple[RunConfig, Path]], drafts: DraftSource
@@ -83,6 +86,7 @@ def _run(
     if engine.draft_failure is not None:
         result["draft_failure"] = engine.draft_failure
     _write_json(run_directory / "result.json", result)
+    (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
     if command == "compare":
         write_comparison_page(run_directory, config, result)
     console.document(result)
@@ -137,7 +141,7 @@ def _prompts(command: str, config: RunConfig) -> list[WorkloadPrompt]:
 def _generate(
     config: RunConfig, engine: Engine, console: Console, prompt: WorkloadPrompt, run_directory: Path
 ) -> dict[str, Any]:
-    """One answer, streamed. What there is of it is kept when the run is interrupted."""
+    """One answer, streamed. What there is of it is kept when the run is interrupted or this process is killed."""
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
     live = live_view(config, engine, console)
@@ -145,6 +149,7 @@ def _generate(
     complete = False
     try:
         for token in answer:
+            _append(run_directory / PARTIAL_FILE, token.text)
             if live is not None:
                 live.write(token.text)
             else:
@@ -157,6 +162,7 @@ def _generate(
         if not complete:
             partial = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
             _write_json(run_directory / "result.json", partial)
+            (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
     console.note(_summary(answer.generation))
     return answer.generation.as_dict()
 
@@ -253,6 +259,12 @@ def _comparison_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.0f} %"
+
+
+def _append(path: Path, text: str) -> None:
+    if text:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from .group import Group, Job
 from .job import SEAL_FILE, Options
 from .outcome import Outcome, read_outcome
 from .process_tree import Ended, run_tree
-from .run_directory import create_run_directory, discard_run
+from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
 from .terminal import tell
 
 _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PET_")
@@ -60,6 +60,9 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
         told = read_outcome(folder / "outcome")
     if ended.signum is None and told.exit_code is None:
         tell(f"the workers ended without a result (torchrun: {ended.exit_code}); what they said is above")
+        for partial in (job.run_directory / PARTIAL_FILE for job in group.jobs):
+            if partial.exists():
+                tell(f"what there was of the answer is in {partial}")
     codes = _exit_codes(ended, told, len(group.jobs))
     for job, code in zip(group.jobs, [*codes, *[None] * (len(group.jobs) - len(codes))], strict=True):
         if code in (2, None):

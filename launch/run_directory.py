@@ -24,6 +24,8 @@ from .environment import describe_environment
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
 RESULT_FILE = "result.json"
+PARTIAL_FILE = "partial.txt"
+"""What a target that was killed had written of its answer."""
 WORKERS_FILE = "workers.json"
 EVENTS_FOLDER = "events"
 WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
@@ -75,7 +77,7 @@ def claim_folder(folder: Path) -> Path:
 
 def clear_run(directory: Path) -> None:
     """Delete what an interrupted run has left, so that the folder can be used again. Other files stay."""
-    files = [directory / name for name in (*WRITTEN_BEFORE_ANY_TOKEN, RESULT_FILE, *_MADE_FROM_A_RUN)]
+    files = [directory / name for name in (*WRITTEN_BEFORE_ANY_TOKEN, RESULT_FILE, PARTIAL_FILE, *_MADE_FROM_A_RUN)]
     for path in [*files, *(directory / EVENTS_FOLDER).glob("*.jsonl")]:
         path.unlink(missing_ok=True)
     if (directory / EVENTS_FOLDER).is_dir():
@@ -84,7 +86,8 @@ def clear_run(directory: Path) -> None:
 
 def discard_run(directory: Path) -> None:
     """Take back what was written for a run that was refused before any token; one that has results stays whole."""
-    if (directory / RESULT_FILE).exists() or any((directory / EVENTS_FOLDER).iterdir()):
+    kept = (RESULT_FILE, PARTIAL_FILE)
+    if any((directory / name).exists() for name in kept) or any((directory / EVENTS_FOLDER).iterdir()):
         return
     for name in WRITTEN_BEFORE_ANY_TOKEN:
         (directory / name).unlink(missing_ok=True)

@@ -73,13 +73,17 @@ def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -
     (measured / "events" / "target.jsonl").write_text("{}\n")
     discard_run(measured)
     assert (measured / "config.yaml").exists()
+    killed = create_run_directory(RunConfig(), tmp_path / "killed")
+    (killed / "partial.txt").write_text("The sky")
+    discard_run(killed)
+    assert (killed / "partial.txt").exists()
 
 
 def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: Path) -> None:
     clear_run(tmp_path / "nowhere")
     directory = create_run_directory(RunConfig(), tmp_path / "run")
     write_workers(directory, target=1, draft=2)
-    for name in ("result.json", "report.html", "timeline.svg", "events/draft.jsonl", "notes.txt"):
+    for name in ("result.json", "partial.txt", "report.html", "timeline.svg", "events/draft.jsonl", "notes.txt"):
         (directory / name).write_text("{}")
     clear_run(directory)
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
