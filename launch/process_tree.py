@@ -44,6 +44,7 @@ def run_tree(command: Sequence[str], environment: Mapping[str, str], *, quiet: b
     To be called in the main thread. SIGINT, SIGTERM and SIGHUP are answered here while it runs.
     """
     _adopt_orphans()
+    others = descendants(os.getpid())
     with _signal_pipe() as (pipe, settle):
         root = subprocess.Popen(
             command,
@@ -58,6 +59,7 @@ def run_tree(command: Sequence[str], environment: Mapping[str, str], *, quiet: b
             if signum in _STOP_SIGNALS:
                 settle()
                 return Ended(exit_code=stop_tree(root), signum=signum)
+        _end_left_over(others)
         return Ended(exit_code=root.returncode)
 
 
@@ -79,16 +81,14 @@ def stop_tree(root: subprocess.Popen[bytes]) -> int:
         _signal_all(left, signal.SIGKILL)
         _wait_for(left, _KILL_SECONDS)
     finally:
-        for handle in handles:
-            os.close(handle)
-        for pid in pids:  # orphans by now, and ours: an ended one is not to stay in the process table
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+        _release(handles, pids)
     return root.wait(_KILL_SECONDS)
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process that `pid` started, directly or not, parents first (Linux)."""
+    """Every process that `pid` started, directly or not, parents first (Linux; elsewhere none is known)."""
+    if not sys.platform.startswith("linux"):
+        return []
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -99,6 +99,29 @@ def descendants(pid: int) -> list[int]:
     for child in found:  # grows while it is walked
         found += children.get(child, [])
     return found
+
+
+def _end_left_over(others: Sequence[int]) -> None:
+    """Wait for what the ended root has left, which its parent's end has told to end; kill it after `STOP_SECONDS`.
+
+    `others` are children of this process that have nothing to do with it.
+    """
+    pids = [pid for pid in descendants(os.getpid()) if pid not in others]
+    handles = _handles(pids)
+    try:
+        left = _wait_for(handles, STOP_SECONDS)
+        _signal_all(left, signal.SIGKILL)
+        _wait_for(left, _KILL_SECONDS)
+    finally:
+        _release(handles, pids)
+
+
+def _release(handles: Sequence[int], pids: Sequence[int]) -> None:
+    for handle in handles:
+        os.close(handle)
+    for pid in pids:  # orphans by now, and ours: an ended one is not to stay in the process table
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
 
 
 def _die_with_launcher() -> Callable[[], object] | None:

@@ -113,7 +113,7 @@ def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[
 
 @pytest.mark.long
 def test_a_killed_draft_comes_back_within_the_answer(tmp_path: Path) -> None:
-    long_answer = ("sampling.max_new_tokens=600", "sampling.ignore_eos=true")
+    long_answer = ("sampling.max_new_tokens=400", "sampling.ignore_eos=true")
     plain = generate(tmp_path, *long_answer, "mode=autoregressive", "run_dir=plain")
     running = Running(tmp_path, *long_answer)
     killed = running.draft
@@ -124,17 +124,15 @@ def test_a_killed_draft_comes_back_within_the_answer(tmp_path: Path) -> None:
     result = json.loads((running.folder / "result.json").read_text())
     assert result["token_ids"] == plain["token_ids"]
     assert result["metrics"]["num_draft_restarts"] == 1
-    assert 0 < result["metrics"]["num_tokens_alone"] < 600
+    assert 0 < result["metrics"]["num_tokens_alone"] < 400
     assert "and replaced once" in err
 
 
-def test_a_killed_target_ends_everything_and_leaves_its_text(tmp_path: Path) -> None:
+def test_a_killed_target_leaves_its_text(tmp_path: Path) -> None:
     running = Running(tmp_path, "sampling.max_new_tokens=400", "sampling.ignore_eos=true")
-    tree = descendants(running.process.pid)
     os.kill(json.loads((running.folder / "workers.json").read_text())["target"][0], signal.SIGKILL)
     code, out, err = running.end()
     assert code == 1
-    assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
     text = (running.folder / "partial.txt").read_text()
     assert text
     assert text.startswith(out)

@@ -112,6 +112,16 @@ def test_an_interruption_ends_every_process_within_two_seconds(
         assert process.stderr.read().endswith(f"what was measured so far is in {tmp_path / 'out'}\n")
 
 
+def test_a_killed_target_ends_every_process_and_the_run_with_an_error(tmp_path: Path) -> None:
+    with started(tmp_path, "wait") as process:
+        tree = descendants(process.pid)
+        os.kill(json.loads((tmp_path / "out" / "workers.json").read_text())["target"][0], signal.SIGKILL)
+        assert process.wait(SECONDS) == 1
+        assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
+        assert process.stderr is not None
+        assert process.stderr.read().count("amusd: the workers ended without a result") == 1
+
+
 def test_workers_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
     with started(tmp_path, "wait") as process:
         handles = [os.pidfd_open(pid) for pid in descendants(process.pid)]
