@@ -74,6 +74,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"compare": {"policies": ["chain", "tree"]}}, "compare.policies=tree: allowed: auto, chain, branching"),
     ({"max_wait_passes": -0.1}, "max_wait_passes=-0.1: must be at least 0"),
     ({"draft_timeout_seconds": 0}, "draft_timeout_seconds=0.0: must be above 0"),
+    ({"max_silence_seconds": 0}, "max_silence_seconds=0.0: must be above 0"),
     ({"target": {"kind": "hf"}}, "target.model: required with target=hf"),
     ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with drafter=hf, not with drafter=embedded"),

@@ -47,6 +47,11 @@ class DraftSource(Protocol):
         ...
 
 
+def last_line(text: str) -> str:
+    """Of a traceback, what went wrong."""
+    return (text.strip().splitlines() or ["it gave no reason"])[-1]
+
+
 class Succession:
     """The target's search for the next draft. `listen` makes the listening end of a link from a nonce."""
 
@@ -132,7 +137,7 @@ class Succession:
             return
         self._num_fruitless += 1
         if self._num_fruitless > MAX_RESTARTS:
-            self._give_up(f"{MAX_RESTARTS} restarts in a row brought no candidate; at last: {reason}")
+            self._give_up(f"{MAX_RESTARTS} restarts in a row brought no candidate; at last: {last_line(reason)}")
         elif self._num_fruitless > 1:
             self._not_before = time.monotonic() + BACK_OFF_SECONDS * 2 ** (self._num_fruitless - 2)
 

@@ -23,7 +23,7 @@ from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block
 from amusd.runtime.handshake import told
-from amusd.runtime.succession import Succession
+from amusd.runtime.succession import Succession, last_line
 from amusd.runtime.tally import Tally
 from amusd.sampling.equality import accept_equal
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
@@ -470,7 +470,7 @@ class TargetWorker:
             session.detach()
         self.recorder.instant("draft_lost", NO_SEQUENCE if session is None else session.sequence_id, reason=reason)
         self._tally.num_draft_losses += 1
-        self.draft_losses.append((reason.strip().splitlines() or ["it gave no reason"])[-1])
+        self.draft_losses.append(last_line(reason))
         if self.succession is None:
             self.draft_failure = reason
             return

@@ -36,7 +36,7 @@ GOOD, MUTE, CRASHING, BABBLING, FOREIGN = "good", "mute", "crashing", "babbling"
 protocol forbids; has another tokenizer."""
 
 _fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["torch", "amusd.runtime.startup"])
+_fork.set_forkserver_preload(["torch", "amusd.engine"])
 
 
 class TableDrafts:
@@ -155,7 +155,7 @@ class Survivor:
         return answer
 
     def kill(self) -> None:
-        os.kill(self.drafts.pid, signal.SIGKILL)
+        self.drafts.dismiss()  # SIGKILL; nothing to a process that has been killed before, unnoticed
 
     def await_help(self, schedule: DecodingConfig) -> Generation:
         """Answers until a draft helps again: the first that it helped with."""
