@@ -232,7 +232,7 @@ def _check(backend: Backend, devices: tuple[str, str], *, same_machine: bool) ->
 
 def _place(address: str, backend: Backend, *, insecure: bool, to_bind: bool) -> Place:
     """Check an address. Raises ConfigError."""
-    endpoint = parse_endpoint(address, insecure=insecure, to_bind=to_bind)
+    endpoint = parse_endpoint(address, beyond=insecure, to_bind=to_bind)
     scheme, _, rest = endpoint.address.partition("://")
     host, _, port = rest.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
