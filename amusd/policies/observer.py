@@ -5,9 +5,10 @@ The real target and the simulated one keep one each: a policy cannot tell them a
 
 from __future__ import annotations
 
+from typing import Any
+
 from amusd.policies.base import TargetView
 from amusd.policies.estimates import Estimates
-from amusd.protocol.token_stream import Row
 from amusd.protocol.verification import Verification
 
 PASS_TIME_MEMORY = 0.8
@@ -29,7 +30,7 @@ class Observer:
         self._estimates = self._all_estimates.setdefault((drafter, has_tree), Estimates())
         self._last_end_ns = None
 
-    def view(self, session: Verification[Row], *, max_candidates: int, waited_ns: int) -> TargetView:
+    def view(self, session: Verification[Any], *, max_candidates: int, waited_ns: int) -> TargetView:
         """`max_candidates`: what the next pass can take; `waited_ns`: since it could have begun."""
         weights, num_candidates = session.weights, session.num_candidates
         self._first_weight = next(iter(weights), None)
