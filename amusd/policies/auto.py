@@ -30,6 +30,8 @@ class AutoPolicy:
             gain = view.path_chance * (view.acceptance - (1 - view.acceptance) * view.rejection_loss)
             loss = view.tokens_per_second * view.candidate_seconds
             seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
+            reason = f"one more candidate: {gain:.2f} tokens for {loss:.2f}"
             if gain > loss and seconds_left > 0:
-                return Wait(seconds_left)
+                return Wait(seconds_left, reason)
+            return Verify(view.num_candidates, reason if seconds_left > 0 else "waited for as long as a pass takes")
         return Verify(view.num_candidates)

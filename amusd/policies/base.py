@@ -6,7 +6,7 @@ candidate is verified can never depend on its own value (an independence conditi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 
@@ -43,6 +43,8 @@ class Verify:
     """Start a pass now, with at most this many candidates."""
 
     num_candidates: int
+    reason: str = field(default="", compare=False)
+    """For the timeline, where it is not always the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,16 @@ class Wait:
     """Look again when something arrives, or after this long."""
 
     seconds: float
+    reason: str = field(default="", compare=False)
+    """Likewise."""
 
 
 Decision: TypeAlias = Verify | Wait
+
+
+def because(decision: Decision) -> dict[str, str]:
+    """Its reason, as a field of an event; nothing where it gives none."""
+    return {"reason": decision.reason} if decision.reason else {}
 
 
 class Policy(Protocol):

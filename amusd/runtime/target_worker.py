@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from amusd.config import GREEDY, Distribution
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.models.language_model import KVCache, LanguageModel
-from amusd.policies.base import Policy, Wait
+from amusd.policies.base import Policy, Wait, because
 from amusd.policies.observer import Observer
 from amusd.policies.silence import Silence
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Prepared, Progress, Shutdown
@@ -102,6 +102,8 @@ class TargetWorker:
     _cache: KVCache = field(init=False)
     _max_candidates: int = 0
     """How many the block under way could have held."""
+    _reason: dict[str, str] = field(default_factory=dict)
+    """Why it is as long as it is, for its event."""
     _tally: Tally = field(default_factory=Tally)
     _observer: Observer = field(default_factory=Observer)
     _sampler: TargetSampler | None = None
@@ -244,9 +246,11 @@ class TargetWorker:
                 view = replace(view, may_get_more=False)
             decision = policy.decide(view)
             if not isinstance(decision, Wait):
+                self._reason = because(decision)
                 self._max_candidates = min(limit, policy.max_lookahead)
                 return session.begin(min(decision.num_candidates, limit))
-            self._wait(session, min(decision.seconds, self._silence.seconds_left(self._max_silence_seconds)))
+            seconds = min(decision.seconds, self._silence.seconds_left(self._max_silence_seconds))
+            self._wait(session, seconds, because(decision))
 
     def _verify(self, session: _Session, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
@@ -306,6 +310,7 @@ class TargetWorker:
             session.sequence_id,
             num_candidates=num_candidates,
             max_candidates=self._max_candidates,
+            **self._reason,
             num_judged=num_judged,
             num_accepted=num_accepted,
             num_tokens=num_tokens,
@@ -367,14 +372,14 @@ class TargetWorker:
             if not (session.attached and self._take(session, 0.0)):
                 break
 
-    def _wait(self, session: _Session, seconds: float) -> None:
+    def _wait(self, session: _Session, seconds: float, reason: dict[str, str]) -> None:
         start_ns = time.monotonic_ns()
         num_candidates = session.num_candidates
         self._take(session, seconds)
         end_ns = time.monotonic_ns()
         self._tally.waited(end_ns - start_ns)
         self._observer.waited(end_ns - start_ns, num_before=num_candidates, num_after=session.num_candidates)
-        self.recorder.span("target_wait", start_ns, end_ns, session.sequence_id)
+        self.recorder.span("target_wait", start_ns, end_ns, session.sequence_id, **reason)
 
     def _take(self, session: _Session, timeout: float) -> bool:
         """Receive and handle one message; False when none came."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from amusd.errors import InvariantError
-from amusd.policies.base import Policy, Wait
+from amusd.policies.base import Policy, Wait, because
 from amusd.policies.observer import Observer
 from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
@@ -51,6 +51,7 @@ class TargetActor:
     """In a prefill or a pass right now."""
     finished: list[TargetCounts] = field(default_factory=list)
     _observer: Observer = field(default_factory=Observer)
+    _reason: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> Process:
         """All answers, then `Shutdown`."""
@@ -109,6 +110,7 @@ class TargetActor:
             waited_ns = self.clock.now_ns - ready_ns
             decision = self.policy.decide(self._observer.view(session, max_candidates=limit, waited_ns=waited_ns))
             if not isinstance(decision, Wait):
+                self._reason = because(decision)
                 return session.begin(min(decision.num_candidates, limit))
             start_ns, num_candidates = self.clock.now_ns, session.num_candidates
             yield Listen(math.ceil(decision.seconds * 1e9))
@@ -117,7 +119,7 @@ class TargetActor:
             waited_ns = self.clock.now_ns - start_ns
             self._observer.waited(waited_ns, num_before=num_candidates, num_after=session.num_candidates)
             counts.wait_ns += waited_ns
-            self.journal.span("target_wait", start_ns, self.clock.now_ns, session.sequence_id)
+            self.journal.span("target_wait", start_ns, self.clock.now_ns, session.sequence_id, **because(decision))
 
     def _limit(self, session: Session) -> int:
         """Candidates that the next pass can take."""
@@ -144,6 +146,7 @@ class TargetActor:
             session.sequence_id,
             num_candidates=num_candidates,
             max_candidates=min(max_candidates, self.policy.max_lookahead),
+            **self._reason,
             num_judged=num_judged,
             num_accepted=num_accepted,
             num_tokens=len(token_ids),

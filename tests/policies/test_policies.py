@@ -8,7 +8,7 @@ import pytest
 
 from amusd.config import DecodingConfig
 from amusd.policies.auto import AutoPolicy
-from amusd.policies.base import TargetView, Verify, Wait
+from amusd.policies.base import TargetView, Verify, Wait, because
 from amusd.policies.branching import BranchingPolicy
 from amusd.policies.chain import ChainPolicy
 from amusd.policies.estimates import Estimates
@@ -105,6 +105,15 @@ def test_auto_waits_while_a_candidate_more_brings_more_than_it_costs() -> None:
     assert AUTO.decide(replace(KNOWN, acceptance=0.2)) == Verify(0)
     assert AUTO.decide(replace(KNOWN, rejection_loss=0.8)) == Wait(0.02)  # 0.6 - 0.4 * 0.8 = 0.28
     assert AUTO.decide(replace(KNOWN, rejection_loss=0.9)) == Verify(0)  # 0.24
+
+
+def test_auto_says_why() -> None:
+    assert because(AUTO.decide(KNOWN)) == {"reason": "one more candidate: 0.60 tokens for 0.25"}
+    assert because(AUTO.decide(replace(KNOWN, acceptance=0.2))) == {
+        "reason": "one more candidate: 0.20 tokens for 0.25"
+    }
+    assert "as long as a pass" in because(AUTO.decide(replace(KNOWN, waited_seconds=0.02)))["reason"]
+    assert because(AUTO.decide(replace(KNOWN, may_get_more=False))) == {}
 
 
 def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass() -> None:
