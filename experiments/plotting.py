@@ -17,6 +17,7 @@ LOOKS = {
     "autoregressive": ("#56606b", "s"),
     "synchronous": ("#0072b2", "o"),
     "chain": ("#d55e00", "^"),
+    "windowed": ("#e69f00", "P"),
     "branching": ("#009e73", "D"),
     "auto": ("#cc79a7", "v"),
 }

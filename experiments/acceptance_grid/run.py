@@ -15,14 +15,15 @@ def main() -> None:
     """One sweep of `amusd compare`."""
     parser = parser_of("acceptance_grid", __doc__, num_prompts=8, num_tokens=96)
     request = request_of(parser.parse_args())
-    accepts = "0.5,0.9" if request.quick else "0.3,0.4,0.5,0.6,0.7,0.8,0.9,0.95"
-    lengths = "[2]" if request.quick else "[1,2,3,4,5,6,7]"
+    accepts = "0.5,0.9" if request.quick else "0.3,0.5,0.6,0.7,0.8,0.9,0.95"
+    lengths = "[2]" if request.quick else "[1,2,4,6]"
     run_sweep(
         request,
         [
             "experiment=acceptance_grid",
             f"accept={accepts}",
-            "compare.policies=[chain,branching]",
+            "compare.policies=[chain,windowed,branching,auto]",
+            "num_speculative_tokens=7",  # of a window: what the draft makes in a pass, and a pass can take
             f"compare.synchronous_lengths={lengths}",
         ],
     )

@@ -1,4 +1,4 @@
-"""Is running ahead worth a device? Plain, synchronous (best length), chain, branching; greedy and at temperature 0.7.
+"""Is running ahead worth a device? Plain, synchronous (best length) and every policy; greedy and at temperature 0.7.
 
 First a device for each worker, all ways interleaved prompt by prompt. Then what else two devices could do: plain and
 synchronous decoding with both cores for each pass, the workers taking turns.
@@ -30,8 +30,9 @@ def main() -> None:
     common = [f"{TEMPERATURE}=0,0.7", "sampling.seed=1", *request.workload()]
     jobs = compare(
         [
-            "compare.policies=[chain,branching]",
-            f"compare.synchronous_lengths={'[2]' if request.quick else '[1,2,3,4,5,7]'}",
+            "compare.policies=[chain,windowed,branching,auto]",
+            "num_speculative_tokens=7",  # of a window: what the draft makes in a pass, and a pass can take
+            f"compare.synchronous_lengths={'[2]' if request.quick else '[1,2,3,4,5]'}",
             *common,
         ],
         request.runs / "a_core_each",
@@ -39,7 +40,7 @@ def main() -> None:
     shared = compare(
         [
             "mode=synchronous",
-            f"num_speculative_tokens={'2,4' if request.quick else '1,2,3,4'}",
+            f"num_speculative_tokens={'2' if request.quick else '2,4'}",
             f"hardware.num_threads={NUM_CORES}",
             "hardware.pin_cores=false",
             *common,

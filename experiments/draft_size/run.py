@@ -26,7 +26,7 @@ def main() -> None:
     shapes = "null,smollm2-135m-slice" if request.quick else "null,smollm2-135m-slice,smollm2-135m"
     sizes = "2048,8192" if request.quick else "2048,4096,8192"
     common = [
-        "compare.policies=[chain,branching]",
+        "compare.policies=[chain,branching,auto]",
         f"compare.synchronous_lengths={'[2]' if request.quick else '[1,2,3,4]'}",
         *request.workload(),
     ]

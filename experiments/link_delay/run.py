@@ -22,7 +22,7 @@ def main() -> None:
         [
             "experiment=link_delay",
             f"transport.delay_ms={delays}",
-            "compare.policies=[chain,branching]",
+            "compare.policies=[chain,branching,auto]",
             f"compare.synchronous_lengths={lengths}",
         ],
     )

@@ -14,14 +14,14 @@ from experiments.plotting import LOOKS, OUTLINE, caption, plotter, subplots
 
 
 def draw(results: Document) -> Any:
-    """A point for each setting: colour and marker by mode, filled for the first draft, open for the others."""
+    """A point for each setting: colour and marker by policy, filled for the first draft, open for the others."""
     rows = results["rows"]
     figure, axes = subplots(width=5.6, height=5.2)
     drafters = list(dict.fromkeys(row["drafter"] for row in rows))
-    for mode, name in (("synchronous", "synchronous"), ("asynchronous", "chain")):
+    for name in dict.fromkeys(row["policy"] for row in rows):
         colour, marker = LOOKS[name]
         for drafter in drafters:
-            own = [row for row in rows if (row["mode"], row["drafter"]) == (mode, drafter)]
+            own = [row for row in rows if (row["policy"], row["drafter"]) == (name, drafter)]
             if own:
                 axes.plot(
                     [row["measured"] for row in own],

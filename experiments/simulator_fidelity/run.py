@@ -1,8 +1,8 @@
 """How well `amusd simulate` foretells what a change of schedule, link or draft is worth.
 
-One half of the prompts is answered once for each draft, with one schedule and no added delay: that calibrates the
-simulator. It then predicts the speed-up of other schedules and delays, which are measured on the other half: the
-prediction knows neither their prompts nor their times.
+One half of the prompts is answered once for each draft, by chain and branching with one wait and no added delay: that
+calibrates the simulator. It then predicts the speed-up of all schedules at other delays, which are measured on the
+other half: the prediction knows neither their prompts nor their times.
 
 --calibration and --measured take the directories of earlier runs of `amusd compare` instead.
 """
@@ -17,22 +17,32 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 import statistics
 from collections.abc import Iterator, Sequence
 
-from amusd.config import RunConfig
+from amusd.config import AsynchronousPolicy, DrafterKind, RunConfig
 from amusd.console import table
 from amusd.errors import ConfigError
+from amusd.policies.factory import policy_name
 from amusd.types import Mode
 from experiments.common import Document, compare, read_json, run, run_amusd, speedups, write_results
 from experiments.request import Request, parser_of, request_of
 
-DRAFTERS = ("embedded", "ngram")
-DELAYS_MS = (0, 5, 10)
-LENGTHS = (1, 2, 4, 7)
-WAITS = (0, 1, 2, 4)
-CALIBRATING_WAIT = 2
+POLICIES: dict[DrafterKind, tuple[AsynchronousPolicy, ...]] = {
+    "embedded": ("chain", "windowed", "branching", "auto"),
+    "ngram": ("chain", "windowed", "auto"),
+}
+"""Of each drafter, those that it can."""
+CALIBRATING: dict[DrafterKind, tuple[AsynchronousPolicy, ...]] = {
+    "embedded": ("chain", "branching"),
+    "ngram": ("chain",),
+}
+DELAYS_MS = (0, 10)
+LENGTHS = (1, 2, 4)
+WINDOW = 4
+WAITS = (0, 1, 4)
+CALIBRATING_WAIT = 1
 CALIBRATING_LENGTH = 2
 
 Setting = tuple[str, float, str, int]
-"""Drafter, delay in ms, mode, and the number that is tuned in it."""
+"""Drafter, delay in ms, policy or mode, and the number that is tuned in it (0 where it finds its own)."""
 
 
 def main() -> None:
@@ -60,36 +70,39 @@ def main() -> None:
 
 def measure_calibration(request: Request, lines: Sequence[str]) -> list[Path]:
     """One run for each draft."""
-    overrides = [
-        f"drafter={','.join(DRAFTERS)}",
-        "policy=chain",
-        f"min_candidates={CALIBRATING_WAIT}",
-        f"compare.synchronous_lengths=[{CALIBRATING_LENGTH}]",
-        *request.workload(lines, "calibration"),
-    ]
-    return _runs(overrides, request.runs / "calibrate")
+    found = []
+    for drafter, policies in CALIBRATING.items():
+        overrides = [
+            f"drafter={drafter}",
+            f"compare.policies=[{','.join(policies)}]",
+            f"min_candidates={CALIBRATING_WAIT}",
+            f"compare.synchronous_lengths=[{CALIBRATING_LENGTH}]",
+            *request.workload(lines, "calibration"),
+        ]
+        found += _runs(overrides, request.runs / "calibrate" / drafter)
+    return found
 
 
 def measure_settings(request: Request, lines: Sequence[str]) -> list[Path]:
-    """Every draft, delay, length and wait; the lengths once, the waits in runs that have one length beside them."""
+    """Every draft, delay, length, policy and wait; the chain's other waits in runs of their own."""
     delays = DELAYS_MS[1:2] if request.quick else DELAYS_MS
     lengths = LENGTHS[1:2] if request.quick else LENGTHS
     waits = WAITS[:1] if request.quick else WAITS
-    overrides = [
-        f"drafter={','.join(DRAFTERS)}",
-        f"transport.delay_ms={','.join(map(str, delays))}",
-        "policy=chain",
-        *request.workload(lines, "measured"),
-    ]
-    shown = ",".join(map(str, lengths))
-    found = _runs(
-        [*overrides, f"min_candidates={waits[0]}", f"compare.synchronous_lengths=[{shown}]"], request.runs / "lengths"
-    )
-    if waits[1:]:
-        others = ",".join(map(str, waits[1:]))
-        # As wide as the passes above, so that both are the same machine.
-        same_width = [f"min_candidates={others}", f"compare.synchronous_lengths=[{CALIBRATING_LENGTH}]"]
-        found += _runs([*overrides, *same_width], request.runs / "waits")
+    found = []
+    for drafter, policies in POLICIES.items():
+        overrides = [
+            f"drafter={drafter}",
+            f"transport.delay_ms={','.join(map(str, delays))}",
+            f"num_speculative_tokens={WINDOW}",
+            *request.workload(lines, "measured"),
+        ]
+        all_policies = [f"compare.policies=[{','.join(policies)}]", f"min_candidates={waits[0]}"]
+        shown = f"compare.synchronous_lengths=[{','.join(map(str, lengths))}]"
+        found += _runs([*overrides, *all_policies, shown], request.runs / "all" / drafter)
+        if waits[1:]:
+            others = ["policy=chain", f"min_candidates={','.join(map(str, waits[1:]))}"]
+            length = f"compare.synchronous_lengths=[{CALIBRATING_LENGTH}]"
+            found += _runs([*overrides, *others, length], request.runs / "waits" / drafter)
     return found
 
 
@@ -117,7 +130,7 @@ def predict(calibrations: Sequence[Path], measured: Sequence[Path], folder: Path
         {
             "drafter": setting[0],
             "delay_ms": setting[1],
-            "mode": setting[2],
+            "policy": setting[2],
             "knob": setting[3],
             "calibrated": setting in known,
             "measured": statistics.median(values),
@@ -130,32 +143,35 @@ def predict(calibrations: Sequence[Path], measured: Sequence[Path], folder: Path
 
 
 def measured_speedups(run_dir: Path) -> Iterator[tuple[Setting, float]]:
-    """What a run of `amusd compare` measured with synchronous blocks and the chain, as the median over its prompts."""
+    """What a run of `amusd compare` measured for each length and policy, as the median over its prompts."""
     from amusd.compare import contestants_of
 
     config, result = _config(run_dir), read_json(run_dir / "result.json")
     for contestant in contestants_of(config):
         decoding = contestant.decoding
-        chain = decoding.mode is Mode.ASYNCHRONOUS and decoding.policy == "chain"
-        if decoding.mode is Mode.SYNCHRONOUS or chain:
-            assert contestant.drafter is not None
-            knob = decoding.min_candidates if chain else decoding.num_speculative_tokens
-            setting = (contestant.drafter, config.transport.delay_ms, decoding.mode.value, knob)
-            yield setting, statistics.median(speedups(result["per_prompt"], contestant.name))
+        if decoding.mode is Mode.AUTOREGRESSIVE:
+            continue
+        assert contestant.drafter is not None
+        name = policy_name(decoding) or decoding.mode.value
+        in_blocks = name in ("synchronous", "windowed")
+        knob = decoding.num_speculative_tokens if in_blocks else 0 if name == "auto" else decoding.min_candidates
+        setting = (contestant.drafter, config.transport.delay_ms, name, knob)
+        yield setting, statistics.median(speedups(result["per_prompt"], contestant.name))
 
 
 def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[Setting, float]:
     """`amusd simulate` with the settings of the run in `run_dir`."""
     config, calibrated = _config(run_dir), _config(calibration)
     kind, delay_ms = config.drafter.kind, config.transport.delay_ms
+    lengths = sorted({*config.synchronous_lengths(), config.num_speculative_tokens})
     overrides = [
         f"calibration={calibration.absolute()}",
-        "policy=chain",
         f"min_candidates={config.min_candidates}",
+        f"num_speculative_tokens={config.num_speculative_tokens}",
         f"max_lookahead={config.max_lookahead}",
         f"max_wait_passes={config.max_wait_passes}",
         f"tokens_per_message={config.tokens_per_message}",
-        f"simulate.synchronous_lengths=[{','.join(map(str, config.synchronous_lengths()))}]",
+        f"simulate.synchronous_lengths=[{','.join(map(str, lengths))}]",
         f"simulate.min_candidates=[{config.min_candidates}]",
     ]
     if kind != "hf":  # a calibration with a checkpoint has that one draft
@@ -164,9 +180,9 @@ def predicted_speedups(calibration: Path, run_dir: Path, folder: Path) -> dict[S
         overrides.append(f"delay_ms={delay_ms}")
     found = {}
     for row in run_amusd("simulate", overrides, folder)["rows"]:
-        knob = row["min_candidates"] if row["num_speculative_tokens"] is None else row["num_speculative_tokens"]
-        if knob is not None and row["policy"] in (None, "chain"):
-            found[kind, delay_ms, row["mode"], knob] = row["speedup_vs_autoregressive"]
+        if row["mode"] != Mode.AUTOREGRESSIVE.value:
+            knob = row["num_speculative_tokens"] or row["min_candidates"] or 0
+            found[kind, delay_ms, row["policy"] or row["mode"], knob] = row["speedup_vs_autoregressive"]
     return found
 
 
@@ -207,7 +223,7 @@ def rows_text(rows: Sequence[Document]) -> str:
     """A line for each setting."""
     lines = [
         (
-            f"{row['mode']} ({row['knob']}), {row['drafter']}",
+            _name(row),
             f"{row['delay_ms']:g}",
             f"{row['measured']:.2f}",
             f"{row['predicted']:.2f}",
@@ -217,6 +233,11 @@ def rows_text(rows: Sequence[Document]) -> str:
         for row in rows
     ]
     return table(("setting", "delay, ms", "measured", "predicted", "error", "calibrated"), lines)
+
+
+def _name(row: Document) -> str:
+    knob = "" if row["policy"] == "auto" else f" ({row['knob']})"
+    return f"{row['policy']}{knob}, {row['drafter']}"
 
 
 def summary_text(summary: dict[str, Document]) -> str:

@@ -22,7 +22,7 @@ def main() -> None:
         [
             "experiment=temperature",
             f"sampling.temperature={temperatures}",
-            "compare.policies=[chain,branching]",
+            "compare.policies=[chain,branching,auto]",
             f"compare.synchronous_lengths={lengths}",
         ],
     )

@@ -70,9 +70,9 @@ def measured(name: str) -> dict[str, Any]:
     """What an experiment adds to its file of results, small and made up."""
     if name == "simulator_fidelity":
         rows = [
-            {"drafter": drafter, "delay_ms": 0.0, "mode": mode, "knob": 2, "measured": 1.4, "predicted": 1.5,
+            {"drafter": drafter, "delay_ms": 0.0, "policy": policy, "knob": 2, "measured": 1.4, "predicted": 1.5,
              "error": 0.07, "calibrated": False}
-            for drafter in ("embedded", "ngram") for mode in ("synchronous", "asynchronous")
+            for drafter in ("embedded", "ngram") for policy in ("synchronous", "chain", "windowed", "auto")
         ]  # fmt: skip
         return {"rows": rows, "summary": simulator_fidelity.summary_of(rows)}
     if name == "peers":
