@@ -16,6 +16,7 @@ import pytest
 from amusd.errors import ConfigError
 from experiments import common, plotting, request
 from experiments.async_vs_sync import run as async_vs_sync
+from experiments.controller import run as controller
 from experiments.peers import run as peers
 from experiments.simulator_fidelity import run as simulator_fidelity
 
@@ -75,6 +76,13 @@ def measured(name: str) -> dict[str, Any]:
             for drafter in ("embedded", "ngram") for policy in ("synchronous", "chain", "windowed", "auto")
         ]  # fmt: skip
         return {"rows": rows, "summary": simulator_fidelity.summary_of(rows)}
+    if name == "controller":
+        rows = [
+            {"accept": accept, "ratio": 5.0, "delay": delay, "best": "chain", "best_speedup": 2.0,
+             "auto_speedup": 2 * share, "auto_of_best": share}
+            for accept, share in ((0.5, 0.9), (0.9, 1.02)) for delay in (0.0, 0.1)
+        ]  # fmt: skip
+        return {"rows": rows, "summary": controller.summary_of(rows)}
     if name == "peers":
         names = ["transformers, 1 core: plain", "amusd, 1 core: plain", "amusd, 2 cores: chain"]
         prompts = [
@@ -98,7 +106,7 @@ def asked(tmp_path: Path, *arguments: str, experiment: str = "wait_sweep") -> re
 
 
 def test_all_experiments_are_here() -> None:
-    assert set(NAMES) == {*SWEPT, "draft_size", "peers", "simulator_fidelity"}
+    assert set(NAMES) == {*SWEPT, "controller", "draft_size", "peers", "simulator_fidelity"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -257,6 +265,13 @@ def test_the_error_of_a_prediction_is_relative_and_its_sign_does_not_cancel() ->
     summary = simulator_fidelity.summary_of(rows)
     assert summary["all"] == {"num_settings": 3, "median": 0.2, "worst": 0.3}
     assert summary["not calibrated"] == {"num_settings": 2, "median": 0.25, "worst": 0.3}
+
+
+def test_the_share_of_the_best_counts_what_falls_short() -> None:
+    rows = measured("controller")["rows"]
+    summary = controller.summary_of(rows)
+    assert (summary["worst"], summary["num_below_95_percent"], summary["least_speedup"]) == (0.9, 2, 1.8)
+    assert "2 below 95 %" in controller.summary_text(summary)
 
 
 def test_a_peer_is_compared_with_plain_decoding_on_its_own_cores() -> None:
