@@ -17,6 +17,7 @@ from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
+from amusd.models.sharding import ALONE, Ranks
 from amusd.models.tree_pass import Visible, lay_out
 
 _PADDING_ID = 0  # any id will do: rows of padding are never read
@@ -40,18 +41,23 @@ class CachedModel:
         output_ids: Tensor | None = None,
         capture: Capture | None = None,
         tokens_per_step: int = 1,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`max_length`: longest sequence in tokens; `output_ids`, `tokens_per_step`: see `LanguageModel`.
 
-        `capture`: replay passes of the few shapes that `numerics` leaves; None: compute each anew.
+        `capture`: replay passes of the few shapes that `numerics` leaves; None: compute each anew. `ranks`: those that
+        share `network`; they are told of each pass, and can neither replay passes nor compute trees.
         """
         if tokens_per_step < 1:
             raise ValueError(f"tokens_per_step={tokens_per_step} must be at least 1")
+        if capture is not None and ranks.size > 1:
+            raise ValueError(f"passes of {ranks.size} ranks cannot be captured")
         self._network = network
         self._numerics = numerics = numerics.within(max_length)
         self._max_length = max_length
         self._capture = capture
         self._tokens_per_step = tokens_per_step
+        self._ranks = ranks
         self._output_ids = output_ids
         self._output_id_list = None if output_ids is None else output_ids.tolist()
         # On a CPU padding a bucketed pass buys nothing: no kernel is chosen or captured per shape.
@@ -114,6 +120,7 @@ class CachedModel:
             output_ids=self._output_ids,
             capture=self._capture,
             tokens_per_step=self._tokens_per_step,
+            ranks=self._ranks,
         )
 
     @property
@@ -226,8 +233,10 @@ class CachedModel:
         matters nor changes; `prefill` and `forward` write from there on, padding included, whatever lies there.
 
         Rows are never padded, and the pass is not captured, whatever others are. Raises `ValueError`, before any
-        change, for what no path can be.
+        change, for what no path can be, and where several ranks share the model.
         """
+        if self._ranks.size > 1:
+            raise ValueError(f"{self._ranks.size} ranks share this model: they compute no trees")
         cache = self._checked((), cache)
         if not 1 <= len(token_ids) <= self._numerics.width:
             raise ValueError(f"{len(token_ids)} rows: allowed are 1 to {self._numerics.width}")
@@ -275,6 +284,7 @@ class CachedModel:
         self, token_ids: Sequence[int], computed: int, num_keys: int, cache: PreallocatedCache, *, with_logits: bool
     ) -> Tensor | None:
         """Run the network over the tokens padded to `computed` rows, and move the cache by the real ones."""
+        self._ranks.announce(cache, token_ids, with_logits=with_logits)
         start, rows = cache.length, len(token_ids)
         self._token_ids_view[:rows] = token_ids
         self._token_ids_view[rows:computed] = _PADDING_ID

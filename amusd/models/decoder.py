@@ -4,6 +4,8 @@ Against the same model in transformers: query, key and value weights in one prod
 sums inside the products that make them; the rotation of queries and keys as one complex product (their weights' rows
 are reordered once so that the two numbers of a pair are neighbours: dot products do not depend on the order); keys and
 values written where they stay. Rotation, attention and norms compute in float32.
+
+Several ranks may compute one model (`sharding.py`): each holds its share of the heads, of the cache and of the weights.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 from amusd.models.attention import attend_grouped
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.linear import Linear, make_linear
+from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """transformers' names of the architectures that `Decoder` computes."""
@@ -47,30 +50,43 @@ def why_not_covered(config: Any) -> str | None:
 class _Heads:
     """Shape of the attention."""
 
-    num_queries: int
-    num_keys: int
+    queries: range
+    """Query heads of this rank."""
+    keys: range
+    """Key heads of this rank."""
     dim: int
     epsilon: float
     """Of every norm."""
     scaling: float
     """Scores are multiplied by this."""
 
+    @property
+    def num_queries(self) -> int:
+        """Query heads of this rank."""
+        return len(self.queries)
+
+    @property
+    def num_keys(self) -> int:
+        """Key heads of this rank."""
+        return len(self.keys)
+
 
 class _Layer:
     """One transformer block."""
 
-    def __init__(self, block: Any, heads: _Heads, device: torch.device) -> None:
+    def __init__(self, block: Any, heads: _Heads, device: torch.device, ranks: Ranks) -> None:
         attention, mlp = block.self_attn, block.mlp
         self._heads = heads
         self._attention_norm = _own(block.input_layernorm.weight, device)
         self._mlp_norm = _own(block.post_attention_layernorm.weight, device)
         pairs = _pairs_side_by_side(heads.dim)
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        counts = [heads.num_queries, heads.num_keys, 0]  # heads to reorder
-        self.query_key_value = _fuse(projections, device, [_reorder(pairs, count) for count in counts])
-        self.output = _fuse([attention.o_proj], device)
-        self.gate_up = _fuse([mlp.gate_proj, mlp.up_proj], device)
-        self.down = _fuse([mlp.down_proj], device)
+        units = share(mlp.gate_proj.out_features, ranks)
+        orders = [_reorder(pairs, heads.queries), _reorder(pairs, heads.keys), _slots(heads.keys, heads.dim)]
+        self.query_key_value = _fuse(projections, device, orders)
+        self.output = _split_inputs(attention.o_proj, device, _slots(heads.queries, heads.dim), ranks)
+        self.gate_up = _fuse([mlp.gate_proj, mlp.up_proj], device, [_slots(units, 1)] * 2)
+        self.down = _split_inputs(mlp.down_proj, device, _slots(units, 1), ranks)
         self._head_norm = _head_norm_weights(attention, heads, pairs, device)
 
     def __call__(self, hidden: Tensor, rotation: Tensor, mask: Tensor, cache: PreallocatedCache, index: int) -> Tensor:
@@ -102,38 +118,42 @@ class Decoder:
 
     implementation = "amusd"
 
-    def __init__(self, model: Any, *, device: torch.device, max_positions: int) -> None:
-        """`model`: a causal model for which `why_not_covered` says None; `max_positions`: rows of the rotary table."""
+    def __init__(self, model: Any, *, device: torch.device, max_positions: int, ranks: Ranks = ALONE) -> None:
+        """`model`: a causal model for which `why_not_covered` says None; `max_positions`: rows of the rotary table.
+
+        `ranks` share the model between them; there are at most as many as key heads.
+        """
         config = model.config
         blocks = model.base_model.layers
         attention = blocks[0].self_attn
+        self.num_query_groups = config.num_attention_heads // config.num_key_value_heads
+        keys = share(config.num_key_value_heads, ranks)
         heads = _Heads(
-            num_queries=config.num_attention_heads,
-            num_keys=config.num_key_value_heads,
+            queries=range(keys.start * self.num_query_groups, keys.stop * self.num_query_groups),
+            keys=keys,
             dim=attention.head_dim,
             epsilon=config.rms_norm_eps,
             scaling=attention.scaling,
         )
         self.device = device
-        self.num_query_groups = heads.num_queries // heads.num_keys
         self._epsilon = heads.epsilon
         self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
         self._layers: list[_Layer] = []
         for index, block in enumerate(blocks):
-            self._layers.append(_Layer(block, heads, device))
+            self._layers.append(_Layer(block, heads, device, ranks))
             blocks[index] = torch.nn.Identity()  # frees what has just been copied
         self._norm = _own(model.base_model.norm.weight, device)
         head = model.get_output_embeddings()
         embedding = model.get_input_embeddings().weight
         self._embedding = _own(embedding, device)
-        head_weight = self._embedding if head.weight is embedding else _own(head.weight, device)
-        self._head = make_linear(head_weight, None if head.bias is None else _own(head.bias, device))
+        is_tied = head.weight is embedding
+        self._head = _make_head(head, self._embedding if is_tied else None, device, ranks)
         self.num_ids = int(self._embedding.shape[0])
-        self.vocab_size = int(head_weight.shape[0])
+        self.vocab_size = int(head.weight.shape[0])
         self.cache_dtype = torch.float32 if device.type == "cpu" else self._embedding.dtype
         self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
-        is_tied = head.weight is embedding
-        self.parameter_bytes = self.weight_bytes + (0 if is_tied else self._embedding.nbytes)
+        is_counted = is_tied and ranks.size == 1
+        self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, mask: Tensor, cache: PreallocatedCache, *, with_logits: bool
@@ -166,21 +186,22 @@ def _pairs_side_by_side(dim: int) -> Tensor:
     return torch.arange(dim).view(2, dim // 2).t().reshape(dim)
 
 
-def _reorder(pairs: Tensor, num_heads: int) -> Tensor | None:
-    """The row order of a projection onto `num_heads` heads; None for a projection that is not rotated."""
-    if num_heads == 0:
-        return None
+def _slots(items: range, width: int) -> Tensor:
+    """[items * width]: where `items` of this width lie in a row."""
+    return torch.arange(items.start * width, items.stop * width)
+
+
+def _reorder(pairs: Tensor, heads: range) -> Tensor:
+    """The row order of the projection onto `heads`, which are rotated."""
     dim = len(pairs)
-    return (torch.arange(num_heads).unsqueeze(1) * dim + pairs).flatten()
+    return (torch.arange(heads.start, heads.stop).unsqueeze(1) * dim + pairs).flatten()
 
 
-def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor | None] | None = None) -> Linear:
-    """One linear layer whose outputs are those of `projections` side by side, each in its order."""
-    orders = orders or [None] * len(projections)
+def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor]) -> Linear:
+    """One linear layer whose outputs are those that `orders` names of each of `projections`, side by side."""
 
     def join(tensors: list[Tensor]) -> Tensor:
-        ordered = [tensor if order is None else tensor[order] for tensor, order in zip(tensors, orders, strict=True)]
-        return _own(ordered[0], device) if len(ordered) == 1 else torch.cat(ordered).to(device)
+        return torch.cat([tensor[order] for tensor, order in zip(tensors, orders, strict=True)]).to(device)
 
     weight = join([projection.weight.detach() for projection in projections])
     has_bias = [projection.bias is not None for projection in projections]
@@ -191,6 +212,32 @@ def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor | No
         for projection in projections
     ]
     return make_linear(weight, join(biases))
+
+
+def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, ranks: Ranks) -> Linear:
+    """The linear layer `projection`, to which this rank adds what comes of `inputs`."""
+    if ranks.size == 1:
+        return _own_linear(projection, device)
+    weight = projection.weight.detach()[:, inputs].to(device)
+    has_bias = projection.bias is not None and ranks.rank == 0  # it is added once
+    return SummedLinear(make_linear(weight, _own(projection.bias, device) if has_bias else None), ranks)
+
+
+def _own_linear(projection: Any, device: torch.device) -> Linear:
+    return make_linear(
+        _own(projection.weight, device), None if projection.bias is None else _own(projection.bias, device)
+    )
+
+
+def _make_head(head: Any, embedding: Tensor | None, device: torch.device, ranks: Ranks) -> Linear:
+    """The output head; `embedding`: the tensor on `device` that its weight is tied to."""
+    if ranks.size > 1:
+        weight = _own(share_of_outputs(head.weight, ranks), device)
+        bias = None if head.bias is None else _own(share_of_outputs(head.bias, ranks), device)
+        return JoinedLinear(make_linear(weight, bias), len(head.weight), ranks)
+    if embedding is None:
+        return _own_linear(head, device)
+    return make_linear(embedding, None if head.bias is None else _own(head.bias, device))
 
 
 def _head_norm_weights(attention: Any, heads: _Heads, pairs: Tensor, device: torch.device) -> Tensor | None:

@@ -22,6 +22,7 @@ from amusd.models.decoder import Decoder, why_not_covered
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
+from amusd.models.sharding import ALONE, Ranks
 
 
 class HuggingFaceNetwork:
@@ -75,6 +76,7 @@ def load_model(
     model_impl: str = "auto",
     capture: Capture | None = None,
     tokens_per_step: int = 1,
+    ranks: Ranks = ALONE,
 ) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists. The rest: see `wrap_model`.
 
@@ -85,6 +87,7 @@ def load_model(
     model_class = causal_class(config)
     check_supported(config, model_class, max_model_len)
     uses_decoder(config, model_impl)  # refuses before any weight is read
+    check_shares(config, model_impl, ranks.size)
     assert model_class is not None  # refused above
     with quiet_transformers(), _one_line_errors(path):
         model, info = model_class.from_pretrained(
@@ -107,6 +110,7 @@ def load_model(
         model_impl=model_impl,
         capture=capture,
         tokens_per_step=tokens_per_step,
+        ranks=ranks,
     )
 
 
@@ -120,20 +124,22 @@ def wrap_model(
     model_impl: str = "auto",
     capture: Capture | None = None,
     tokens_per_step: int = 1,
+    ranks: Ranks = ALONE,
 ) -> CachedModel:
     """Put a loaded transformers model on `device`, ready for inference; the caller must not use it any more.
 
     `model_impl`: `amusd` for the lean decoder, `transformers` for its own code, `auto` for the first that covers the
-    model. `capture`, `tokens_per_step`: see `CachedModel`. Raises `ConfigError` without that device,
-    `UnsupportedModelError` if `amusd` is asked for and does not cover the model.
+    model. `capture`, `tokens_per_step`, `ranks`: see `CachedModel`. Raises `ConfigError` without that
+    device, `UnsupportedModelError` if `amusd` is asked for and does not cover the model, or the ranks cannot share it.
     """
     lean = uses_decoder(model.config, model_impl)
+    check_shares(model.config, model_impl, ranks.size)
     max_length = min(max_model_len, position_limit(model.config) or max_model_len)
     model = model.eval().requires_grad_(requires_grad=False)
     network: Network
     with device_errors(device):
         if lean:
-            network = Decoder(model, device=torch.device(device), max_positions=max_length)
+            network = Decoder(model, device=torch.device(device), max_positions=max_length, ranks=ranks)
         else:
             network = HuggingFaceNetwork(model.to(device))
         return CachedModel(
@@ -143,6 +149,7 @@ def wrap_model(
             output_ids=output_ids,
             capture=capture,
             tokens_per_step=tokens_per_step,
+            ranks=ranks,
         )
 
 
@@ -155,6 +162,22 @@ def uses_decoder(config: Any, model_impl: str) -> bool:
     if model_impl == "amusd" and reason is not None:
         raise UnsupportedModelError(f"model_impl=amusd: model type '{config.model_type}': {reason}")
     return reason is None and model_impl != "transformers"
+
+
+def check_shares(config: Any, model_impl: str, num_ranks: int) -> None:
+    """Raise `UnsupportedModelError` if this many ranks cannot share the model of a configuration."""
+    if num_ranks == 1:
+        return
+    if not uses_decoder(config, model_impl):
+        reason = "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
+        raise UnsupportedModelError(
+            f"target_tensor_parallel_size={num_ranks}: ranks share the lean decoder only: {reason}; allowed: 1"
+        )
+    if num_ranks > config.num_key_value_heads:
+        raise UnsupportedModelError(
+            f"target_tensor_parallel_size={num_ranks}: each rank needs a key head, and this model has "
+            f"{config.num_key_value_heads}; allowed: 1 to {config.num_key_value_heads}"
+        )
 
 
 def load_config(path: str | Path) -> Any:

@@ -10,6 +10,7 @@ from amusd.models.captured import Capture, capture_cuda_graph
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
+from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SMALLER, load_synthetic
 from amusd.models.synthetic_tokenizer import SyntheticTokenizer
 from amusd.models.tokenizer import Tokenizer, load_tokenizer
@@ -46,22 +47,27 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
     return capture_cuda_graph if cuda_graphs and device.startswith("cuda") else None
 
 
-def load_target(config: EngineConfig, device: str, report: Report | None = None) -> tuple[CachedModel, Tokenizer]:
-    """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device."""
+def load_target(
+    config: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
+) -> tuple[CachedModel, Tokenizer]:
+    """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device.
+
+    `ranks`: those that share the model; passes of several are not captured.
+    """
     options: _Options = {
         "numerics": target_numerics(config, device),
         "max_model_len": config.max_model_len,
         "dtype": config.target.dtype,
         "device": device,
         "model_impl": config.target.model_impl,
-        "capture": capture_for(device, cuda_graphs=config.hardware.cuda_graphs),
+        "capture": capture_for(device, cuda_graphs=config.hardware.cuda_graphs and ranks.size == 1),
         "tokens_per_step": 1,
     }
     if config.hardware.synthetic is not None:
-        model = load_synthetic(config.hardware.synthetic, **options)
+        model = load_synthetic(config.hardware.synthetic, ranks=ranks, **options)
         return model, SyntheticTokenizer(model.vocab_size)
     path = target_path(config.target, report)
-    return load_model(path, **options), load_tokenizer(path)
+    return load_model(path, ranks=ranks, **options), load_tokenizer(path)
 
 
 def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> ModelShape | None:

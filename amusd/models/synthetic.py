@@ -21,8 +21,9 @@ from amusd.config import ModelShape
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
-from amusd.models.huggingface import device_errors, quiet_transformers, wrap_model
+from amusd.models.huggingface import check_shares, device_errors, quiet_transformers, wrap_model
 from amusd.models.numerics import Numerics
+from amusd.models.sharding import ALONE, Ranks
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, *, factor: float, tied: bool) -> dict[str, Any]:
@@ -117,14 +118,18 @@ def load_synthetic(
     model_impl: str = "auto",
     capture: Capture | None = None,
     tokens_per_step: int = 1,
+    ranks: Ranks = ALONE,
     seed: int = 0,
 ) -> CachedModel:
     """A model of this shape with random weights. Beside these, memory holds at most a layer and the embeddings again.
 
-    The arguments are those of `load_model`. Raises `ConfigError` without that device, or when it is too small.
+    The arguments are those of `load_model`; each of several ranks draws the whole model before it keeps its share.
+    Raises `ConfigError` without that device, or when it is too small.
     """
+    config = shape_config(SHAPES[shape])
+    check_shares(config, model_impl, ranks.size)
     with device_errors(device):
-        model = random_model(shape_config(SHAPES[shape]), dtype=getattr(torch, dtype), device=device, seed=seed)
+        model = random_model(config, dtype=getattr(torch, dtype), device=device, seed=seed)
     return wrap_model(
         model,
         numerics=numerics,
@@ -133,6 +138,7 @@ def load_synthetic(
         model_impl=model_impl,
         capture=capture,
         tokens_per_step=tokens_per_step,
+        ranks=ranks,
     )
 
 

@@ -1,0 +1,124 @@
+"""Which part of a model each of several ranks computes, and how the parts become one result.
+
+Query, key, value, gate and up are split by their outputs (whole key heads, with the query heads that share them), output
+and down by their inputs, so that a layer needs two exchanges. What the latter make are parts of a sum: every rank
+receives all of them and adds them in float32 in the order of ranks, so all ranks hold the same bits. The embedding is
+whole on every rank, the output head split by tokens. Shares may differ by one where a size does not divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.linear import Linear
+
+
+class Ranks(Protocol):
+    """The processes that compute one model together, as one of them sees them."""
+
+    @property
+    def rank(self) -> int:
+        """Which one this is: in `[0, size)`."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """Everybody's `part`, in the order of ranks, the same bits everywhere; all have one shape and dtype.
+
+        Every rank must call this equally often. Raises `PeerError` when another one is gone.
+        """
+        ...
+
+    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
+        """Before a pass: on the first rank, have the others do the same pass; on the others, nothing."""
+        ...
+
+
+class _Alone:
+    """The only rank."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        return [part]
+
+    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
+        pass
+
+
+ALONE: Ranks = _Alone()
+"""A model in one process."""
+
+
+def share(count: int, ranks: Ranks) -> range:
+    """Which of `count` things are this rank's."""
+    return range(count * ranks.rank // ranks.size, count * (ranks.rank + 1) // ranks.size)
+
+
+def share_of_outputs(weight: Tensor, ranks: Ranks) -> Tensor:
+    """This rank's rows of `weight` [out, ...]: as many on every rank, the last ones zero where there are no more."""
+    rows = -(-len(weight) // ranks.size)
+    part = weight[ranks.rank * rows : (ranks.rank + 1) * rows]
+    missing = rows - len(part)
+    return part if missing == 0 else torch.cat((part, part.new_zeros((missing, *weight.shape[1:]))))
+
+
+class SummedLinear:
+    """A `Linear` of which each rank holds some of the inputs, and one the bias."""
+
+    def __init__(self, part: Linear, ranks: Ranks) -> None:
+        self._part = part
+        self._ranks = ranks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's weight and bias."""
+        return self._part.nbytes
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, this rank's inputs] -> [rows, out]."""
+        return self._sum(rows).to(rows.dtype)
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor; summed before rounding."""
+        return (self._sum(rows) + residual).to(residual.dtype)
+
+    def _sum(self, rows: Tensor) -> Tensor:
+        first, *others = self._ranks.gather(self._part(rows))
+        total = first.float()
+        for other in others:
+            total = total + other
+        return total
+
+
+class JoinedLinear:
+    """A `Linear` of which each rank computes some of the outputs; all ranks receive all of them."""
+
+    def __init__(self, part: Linear, num_outputs: int, ranks: Ranks) -> None:
+        """`part`: made of `share_of_outputs`."""
+        self._part = part
+        self._num_outputs = num_outputs
+        self._ranks = ranks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's weight and bias."""
+        return self._part.nbytes
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        return torch.cat(self._ranks.gather(self._part(rows)), dim=-1)[:, : self._num_outputs]
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor."""
+        return residual + self(rows)

@@ -1,0 +1,168 @@
+"""A model shared between ranks against the whole one: the same logits to rounding, the same bits on every rank."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models import tiny
+from models.blocks import decode_in_blocks, random_ids, stock_logits
+from models.test_decoder import CASES, LENGTH, PROMPT, Case, lean_model, stock_model
+from models.thread_ranks import ThreadRanks, on_ranks
+from torch import Tensor
+
+from amusd.errors import UnsupportedModelError
+from amusd.models.huggingface import check_shares, load_model, wrap_model
+from amusd.models.numerics import Numerics
+from amusd.models.sharding import ALONE, Ranks, share, share_of_outputs
+
+FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+SHARED = {
+    "grouped heads": CASES["grouped heads"],
+    "untied head": CASES["untied head"],
+    "tied head": CASES["tied head"],
+    "all biases of llama": CASES["llama attention_bias, output"],
+    "qwen2": CASES["qwen2 biases without that of the output"],
+    "qwen3": CASES["qwen3 query norm"],
+    "qwen3 with biases": CASES["qwen3 attention_bias"],
+    "odd sizes": Case("LlamaConfig", {**FOUR_HEADS, "intermediate_size": 51, "head_dim": 10, "vocab_size": tiny.VOCAB}),
+}
+
+
+def decoded(stock: Any, ranks: Ranks, token_ids: list[int]) -> Tensor:
+    model = lean_model(stock, ranks=ranks)
+    cache = model.new_cache(len(token_ids))
+    model.prefill(token_ids[:PROMPT], cache)
+    return decode_in_blocks(model, token_ids, cache)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", SHARED)
+def test_the_ranks_together_compute_what_the_whole_model_does(name: str, size: int) -> None:
+    case = SHARED[name]
+    if size > 2:
+        case = Case(case.config, {**case.changes, **FOUR_HEADS})
+    stock, token_ids = stock_model(case), random_ids(LENGTH)
+    logits = on_ranks(size, lambda ranks: decoded(stock, ranks, token_ids))
+    expected = stock_logits(stock, token_ids)[PROMPT:]
+    assert expected.std() > 0.5, "the weights are too small for this test to see anything"
+    torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
+    assert all(torch.equal(other, logits[0]) for other in logits[1:]), "the ranks' bits differ"
+
+
+def test_blocks_do_not_change_the_bits_of_a_shared_model() -> None:
+    stock, token_ids = stock_model(SHARED["grouped heads"]), random_ids(LENGTH)
+
+    def one_by_one(ranks: Ranks) -> Tensor:
+        model = lean_model(stock, ranks=ranks)
+        cache = model.new_cache(LENGTH)
+        model.prefill(token_ids[:PROMPT], cache)
+        return torch.cat([model.forward([token_id], cache).logits for token_id in token_ids[PROMPT:]])
+
+    in_blocks = on_ranks(2, lambda ranks: decoded(stock, ranks, token_ids))[0]
+    assert torch.equal(on_ranks(2, one_by_one)[0], in_blocks)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_shared_model_computes_in_smaller_dtypes(dtype: torch.dtype) -> None:
+    stock, token_ids = stock_model(SHARED["qwen3 with biases"]), random_ids(8)
+
+    def compute(ranks: Ranks) -> Tensor:
+        model = lean_model(stock, change=lambda source: source.to(dtype), ranks=ranks)
+        return model.forward(token_ids, model.new_cache(8)).logits
+
+    logits = on_ranks(2, compute)[0]
+    assert logits.dtype is dtype
+    assert (logits.float() - stock_logits(stock, token_ids)).abs().median() < 16 * torch.finfo(dtype).eps
+
+
+def test_every_rank_chooses_the_same_tokens_as_the_whole_model() -> None:
+    stock, token_ids = stock_model(SHARED["qwen3"]), random_ids(20)
+
+    def extend(ranks: Ranks) -> list[int]:
+        model = lean_model(stock, ranks=ranks)
+        return model.extend(token_ids[:8], model.new_cache(64), 30)
+
+    alone = extend(ALONE)
+    assert on_ranks(2, extend) == [alone, alone]
+
+
+def test_a_rank_holds_its_share_only() -> None:
+    stock = stock_model(SHARED["untied head"])
+    embedding = stock.get_input_embeddings().weight.nbytes
+    norms = sum(p.nbytes for name, p in stock.named_parameters() if "norm" in name)
+    whole = lean_model(stock).weight_bytes - norms
+    half = on_ranks(2, lambda ranks: lean_model(stock, ranks=ranks).weight_bytes - norms)
+    padding = stock.config.hidden_size * 4  # the vocabulary is odd
+    assert sum(half) == whole + padding
+    parameters = on_ranks(2, lambda ranks: lean_model(stock, ranks=ranks).parameter_bytes - norms)
+    assert sum(parameters) == whole + padding + 2 * embedding
+
+    def cache_bytes(ranks: Ranks) -> int:
+        model = lean_model(stock, ranks=ranks)
+        cache = model.new_cache(32)
+        model.prefill(random_ids(8), cache)
+        return cache.nbytes
+
+    assert sum(on_ranks(2, cache_bytes)) == cache_bytes(ALONE)
+
+
+@given(count=st.integers(1, 200), size=st.integers(1, 9))
+def test_shares_cover_everything_once_and_differ_by_one_at_most(count: int, size: int) -> None:
+    shares = [share(count, rank_of(rank, size)) for rank in range(size)]
+    assert [item for items in shares for item in items] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@given(count=st.integers(1, 60), size=st.integers(1, 9))
+def test_shares_of_outputs_are_equally_long_and_join_to_the_whole(count: int, size: int) -> None:
+    weight = torch.arange(1.0, 2 * count + 1).view(count, 2)
+    parts = [share_of_outputs(weight, rank_of(rank, size)) for rank in range(size)]
+    assert len({part.shape for part in parts}) == 1
+    joined = torch.cat(parts)
+    assert torch.equal(joined[:count], weight)
+    assert not joined[count:].any()
+
+
+def rank_of(rank: int, size: int) -> Ranks:
+    """A rank that exchanges nothing."""
+    return ThreadRanks(rank, [None] * size, threading.Barrier(size))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "model_impl", "size", "message"),
+    [
+        ("LlamaConfig", {}, "auto", 3, "each rank needs a key head, and this model has 2; allowed: 1 to 2"),
+        ("Qwen3Config", {"num_key_value_heads": 1}, "amusd", 2, "this model has 1; allowed: 1 to 1"),
+        ("LlamaConfig", {}, "transformers", 2, "ranks share the lean decoder only: model_impl=transformers"),
+        ("GemmaConfig", {}, "auto", 2, "ranks share the lean decoder only: only the model types llama"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_before_weights_are_read(
+    tmp_path: Any, name: str, changes: dict[str, Any], model_impl: str, size: int, message: str
+) -> None:
+    config = tiny.tiny_config(name, **changes)
+    config.save_pretrained(tmp_path)  # there are no weights at all
+    rule = Numerics(width=8, fixed=True)
+    with pytest.raises(UnsupportedModelError, match=rf"^target_tensor_parallel_size={size}: .*{message}"):
+        load_model(tmp_path, numerics=rule, max_model_len=64, model_impl=model_impl, ranks=rank_of(0, size))
+    check_shares(config, model_impl, 1)
+
+
+def test_ranks_compute_no_trees_and_capture_nothing() -> None:
+    stock = stock_model(SHARED["grouped heads"])
+    model = lean_model(stock, ranks=rank_of(0, 2))
+    with pytest.raises(ValueError, match="2 ranks share this model: they compute no trees"):
+        model.forward_tree([1], [0], [0], torch.zeros((1, 1), dtype=torch.bool), model.new_cache(8))
+    with pytest.raises(ValueError, match="passes of 2 ranks cannot be captured"):
+        wrap_model(
+            tiny.tiny_causal_lm(stock.config),
+            numerics=Numerics(width=8, fixed=True),
+            max_model_len=64,
+            ranks=rank_of(0, 2),
+            capture=lambda work: work,
+        )
