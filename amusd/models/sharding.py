@@ -1,9 +1,9 @@
 """Which part of a model each of several ranks computes, and how the parts become one result.
 
-Query, key, value, gate and up are split by their outputs (whole key heads, with the query heads that share them), output
-and down by their inputs, so that a layer needs two exchanges. What the latter make are parts of a sum: every rank
-receives all of them and adds them in float32 in the order of ranks, so all ranks hold the same bits. The embedding is
-whole on every rank, the output head split by tokens. Shares may differ by one where a size does not divide.
+Query, key, value, gate and up are split by their outputs (whole key heads, with the query heads that share them),
+output and down by their inputs, so that a layer needs two exchanges. What the latter make are parts of a sum: every
+rank receives all of them and adds them in float32 in the order of ranks, so all ranks hold the same bits. The embedding
+is whole on every rank, the output head split by tokens. Shares may differ by one where a size does not divide.
 """
 
 from __future__ import annotations

@@ -1,0 +1,247 @@
+"""How the ranks of one model find each other, and what passes between them.
+
+The first rank, the leader, decides everything; before each of its passes it orders the others to do the same pass. An
+order is a few bytes over a socket file in a folder that only this user can enter: the kernel wakes a follower for an
+order, and ends the socket with the leader's process, so an idle follower needs no heartbeat. Tensors go through a
+process group. All ranks are on one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.orders import Order
+from amusd.models.process_group import Backend, ProcessGroup
+
+_Wire: TypeAlias = "Connection[Any, Any]"
+
+IDLE_SECONDS = 1.0
+"""How long one wait for an order lasts; there may be any number of them while the leader lives."""
+_REASON_SECONDS = 1.0  # after an exchange has failed: how long the reason may take to arrive
+_ORDERS = "orders"
+_GROUP = "group"
+
+
+class Leader:
+    """The first rank. Satisfies `Ranks` once the followers have come."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        """Open the meeting place of `size` ranks. Raises `ConfigError` where there can be none."""
+        self.size = size
+        self._folder = Path(tempfile.mkdtemp(prefix="amusd-ranks-"))
+        self._followers: dict[int, _Wire] = {}
+        self._group: ProcessGroup | None = None
+        self._numbers: weakref.WeakKeyDictionary[PreallocatedCache, int] = weakref.WeakKeyDictionary()
+        self._num_caches = 0
+        self._dropped: list[int] = []
+        try:
+            self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._door.bind(str(self._folder / _ORDERS))
+            self._door.listen(size)
+        except (OSError, AttributeError) as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise ConfigError(f"target_tensor_parallel_size={size}: no socket file on this machine: {error}") from None
+
+    @property
+    def address(self) -> str:
+        """Where the followers find this rank."""
+        return str(self._folder)
+
+    def await_followers(self, device: str, backend: Backend, timeout_seconds: float) -> None:
+        """Wait until all have come and are ready to compute, and connect them.
+
+        Raises `ConfigError` for what a follower reports as the user's mistake, `PeerError` when one fails or does not
+        come.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while len(self._followers) < self.size - 1:
+            connection = self._accept(deadline)
+            self._followers[int(_receive(connection, deadline)["rank"])] = connection
+        self._door.close()
+        waiting = {connection: rank for rank, connection in self._followers.items()}
+        while waiting:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise PeerLostError(
+                    f"rank {min(waiting.values())} of the target was not ready in {timeout_seconds:g} s"
+                )
+            for follower in ready:
+                assert isinstance(follower, Connection)
+                report = _report(follower)
+                if not report.get("ready"):
+                    raise _as_error(waiting[follower], report)
+                del waiting[follower]
+        for connection in self._followers.values():
+            connection.send_bytes(b"{}")  # everybody is there: meet
+        self._group = ProcessGroup(self._folder / _GROUP, self.rank, self.size, device, backend)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """See `Ranks`."""
+        assert self._group is not None, "the followers have not come"
+        try:
+            return self._group.gather(part)
+        except PeerLostError as error:
+            raise self._reason(error) from None
+
+    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
+        """Order the followers to do this pass. Raises `PeerError` when one is gone."""
+        number = self._numbers.get(cache)
+        if number is None:
+            self._num_caches += 1
+            number = self._numbers[cache] = self._num_caches
+            weakref.finalize(cache, self._dropped.append, number).atexit = False
+        dropped = tuple(self._dropped)
+        del self._dropped[: len(dropped)]
+        order = Order(
+            cache=number,
+            capacity=cache.capacity,
+            start=cache.length,
+            token_ids=tuple(token_ids),
+            with_logits=with_logits,
+            dropped=dropped,
+        ).to_bytes()
+        try:
+            for connection in self._followers.values():
+                connection.send_bytes(order)
+        except OSError as error:
+            raise self._reason(PeerLostError(f"a rank of the target is gone: {error}")) from None
+
+    def close(self) -> None:
+        """Let the followers end. Idempotent."""
+        self._door.close()
+        for connection in self._followers.values():
+            connection.close()
+        self._group = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _accept(self, deadline: float) -> _Wire:
+        self._door.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            accepted, _ = self._door.accept()
+        except TimeoutError:
+            missing = sorted(set(range(1, self.size)) - set(self._followers))
+            raise PeerLostError(f"rank {missing[0]} of the target did not come") from None
+        accepted.settimeout(None)  # a Connection polls by itself
+        return Connection(accepted.detach())
+
+    def _reason(self, error: PeerLostError) -> Exception:
+        """Whose end is behind `error`, as far as the followers' last words tell; else the error itself."""
+        deadline = time.monotonic() + _REASON_SECONDS
+        waiting = {connection: rank for rank, connection in self._followers.items()}
+        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                report = _report(connection)
+                if not report.get("lost"):  # who ends because of another is not the reason
+                    return _as_error(waiting[connection], report)
+                del waiting[connection]
+        return error
+
+
+class Follower:
+    """Another rank. Satisfies `Ranks` once it is `ready`."""
+
+    def __init__(self, address: str, rank: int, size: int) -> None:
+        """Come to the leader at `address`. Raises `PeerLostError` when it is not there."""
+        self.rank = rank
+        self.size = size
+        self._folder = Path(address)
+        self._group: ProcessGroup | None = None
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(self._folder / _ORDERS))
+        except OSError as error:
+            connection.close()
+            raise PeerLostError(f"rank 0 of the target is not on this machine, or gone: {error}") from None
+        self._leader = Connection(connection.detach())
+        self._say(rank=rank)
+
+    def ready(self, device: str, backend: Backend, timeout_seconds: float) -> None:
+        """The model is loaded: wait for the others to be ready too. Raises `PeerLostError`."""
+        self._say(ready=True)
+        _receive(self._leader, time.monotonic() + timeout_seconds)
+        self._group = ProcessGroup(self._folder / _GROUP, self.rank, self.size, device, backend)
+
+    def orders(self) -> Iterator[Order]:
+        """What the leader orders, until it ends."""
+        while True:
+            if not self._leader.poll(IDLE_SECONDS):
+                continue
+            try:
+                data = self._leader.recv_bytes()
+            except (EOFError, OSError):
+                return
+            yield Order.from_bytes(data)
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """See `Ranks`."""
+        assert self._group is not None, "the others are not ready"
+        return self._group.gather(part)
+
+    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
+        """A follower gives no orders."""
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave; the leader is told why. Idempotent."""
+        with suppress(OSError):  # nobody is left to tell
+            if isinstance(error, PeerLostError):
+                self._say(lost=True)
+            elif error is not None:
+                self._say(failure=_first_line(error), users_mistake=isinstance(error, ConfigError))
+        self._leader.close()
+        self._group = None
+
+    def _say(self, **values: Any) -> None:
+        try:
+            self._leader.send_bytes(json.dumps(values).encode())
+        except OSError as error:
+            raise PeerLostError(f"rank 0 of the target is gone: {error}") from None
+
+
+def _receive(connection: _Wire, deadline: float) -> dict[str, Any]:
+    """The other end's next words. Raises `PeerLostError` when it ends or the deadline passes."""
+    try:
+        if connection.poll(max(0.0, deadline - time.monotonic())):
+            values: dict[str, Any] = json.loads(connection.recv_bytes())
+            return values
+    except (EOFError, OSError):
+        raise PeerLostError("another rank of the target is gone") from None
+    raise PeerLostError("another rank of the target says nothing")
+
+
+def _report(connection: _Wire) -> dict[str, Any]:
+    """What a follower says that has something to say; nothing when it has gone."""
+    try:
+        values: dict[str, Any] = json.loads(connection.recv_bytes())
+    except (EOFError, OSError):
+        return {}
+    return values
+
+
+def _as_error(rank: int, report: dict[str, Any]) -> ConfigError | PeerFailedError | PeerLostError:
+    if "failure" not in report:
+        return PeerLostError(f"rank {rank} of the target is gone")
+    if report["users_mistake"]:
+        return ConfigError(report["failure"])
+    return PeerFailedError(f"rank {rank} of the target failed: {report['failure']}")
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

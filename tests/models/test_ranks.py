@@ -1,0 +1,222 @@
+"""Ranks that meet, compute together, and lose each other. Followers are threads here; processes are in tests/launch."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from models.blocks import random_ids
+from models.test_decoder import Case, lean_model, stock_model
+
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.models.orders import Order, follow
+from amusd.models.process_group import backend_for
+from amusd.models.ranks import Follower, Leader
+
+DEADLINE_SECONDS = 20.0
+STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
+
+
+@pytest.fixture(autouse=True)
+def _no_network() -> None:
+    """Socket files are the subject here; nothing else connects."""
+
+
+def come_and_follow(address: str, rank: int, size: int) -> list[int]:
+    """A follower's life; returns the cache lengths that its passes started from."""
+    follower = Follower(address, rank, size)
+    starts: list[int] = []
+
+    def orders() -> Iterator[Order]:
+        for order in follower.orders():
+            starts.append(order.start)
+            yield order
+
+    try:
+        model = lean_model(STOCK, ranks=follower)
+        follower.ready("cpu", "gloo", DEADLINE_SECONDS)
+        follow(model, orders())
+    except BaseException as error:
+        follower.close(error)
+        raise
+    follower.close()
+    return starts
+
+
+@contextmanager
+def meeting(
+    size: int, life: Callable[[str, int, int], object] = come_and_follow
+) -> Iterator[tuple[Leader, list[Future[object]]]]:
+    """A leader whose followers are on their way."""
+    leader = Leader(size)
+    with ThreadPoolExecutor(size) as pool:
+        try:
+            yield leader, [pool.submit(life, leader.address, rank, size) for rank in range(1, size)]
+        finally:
+            leader.close()
+
+
+def test_followers_do_each_pass_of_the_leader_and_end_with_it() -> None:
+    token_ids = random_ids(40)
+    alone = lean_model(STOCK)
+    cache = alone.new_cache(100)
+    alone.prefill(token_ids[:-1], cache)
+    expected = alone.extend(token_ids[-1:], cache, 20)
+    with meeting(2) as (leader, followers):
+        model = lean_model(STOCK, ranks=leader)
+        leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
+        assert not Path(leader.address).exists(), "the folder is needed no more"
+        cache = model.new_cache(100)
+        model.prefill(token_ids[:-1], cache)
+        assert model.extend(token_ids[-1:], cache, 20) == expected
+        other = model.new_cache(50)  # a second sequence, and then a rollback of the first
+        model.prefill(random_ids(30, seed=3), other)
+        cache.truncate(39)
+        assert model.extend(token_ids[-1:], cache, 20) == expected
+    # two chunks of the prompt, a pass a token, a chunk of the other sequence, and the answer again
+    assert followers[0].result(DEADLINE_SECONDS) == [0, 32, *range(39, 59), 0, *range(39, 59)]
+
+
+def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
+    received: list[Order] = []
+
+    def life(address: str, rank: int, size: int) -> None:
+        follower = Follower(address, rank, size)
+        follower.ready("cpu", "gloo", DEADLINE_SECONDS)
+        received.extend(follower.orders())
+
+    with meeting(2, life) as (leader, followers):
+        leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
+        model = lean_model(STOCK)
+        caches = [model.new_cache(8), model.new_cache(9)]
+        for cache in caches:
+            leader.announce(cache, [1, 2], with_logits=True)
+        del cache, caches[0]
+        gc.collect()
+        for _ in range(2):
+            leader.announce(caches[0], [3], with_logits=False)
+    followers[0].result(DEADLINE_SECONDS)
+    assert [(order.cache, order.capacity, order.dropped) for order in received] == [
+        (1, 8, ()),
+        (2, 9, ()),
+        (2, 9, (1,)),
+        (2, 9, ()),
+    ]
+    assert received[0].token_ids == (1, 2)
+    assert [order.with_logits for order in received] == [True, True, False, False]
+
+
+def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
+    def go(address: str, rank: int, size: int) -> None:
+        follower = Follower(address, rank, size)
+        follower.ready("cpu", "gloo", DEADLINE_SECONDS)
+        next(follower.orders())
+        follower.close()
+
+    def life(address: str, rank: int, size: int) -> None:
+        (go if rank == 2 else come_and_follow)(address, rank, size)
+
+    with meeting(3, life) as (leader, followers):
+        model = lean_model(STOCK, ranks=leader)
+        leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
+        with pytest.raises(PeerLostError, match=r"^rank 2 of the target is gone$"):
+            model.forward([1, 2], model.new_cache(8))
+        assert isinstance(followers[0].exception(DEADLINE_SECONDS), PeerLostError)
+
+
+def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
+    def life(address: str, rank: int, size: int) -> None:
+        follower = Follower(address, rank, size)
+        follower.ready("cpu", "gloo", DEADLINE_SECONDS)
+        next(follower.orders())
+        follower.close(ValueError("out of paper\nand of ink"))
+
+    with meeting(2, life) as (leader, _):
+        model = lean_model(STOCK, ranks=leader)
+        leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
+        with pytest.raises(PeerFailedError, match=r"^rank 1 of the target failed: out of paper$"):
+            model.forward([1, 2], model.new_cache(8))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "expected", "message"),
+    [
+        (ConfigError("device cuda:1: no such device"), ConfigError, "^device cuda:1: no such device$"),
+        (ValueError("a bug"), PeerFailedError, "^rank 1 of the target failed: a bug$"),
+        (None, PeerLostError, "^rank 1 of the target is gone$"),
+    ],
+)
+def test_a_follower_that_cannot_load_is_heard_at_once(
+    mistake: Exception | None, expected: type[Exception], message: str
+) -> None:
+    def life(address: str, rank: int, size: int) -> None:
+        Follower(address, rank, size).close(mistake)
+
+    with meeting(2, life) as (leader, _), pytest.raises(expected, match=message):
+        leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
+
+
+def test_who_does_not_come_is_named() -> None:
+    leader = Leader(3)
+    try:
+        with pytest.raises(PeerLostError, match=r"^rank 1 of the target did not come"):
+            leader.await_followers("cpu", "gloo", 0.05)
+    finally:
+        leader.close()
+    leader.close()
+    with pytest.raises(PeerLostError, match=r"^rank 0 of the target is not on this machine, or gone"):
+        Follower(leader.address, 1, 3)
+
+
+def test_a_follower_ends_when_its_leader_goes_amid_a_pass() -> None:
+    going = threading.Event()
+
+    def life(address: str, rank: int, size: int) -> None:
+        follower = Follower(address, rank, size)
+        follower.ready("cpu", "gloo", DEADLINE_SECONDS)
+        going.set()
+        follower.gather(torch.zeros(1))  # the leader never comes to this
+
+    with meeting(2, life) as (leader, followers):
+        leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
+        assert going.wait(DEADLINE_SECONDS)
+        leader.close()
+        error = followers[0].exception(DEADLINE_SECONDS)
+    assert isinstance(error, PeerLostError)
+    assert str(error).startswith("the ranks of the target have lost each other")
+
+
+@given(
+    order=st.builds(
+        Order,
+        cache=st.integers(1, 9),
+        capacity=st.integers(1, 9999),
+        start=st.integers(0, 9999),
+        token_ids=st.lists(st.integers(0, 200_000), max_size=40).map(tuple),
+        with_logits=st.booleans(),
+        dropped=st.lists(st.integers(1, 9), max_size=3).map(tuple),
+    )
+)
+def test_an_order_arrives_as_it_was_given(order: Order) -> None:
+    assert Order.from_bytes(order.to_bytes()) == order
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        (("cpu", "cpu"), "gloo"),
+        (("cuda:0", "cuda:1"), "nccl"),
+        (("cuda:0", "cuda:0"), "gloo"),
+        (("cuda:0", "cpu"), "gloo"),
+    ],
+)
+def test_nccl_connects_ranks_that_have_a_gpu_each(devices: tuple[str, ...], backend: str) -> None:
+    assert backend_for(devices) == backend
