@@ -310,7 +310,8 @@ class HardwareConfig:
     """Which devices the workers use."""
 
     devices: tuple[str, ...] = ()
-    """Device of the target, then of the draft: `cuda:0`, `cpu` ... Empty: a GPU each if there are two, else the CPU."""
+    """Device of each rank of the target, then of the draft: `cuda:0`, `cpu` ... One name repeated is for all. Empty: a
+    GPU each if there are enough, else the CPU."""
     pin_cores: bool = True
     """On CPUs: give each worker its own core, where there are at least two."""
     num_threads: int = 1
@@ -322,9 +323,7 @@ class HardwareConfig:
 
     def __post_init__(self) -> None:
         _require(self.num_threads >= 1, "hardware.num_threads", self.num_threads, "must be at least 1")
-        _require(
-            len(self.devices) in (0, 2), "hardware.devices", list(self.devices), "name two: the target's, the draft's"
-        )
+        _require(len(self.devices) != 1, "hardware.devices", list(self.devices), "name two: the target's, the draft's")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -493,6 +492,10 @@ class EngineConfig:
     """Longest sequence, prompt included; the model's own limit still holds."""
     startup_timeout_seconds: float = 300.0
     """How long the workers wait for each other to load."""
+    target_tensor_parallel_size: int = 1
+    """Processes that share the target's weights and cache, each on a device of its own."""
+    draft_tensor_parallel_size: int = 1
+    """The same of the draft: 1 is all that there is."""
 
     def __post_init__(self) -> None:
         _require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
@@ -504,6 +507,27 @@ class EngineConfig:
             "must be above 0",
         )
         _require(
+            self.target_tensor_parallel_size >= 1,
+            "target_tensor_parallel_size",
+            self.target_tensor_parallel_size,
+            "must be at least 1",
+        )
+        _require(
+            self.draft_tensor_parallel_size == 1,
+            "draft_tensor_parallel_size",
+            self.draft_tensor_parallel_size,
+            "the draft runs in one process; allowed: 1",
+        )
+        devices = self.hardware.devices
+        _require(
+            len(devices) in (0, self.num_ranks) or len(set(devices)) == 1,
+            "hardware.devices",
+            list(devices),
+            "name two: the target's, the draft's"
+            if self.num_ranks == 2
+            else f"name {self.num_ranks}: the target's {self.target_tensor_parallel_size}, the draft's",
+        )
+        _require(
             self.hardware.synthetic is None or self.target.kind != "hf",
             "hardware.synthetic",
             self.hardware.synthetic,
@@ -511,6 +535,11 @@ class EngineConfig:
         )
         for drafter in self.drafters:
             self._check_fits_target(drafter)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute: the target's, then the draft's."""
+        return self.target_tensor_parallel_size + self.draft_tensor_parallel_size
 
     def _check_fits_target(self, drafter: DrafterConfig) -> None:
         shape = self.hardware.synthetic
@@ -565,6 +594,8 @@ class RunConfig:
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
     max_model_len: int = EngineConfig.max_model_len
     startup_timeout_seconds: float = EngineConfig.startup_timeout_seconds
+    target_tensor_parallel_size: int = EngineConfig.target_tensor_parallel_size
+    draft_tensor_parallel_size: int = EngineConfig.draft_tensor_parallel_size
     target: TargetConfig = field(default_factory=TargetConfig)
     drafter: DrafterConfig = field(default_factory=DrafterConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
@@ -641,6 +672,8 @@ class RunConfig:
             max_verify_width=width,
             max_model_len=self.max_model_len,
             startup_timeout_seconds=self.startup_timeout_seconds,
+            target_tensor_parallel_size=self.target_tensor_parallel_size,
+            draft_tensor_parallel_size=self.draft_tensor_parallel_size,
         )
 
     def _drafter(self, kind: DrafterKind) -> DrafterConfig:

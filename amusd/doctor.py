@@ -20,7 +20,7 @@ from amusd.models.loading import load_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores, cores_for
-from amusd.runtime.startup import device_of
+from amusd.runtime.startup import devices_of
 from amusd.transport.addresses import LOOPBACK
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
@@ -70,16 +70,25 @@ def _devices(config: EngineConfig) -> list[Finding]:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     allowed = len(allowed_cores())
     findings = [Finding("devices", None, f"{num_gpus} GPUs, {allowed} CPU cores for this process")]
-    places = {role: device_of(config.hardware, role) for role in Role}
-    text = ", ".join(f"{role.value} on {place}" for role, place in places.items())
-    shared = len(set(places.values())) == 1
-    if shared and "cpu" not in places.values():
-        findings.append(Finding("placement", None, f"{text}: one GPU for both, so the two will slow each other"))
-    elif shared and allowed < 2 * config.hardware.num_threads:
-        findings.append(Finding("placement", None, f"{text}: too few cores for both, so the two will slow each other"))
+    places = devices_of(config)
+    text = ", ".join(f"{name} on {place}" for name, place in zip(_rank_names(config), places, strict=True))
+    shared = len(set(places)) == 1
+    them = "both, so the two" if len(places) == 2 else "all, so they"
+    if shared and "cpu" not in places:
+        findings.append(Finding("placement", None, f"{text}: one GPU for {them} will slow each other"))
+    elif shared and allowed < len(places) * config.hardware.num_threads:
+        findings.append(Finding("placement", None, f"{text}: too few cores for {them} will slow each other"))
     else:
         findings.append(Finding("placement", True, text + (", a core each" if shared else "")))
     return findings
+
+
+def _rank_names(config: EngineConfig) -> list[str]:
+    """What each rank does, in the order of `devices_of`."""
+    size = config.target_tensor_parallel_size
+    if size == 1:
+        return ["target", "draft"]
+    return [*(f"rank {rank} (target)" for rank in range(size)), f"rank {size} (draft)"]
 
 
 def _links(config: EngineConfig) -> list[Finding]:
@@ -120,15 +129,16 @@ def _pair(config: EngineConfig) -> list[Finding]:
 
     def target() -> str:
         torch.set_num_threads(config.hardware.num_threads)
-        device = device_of(config.hardware, Role.TARGET)
+        device = devices_of(config)[0]
+        forward = explain_target(config, device)  # refuses what cannot be shared before weights are read
         model, tokenizer = load_target(config, device)
         loaded.append((model, tokenizer))
         kind = config.target.kind if config.hardware.synthetic is None else "synthetic"
         name = config.hardware.synthetic or config.target.model or "SmolLM2-135M-Instruct"
-        return f"{kind} {name}, {config.target.dtype}: {explain_target(config, device)}"
+        return f"{kind} {name}, {config.target.dtype}: {forward}"
 
     def drafters() -> str:
-        device = device_of(config.hardware, Role.DRAFT)
+        device = devices_of(config)[-1]
         draft = load_drafters(config, device)
         if loaded and draft.tokenizer_hash not in ("", loaded[0][1].fingerprint):
             raise AmusdError("the drafter's tokenizer differs from the target's")

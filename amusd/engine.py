@@ -19,10 +19,11 @@ from typing_extensions import Self
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig, nearest
 from amusd.errors import ConfigError
 from amusd.models.loading import load_target
+from amusd.models.ranks import Leader
 from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
 from amusd.models.zoo import Report
 from amusd.policies.factory import make_policy, policy_name
-from amusd.runtime.startup import connect_target, device_of, make_recorder
+from amusd.runtime.startup import connect_target, device_of, load_with_followers, make_leader, make_recorder
 from amusd.runtime.succession import DraftSource
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import Outcome, Request, TargetWorker
@@ -165,11 +166,13 @@ class Engine:
         *,
         drafters: Sequence[str] = (),
         process: DraftProcess | None = None,
+        leader: Leader | None = None,
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
         self._drafters = tuple(drafters)
         self._process = process
+        self._leader = leader
         self._answer: Answer | None = None
         self._plain: _PlainAnswer | None = None
 
@@ -191,6 +194,11 @@ class Engine:
     @classmethod
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
+        if config.target_tensor_parallel_size > 1:
+            raise ConfigError(
+                f"target_tensor_parallel_size={config.target_tensor_parallel_size}: not from Python, where the target "
+                "is this process; allowed: 1, or start the ranks with the amusd command"
+            )
         torch.set_num_threads(config.hardware.num_threads)
         recorder = make_recorder(Role.TARGET)
         if not config.drafters:
@@ -215,12 +223,20 @@ class Engine:
     ) -> Engine:
         """Load the target here; `drafts` starts drafts, now and where one is lost, and tells them where to connect.
 
-        `report` is told what takes long; `process`, if given, is the draft to end with the engine.
+        The target's other ranks find it with what the first draft is told. `report` is told what takes long; `process`,
+        if given, is the draft to end with the engine.
         """
-        device = device_of(config.hardware, Role.TARGET)
-        worker, tokenizer = connect_target(config, lambda: load_target(config, device, report), drafts, recorder)
+        leader = make_leader(config)
+        try:
+            worker, tokenizer = connect_target(
+                config, lambda: load_with_followers(config, leader, report), drafts, recorder, leader
+            )
+        except BaseException:
+            if leader is not None:
+                leader.close()
+            raise
         names = [drafter.kind for drafter in config.drafters]
-        return cls(worker, tokenizer, drafters=names, process=process)
+        return cls(worker, tokenizer, drafters=names, process=process, leader=leader)
 
     @property
     def draft_failure(self) -> str | None:
@@ -355,11 +371,13 @@ class Engine:
         self._worker.begin_run(number)
 
     def close(self) -> None:
-        """End the draft and release the link. Idempotent."""
+        """End the draft and the target's other ranks, and release the link. Idempotent."""
         if self._answer is not None:
             self._answer.close()
             self._answer = None
         self._worker.shut_down()
+        if self._leader is not None:
+            self._leader.close()
         if self._process is not None:
             self._process.stop()
 

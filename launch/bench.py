@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from amusd.config import RunConfig
+from amusd.errors import ConfigError
 
 from .devices import count_gpus, default_devices, set_threads
 from .run_directory import create_run_directory
@@ -13,6 +14,11 @@ from .terminal import tell
 
 def run_bench(config: RunConfig) -> int:
     """Measure; returns the exit code. Raises `ConfigError` when the run directory cannot be used."""
+    if config.target_tensor_parallel_size > 1:
+        raise ConfigError(
+            f"target_tensor_parallel_size={config.target_tensor_parallel_size}: `amusd bench` measures one process of "
+            "each role; allowed: 1"
+        )
     directory = create_run_directory(config)
     tell(f"run directory: {directory}")
     devices = config.hardware.devices or default_devices(count_gpus(), local_world_size=2)

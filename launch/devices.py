@@ -17,23 +17,27 @@ NCCL_ERRORS_END_NOTHING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 """By default torch ends the process when the peer of an NCCL transfer dies; 2: only the transfer ends."""
 
 
-def claim_hardware(config: RunConfig, role: Role, *, local_world_size: int) -> RunConfig:
-    """Give this process its cores and threads; return the configuration with its devices named."""
-    devices = config.hardware.devices or default_devices(count_gpus(), local_world_size)
+def claim_hardware(config: RunConfig, role: Role, *, local_world_size: int, rank: int = 0) -> RunConfig:
+    """Give this process its cores and threads; return the configuration with its devices named.
+
+    `rank`: which of the target's, where there are several.
+    """
+    num_ranks = config.target_tensor_parallel_size
+    devices = config.hardware.devices or default_devices(count_gpus(), local_world_size, num_ranks)
     hardware = dataclasses.replace(config.hardware, devices=devices)
     if set(devices) == {"cpu"}:
-        pin_to(cores_for(role, allowed_cores(), hardware))
+        pin_to(cores_for(role, allowed_cores(), hardware, rank=rank, num_ranks=num_ranks))
     set_threads(hardware.num_threads)
     if config.transport.kind == "nccl":
         os.environ.setdefault(*NCCL_ERRORS_END_NOTHING)
     return dataclasses.replace(config, hardware=hardware)
 
 
-def default_devices(num_gpus: int, local_world_size: int) -> tuple[str, str]:
-    """A GPU for each worker of this machine, or the CPU for all: `cuda:LOCAL_RANK` of the target, then of the draft."""
+def default_devices(num_gpus: int, local_world_size: int, num_ranks: int = 1) -> tuple[str, ...]:
+    """`cuda:LOCAL_RANK` of each of the target's ranks, then of the draft; the CPU for all where GPUs are too few."""
     if num_gpus < local_world_size:
-        return ("cpu", "cpu")
-    return ("cuda:0", f"cuda:{local_world_size - 1}")
+        return ("cpu",) * (num_ranks + 1)
+    return (*(f"cuda:{rank}" for rank in range(num_ranks)), f"cuda:{local_world_size - 1}")
 
 
 def set_threads(num_threads: int) -> None:

@@ -1,4 +1,4 @@
-"""Rank 1: a supervisor that starts drafting processes, the next one where one is lost, and such a process itself.
+"""The last rank: a supervisor that starts drafting processes, the next where one is lost, and such a process itself.
 
 The supervisor knows neither torch nor the target. A process that finds no run to draft for ends with 0, so whoever is
 started in vain ends the succession by itself; the target says which one it wants (`drafts.py`).
@@ -34,7 +34,8 @@ from .terminal import tell
 
 _RETURN_SECONDS = 2.0
 """After the target has finished: how long the draft may take to notice by itself."""
-_ASKED_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
+ASKED_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
+"""Signals that end a worker in order: nobody has to be told."""
 _FAILED, _USERS_MISTAKE, _DISMISSED = 1, 2, 3
 """Exit codes of a drafting process that another one may follow."""
 _BACK_OFF_SECONDS = 0.5
@@ -50,9 +51,9 @@ def supervise_draft(options: Options, place: Place) -> int:
     num_unmet = 0
     for incarnation in itertools.count(FIRST_INCARNATION):
         pid, code, has_met = _run_one(options, incarnation)
-        if code < 0 and -code not in _ASKED_TO_END:
+        if code < 0 and -code not in ASKED_TO_END:
             tell(f"the draft worker (rank {place.rank}, pid {pid}) was killed by signal {-code}")
-        is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or (code < 0 and -code not in _ASKED_TO_END)
+        is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or (code < 0 and -code not in ASKED_TO_END)
         # What is wrong with the very first one ends the run, unless it had begun to draft.
         if not is_lost or (incarnation == FIRST_INCARNATION and (code == _USERS_MISTAKE or not has_met)):
             break

@@ -1,7 +1,8 @@
-"""The draft processes that rank 1 starts, as the target finds them: through torchrun's store.
+"""The draft processes that the last rank starts, as the target finds them: through torchrun's store.
 
 draft                 {incarnation, pid} of the newest process                     written by it
 rendezvous/K          where incarnation K finds the target                         written by the target
+                      (with the first one, where the target's other ranks find it)
 dismissed/K           incarnation K is to be replaced, though it may still run     written by the target
 no_more_drafts        whoever waits for a rendezvous may go                        written by the target
 finished              as that, and the run is over                                 written by the target
@@ -10,7 +11,7 @@ finished              as that, and the run is over                              
 from __future__ import annotations
 
 import dataclasses
-import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,15 @@ class StoreDrafts:
     store: Store
     pid: int
     """Of the draft that was told last, or is to be told first."""
+    target_pids: Sequence[int]
+    """Of the target's ranks, in their order."""
     _told: int = FIRST_INCARNATION
     _directory: Path | None = None
 
     def record(self, directory: Path) -> None:
         """Keep `workers.json` true in this run directory from now on."""
         self._directory = directory
-        write_workers(directory, target=os.getpid(), draft=self.pid)
+        write_workers(directory, target=self.target_pids, draft=self.pid)
 
     def newest(self) -> int:
         """Incarnation of the newest process. Raises `PeerLostError` when the store is gone."""
@@ -66,10 +69,10 @@ class StoreDrafts:
 
 
 def await_rendezvous(store: Store, incarnation: int, timeout: float) -> Rendezvous | None:
-    """The draft's side: where to connect; None when no draft is wanted any more.
+    """The other side: where this incarnation connects; None when no draft is wanted any more.
 
-    Only the first one can expect to be told within `timeout` seconds; others wait as long as the run lasts. Raises
-    `PeerLostError`.
+    The target's other ranks wait for the first one's. Only those and the first draft can expect to be told within
+    `timeout` seconds; others wait as long as the run lasts. Raises `PeerLostError`.
     """
     name = f"rendezvous/{incarnation}"
     found = store.await_any((name, "finished", "no_more_drafts"), timeout if incarnation == FIRST_INCARNATION else None)

@@ -1,4 +1,4 @@
-"""Jobs that one pair of workers does, one after another: both ranks know them from the start.
+"""Jobs that one pair of workers does, one after another: all ranks know them from the start.
 
 A run has one job. A sweep has many, and those whose engines are alike share a pair, which loads its models once.
 """

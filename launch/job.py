@@ -27,6 +27,7 @@ TargetRole = Callable[
     [str, Sequence[tuple[RunConfig, Path]], DraftSource],
     Generator["int | ConfigError", None, None],
 ]
+FollowerRole = Callable[[str, RunConfig, int, Rendezvous], None]
 DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[], Rendezvous], int], int]
 
 
@@ -41,7 +42,7 @@ class Options:
     outcome_file: Path | None = None
     """Where rank 0 tells `amusd` how it went; with it, ranks exit with 0 and torchrun stays silent."""
     roles: str | None = None
-    """A module with `run_target` and `run_draft` in place of amusd's own (the launcher's tests)."""
+    """A module with `run_target`, `run_follower` and `run_draft` in place of amusd's own (the launcher's tests)."""
     incarnation: int | None = None
     """Set in the process that drafts: which life of the draft it is."""
     met_descriptor: int | None = None
@@ -117,6 +118,12 @@ def store_secret(options: Options) -> bytes:
 def target_role(module: str | None) -> TargetRole:
     """The function that is the target."""
     role: TargetRole = importlib.import_module(module or "amusd.cli").run_target
+    return role
+
+
+def follower_role(module: str | None) -> FollowerRole:
+    """The function that is another rank of the target than the first."""
+    role: FollowerRole = importlib.import_module(module or "amusd.runtime.startup").run_follower
     return role
 
 

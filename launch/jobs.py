@@ -56,7 +56,9 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
         )
         (folder / "group.json").write_text(group.to_text(), encoding="utf-8")
         (folder / SEAL_FILE).write_bytes(secrets.token_bytes(32))
-        ended = run_tree(_torchrun(options.arguments(), folder), _environment(group.config), quiet=json_only)
+        ended = run_tree(
+            _torchrun(group.config, options.arguments(), folder), _environment(group.config), quiet=json_only
+        )
         told = read_outcome(folder / "outcome")
     if ended.signum is None and told.exit_code is None:
         tell(f"the workers ended without a result (torchrun: {ended.exit_code}); what they said is above")
@@ -85,8 +87,8 @@ def _exit_codes(ended: Ended, told: Outcome, num_jobs: int) -> tuple[int, ...]:
     return codes
 
 
-def _torchrun(arguments: Sequence[str], scratch: Path) -> list[str]:
-    flags = ["--nnodes=1", "--nproc-per-node=2", f"--log-dir={scratch}"]
+def _torchrun(config: RunConfig, arguments: Sequence[str], scratch: Path) -> list[str]:
+    flags = ["--nnodes=1", f"--nproc-per-node={config.engine().num_ranks}", f"--log-dir={scratch}"]
     rendezvous = ["--rdzv-backend=amusd", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     agent, entry = (str(Path(__file__).with_name(name)) for name in ("agent.py", "run.py"))
     return [sys.executable, agent, *flags, *rendezvous, entry, *arguments]

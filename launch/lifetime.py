@@ -54,6 +54,12 @@ def raise_on_signals() -> None:
         signal.signal(number, on_signal)
 
 
+def ignore_signals() -> None:
+    """This process is about to end by itself: a signal has nothing left to save, and would only look like an error."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PEER_FAILED):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def interrupt_main_thread() -> None:
     """Raise `Interrupted` in the main thread, system calls included. For another thread of this process."""
     identity = threading.main_thread().ident

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,9 +102,9 @@ def read_config(directory: Path) -> RunConfig:
     return from_mapping(RunConfig, values)
 
 
-def write_workers(directory: Path, *, target: int, draft: int) -> None:
-    """Record the process ids, so that a person can watch, pin or end the workers."""
-    write_whole(directory / WORKERS_FILE, json.dumps({"target": [target], "draft": [draft]}) + "\n")
+def write_workers(directory: Path, *, target: Sequence[int], draft: int) -> None:
+    """Record the process ids, so that a person can watch, pin or end the workers. `target`: of each of its ranks."""
+    write_whole(directory / WORKERS_FILE, json.dumps({"target": list(target), "draft": [draft]}) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
-"""What the two workers tell each other before they have a link: a few JSON values in torchrun's store.
+"""What the workers tell each other before they have a link: a few JSON values in torchrun's store.
 
 Whoever reaches the store's port can read and write there. So no value is a secret, none is a prompt, and each is sealed
-(HMAC-SHA256 over its name and text) with a secret that the two workers have from files: a forged one is refused.
+(HMAC-SHA256 over its name and text) with a secret that the workers have from files: a forged one is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
 
 if TYPE_CHECKING:
@@ -45,9 +46,24 @@ class Place:
     namespace: str
     """Keeps the values of another run or attempt apart."""
 
+    @property
+    def is_draft(self) -> bool:
+        """The last rank drafts; those before it are the target's."""
+        return self.rank == self.world_size - 1
+
+    def check_fits(self, config: RunConfig) -> None:
+        """Raise `ConfigError` unless there are as many ranks as the configuration asks for."""
+        num_ranks = config.engine().num_ranks
+        if self.world_size != num_ranks:
+            raise ConfigError(
+                f"WORLD_SIZE={self.world_size}: target_tensor_parallel_size={config.target_tensor_parallel_size} runs "
+                f"on exactly {num_ranks} ranks, the target's and then the draft (--nproc-per-node={num_ranks}"
+                f"{', or --nnodes=2 --nproc-per-node=1' if num_ranks == 2 else ''})"
+            )
+
 
 def place_from_environment() -> Place:
-    """Read torchrun's variables. Raises `ConfigError` when it did not start this process, or started too many."""
+    """Read torchrun's variables. Raises `ConfigError` when it did not start this process, or it alone."""
     environment = os.environ
     if "RANK" not in environment or "MASTER_ADDR" not in environment:
         raise ConfigError(
@@ -64,12 +80,14 @@ def place_from_environment() -> Place:
         hosts_store=environment["RANK"] == "0" and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         namespace=f"amusd/{run}/{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}",
     )
-    if place.world_size != 2:
-        raise ConfigError(
-            f"WORLD_SIZE={place.world_size}: this version runs on exactly 2 ranks, a target and a draft "
-            "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); more come with tensor parallelism"
-        )
+    if place.world_size < 2:
+        raise ConfigError(f"WORLD_SIZE={place.world_size}: at least 2 ranks are needed, a target and a draft")
     return place
+
+
+def pid_of_rank(rank: int) -> str:
+    """Under which name a rank of the target beyond the first leaves its process id."""
+    return f"target_pid_{rank}"
 
 
 class Store:

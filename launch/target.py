@@ -1,11 +1,13 @@
-"""Rank 0: prepares the jobs for both ranks, runs the target, and hears of a draft that cannot start."""
+"""Rank 0: prepares the jobs for all ranks, runs the target, and hears of others that cannot start."""
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing, suppress
 from typing import Any
 
+from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
 from amusd.types import Role
 
@@ -15,7 +17,7 @@ from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
 from .lifetime import PEER_FAILED, Interrupted, interrupt_main_thread
 from .outcome import tell_begin, tell_job_code
-from .store import Place, Store
+from .store import Place, Store, pid_of_rank
 from .terminal import tell
 
 _FAILURE_SECONDS = 1.0
@@ -30,32 +32,49 @@ def run_target_process(options: Options, place: Place) -> int:
     """
     try:
         group = prepare_group(options)
+        place.check_fits(group.config)
     except ConfigError:
-        Store(place, store_secret(options)).put("group", None)  # the draft waits for it
+        Store(place, store_secret(options)).put("group", None)  # the other ranks wait for it
         raise
     if options.group_file is None:
         tell(f"run directory: {group.jobs[0].run_directory}")
     hardware = claim_hardware(group.config, Role.TARGET, local_world_size=place.local_world_size).hardware
     store = Store(place, store_secret(options))
     store.put("group", group.without_prompts().to_text())
-    drafts = StoreDrafts(store, pid=store.get("draft", group.config.startup_timeout_seconds)["pid"])
+    draft_pid = store.get("draft", group.config.startup_timeout_seconds)["pid"]
     try:
-        return _run_beside_draft(options, group.on(hardware), drafts, store)
+        drafts = StoreDrafts(store, pid=draft_pid, target_pids=_target_pids(group.config, store))
+        return _run_beside_others(options, group.on(hardware), drafts, store)
     finally:
         with suppress(PeerLostError):  # nobody is left to tell
             store.put("finished", True)
 
 
-def _run_beside_draft(options: Options, group: Group, drafts: StoreDrafts, store: Store) -> int:
+def _target_pids(config: RunConfig, store: Store) -> list[int]:
+    """Process ids of the target's ranks, once all have started. Raises what one of them reports instead."""
+    pids = [os.getpid()]
+    for name in map(pid_of_rank, range(1, config.target_tensor_parallel_size)):
+        store.await_any((name, "rank_failure"), config.startup_timeout_seconds)
+        _raise_failure_of_rank(store)
+        pids.append(store.get(name, _FAILURE_SECONDS))
+    return pids
+
+
+def _run_beside_others(options: Options, group: Group, drafts: StoreDrafts, store: Store) -> int:
     try:
-        with store.watching("draft_failure", interrupt_main_thread):
+        with (
+            store.watching("draft_failure", interrupt_main_thread),
+            store.watching("rank_failure", interrupt_main_thread),
+        ):
             code = _do_jobs(options, group, drafts)
     except Interrupted as interruption:
         if interruption.signum != PEER_FAILED:
             raise
+        _raise_failure_of_rank(store)
         _raise_failure_of_draft(store)
         raise PeerLostError("the other worker's machine is gone") from None
     except PeerError:
+        _raise_failure_of_rank(store)
         _raise_failure_of_draft(store)
         raise
     if code != 0 and store.has("draft_failure"):
@@ -82,6 +101,13 @@ def _do_jobs(options: Options, group: Group, drafts: StoreDrafts) -> int:
             if ending not in (0, 2):
                 break
     return first_code
+
+
+def _raise_failure_of_rank(store: Store) -> None:
+    """Raise what another rank of the target reported, if one did."""
+    if store.has("rank_failure"):
+        failure: dict[str, Any] = store.get("rank_failure", _FAILURE_SECONDS)
+        raise (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"]) from None
 
 
 def _raise_failure_of_draft(store: Store) -> None:

@@ -1,8 +1,9 @@
 """One rank, from its first instruction to its exit code.
 
-Rank 0 is the target. Rank 1 supervises the process that drafts, so that its death does not make torchrun end the
-target. Exit codes: 0 done, 2 the user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a
-traceback). Started by `amusd`, a rank tells its code in a file and exits with 0: torchrun then has nothing to say.
+Rank 0 is the target, the last rank the draft; ranks between them share the target's model. All but rank 0 supervise
+the process that does the work, so that its death does not make torchrun end the target. Exit codes: 0 done, 2 the
+user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a traceback). Started by `amusd`, a rank
+tells its code in a file and exits with 0: torchrun then has nothing to say.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Callable, Sequence
 from amusd.errors import ConfigError
 
 from .draft import run_draft_process, supervise_draft
+from .follower import run_follower_process, supervise_follower
 from .job import Options
-from .lifetime import Interrupted, end_with_parent, raise_on_signals
+from .lifetime import Interrupted, end_with_parent, ignore_signals, raise_on_signals
 from .outcome import tell_exit_code
 from .store import Place, place_from_environment
 from .target import run_target_process
@@ -31,7 +33,7 @@ def run_rank(arguments: Sequence[str]) -> int:
     try:
         options = Options.parse(arguments)
         place = place_from_environment()
-        code = _role(options, is_target)(options, place)
+        code = _role(options, place)(options, place)
     except ConfigError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a machine read the same arguments: one line
             tell(str(error))
@@ -41,6 +43,7 @@ def run_rank(arguments: Sequence[str]) -> int:
     except Exception:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
         traceback.print_exc()
         code = 1
+    ignore_signals()
     if options.outcome_file is None or options.incarnation is not None:
         return code
     if is_target:
@@ -48,7 +51,9 @@ def run_rank(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _role(options: Options, is_target: bool) -> Callable[[Options, Place], int]:
-    if is_target:
+def _role(options: Options, place: Place) -> Callable[[Options, Place], int]:
+    if place.rank == 0:
         return run_target_process
-    return supervise_draft if options.incarnation is None else run_draft_process
+    if place.is_draft:
+        return supervise_draft if options.incarnation is None else run_draft_process
+    return supervise_follower if options.incarnation is None else run_follower_process

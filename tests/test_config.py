@@ -83,6 +83,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"min_ngram": 5}}, "drafter.min_ngram=5: must be between 1 and drafter.max_ngram (4)"),
     ({"hardware": {"num_threads": 0}}, "hardware.num_threads=0: must be at least 1"),
     ({"hardware": {"devices": ["cpu"]}}, "hardware.devices=['cpu']: name two"),
+    (
+        {"hardware": {"devices": ["cuda:0", "cuda:1"]}, "target_tensor_parallel_size": 2},
+        "hardware.devices=['cuda:0', 'cuda:1']: name 3: the target's 2, the draft's",
+    ),
+    ({"hardware": {"devices": ["cpu", "cuda:0", "cpu"]}}, "hardware.devices=['cpu', 'cuda:0', 'cpu']: name two"),
+    ({"target_tensor_parallel_size": 0}, "target_tensor_parallel_size=0: must be at least 1"),
+    ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2: the draft runs in one process; allowed: 1"),
     ({"workload": {"num_prompts": 0}}, "workload.num_prompts=0: must be at least 1"),
     ({"compare": {"synchronous_lengths": []}}, "compare.synchronous_lengths=[]: name at least one length"),
     ({"compare": {"synchronous_lengths": [2, 0]}}, "compare.synchronous_lengths=[2, 0]: name at least one length"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amusd.config import DrafterConfig, EngineConfig, TargetConfig, TransportConfig
-from amusd.doctor import Finding, _links, _pair
-from amusd.errors import ConfigError
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, TransportConfig
+from amusd.doctor import Finding, _devices, _links, _pair
+from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.explanation import explain_target
 from amusd.models.loading import load_target
 from amusd.transport.latency import OneWayTime
@@ -76,3 +76,31 @@ def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
     }
     assert found["link nccl"].text == "a reason"
     assert found["link ipc"].text.startswith("zeromq: 12 us one way")
+
+
+def test_it_says_which_rank_is_where() -> None:
+    devices = ("cuda:0", "cuda:1", "cuda:2")
+    config = EngineConfig(target_tensor_parallel_size=2, hardware=HardwareConfig(devices=devices))
+    placement = _devices(config)[-1]
+    assert placement.ok
+    assert placement.text == "rank 0 (target) on cuda:0, rank 1 (target) on cuda:1, rank 2 (draft) on cuda:2"
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"), [(("cpu", "cpu"), "too few cores for all, so they"), (("cuda:0", "cuda:0"), "one GPU for all")]
+)
+def test_ranks_that_share_a_device_are_said_to_be_slow(
+    monkeypatch: pytest.MonkeyPatch, devices: tuple[str, str], text: str
+) -> None:
+    monkeypatch.setattr("amusd.doctor.allowed_cores", lambda: [0, 1])
+    placement = _devices(EngineConfig(target_tensor_parallel_size=2, hardware=HardwareConfig(devices=devices)))[-1]
+    assert placement.ok is None
+    assert text in placement.text
+
+
+def test_it_says_how_ranks_share_the_target_or_why_they_cannot() -> None:
+    assert explain_target(EngineConfig(target_tensor_parallel_size=2), "cpu").endswith(
+        ", 3 key heads shared by 2 ranks"
+    )
+    with pytest.raises(UnsupportedModelError, match=r"^target_tensor_parallel_size=4: .* allowed: 1 to 3$"):
+        explain_target(EngineConfig(target_tensor_parallel_size=4), "cpu")

@@ -7,15 +7,17 @@ import json
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from models import tiny
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
 from runtime.table_tree import TableTreeDrafter
 
 import amusd.cli
 from amusd.cli import run_target
 from amusd.compare import Comparison, contestants_of, per_prompt, rows_of, run_comparison
-from amusd.config import RunConfig, from_mapping
+from amusd.config import EngineConfig, RunConfig, TargetConfig, from_mapping
 from amusd.console import Console, table
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.oracle import always_wrong, right_with_probability
@@ -24,6 +26,7 @@ from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.supervisor import DraftProcess
+from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 from amusd.workload import user_prompt
 
@@ -298,3 +301,17 @@ def test_an_interrupted_answer_keeps_what_was_written(commands: Commands) -> Non
     result = commands.result()
     assert result["complete"] is False
     assert str(result["text"]).startswith("".join(shown[:5]))
+
+
+def test_an_engine_from_python_is_one_process() -> None:
+    with pytest.raises(ConfigError, match=r"^target_tensor_parallel_size=2: not from Python, .* allowed: 1, or start"):
+        Engine.launch(target_tensor_parallel_size=2)
+
+
+def test_a_target_that_ranks_cannot_share_is_refused_before_anybody_is_called(tmp_path: Path) -> None:
+    tiny.tiny_config("LlamaConfig").save_pretrained(tmp_path)  # with two key heads, and without weights
+    config = EngineConfig(target=TargetConfig(kind="hf", model=str(tmp_path)), target_tensor_parallel_size=3)
+    drafts = Mock()
+    with pytest.raises(ConfigError, match=r"^target_tensor_parallel_size=3: .* allowed: 1 to 2$"):
+        Engine.connect(config, drafts, Recorder("target"))
+    assert drafts.mock_calls == []

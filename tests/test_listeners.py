@@ -80,7 +80,9 @@ def offer(canary: bytes, address: tuple[str, int] | str) -> bool:
         return True
 
 
-@pytest.mark.parametrize("link", ["default", pytest.param("tcp", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "link", ["default", *(pytest.param(link, marks=pytest.mark.long) for link in ("tcp", "ranks"))]
+)
 def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_prompt(
     tmp_path: Path, link: str
 ) -> None:
@@ -88,6 +90,8 @@ def test_a_run_listens_on_this_machine_alone_runs_nobodys_pickle_and_repeats_no_
     arguments = ["drafter=ngram", f"prompt=Say {MARK} twice.", "run_dir=out", "sampling.max_new_tokens=16"]
     if link == "tcp":
         arguments.append("transport.address=tcp://127.0.0.1:0")
+    if link == "ranks":
+        arguments.append("target_tensor_parallel_size=2")
     process = subprocess.Popen(
         amusd_command("generate", *arguments),
         cwd=tmp_path,

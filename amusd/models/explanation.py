@@ -8,7 +8,7 @@ import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.models.decoder import why_not_covered
-from amusd.models.huggingface import load_config, uses_decoder
+from amusd.models.huggingface import check_shares, load_config, uses_decoder
 from amusd.models.linear import why_not_packed
 from amusd.models.loading import draft_shape
 from amusd.models.synthetic import SHAPES, shape_config
@@ -17,7 +17,11 @@ from amusd.models.zoo import embedded_target_path
 
 def explain_target(config: EngineConfig, device: str) -> str:
     """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
-    return _explain(config.target, config.hardware.synthetic, device)
+    text = _explain(config.target, config.hardware.synthetic, device)
+    size = config.target_tensor_parallel_size
+    settings = _settings(config.target, config.hardware.synthetic)
+    check_shares(settings, config.target.model_impl, size)
+    return text if size == 1 else f"{text}, {settings.num_key_value_heads} key heads shared by {size} ranks"
 
 
 def explain_drafter(config: DrafterConfig, device: str, target_shape: ModelShape | None = None) -> str | None:

@@ -199,11 +199,11 @@ class Follower:
         """A follower gives no orders."""
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave; the leader is told why. Idempotent."""
-        with suppress(OSError):  # nobody is left to tell
+        """Leave; the leader is told why, unless it was a signal. Idempotent."""
+        with suppress(PeerLostError):  # nobody is left to tell
             if isinstance(error, PeerLostError):
                 self._say(lost=True)
-            elif error is not None:
+            elif isinstance(error, Exception):
                 self._say(failure=_first_line(error), users_mistake=isinstance(error, ConfigError))
         self._leader.close()
         self._group = None

@@ -82,8 +82,8 @@ def _devices(config: RunConfig) -> Iterator[str]:
     if not config.hardware.devices:
         yield "chosen when the workers start"
         return
-    target, draft = config.hardware.devices
-    yield f"target on {target}"
+    *targets, draft = config.hardware.devices
+    yield f"target on {', '.join(targets)}"
     yield f"draft on {draft}"
     if "cpu" in config.hardware.devices:
         count = config.hardware.num_threads

@@ -15,11 +15,21 @@ def allowed_cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def cores_for(role: Role, allowed: list[int], hardware: HardwareConfig) -> set[int]:
-    """The first cores for the target, the last for the draft; none where the two would have to share."""
-    if not hardware.pin_cores or len(allowed) < 2 * hardware.num_threads:
+def cores_for(
+    role: Role, allowed: list[int], hardware: HardwareConfig, *, rank: int = 0, num_ranks: int = 1
+) -> set[int]:
+    """The first cores for the target, the last for the draft; none where the two would have to share.
+
+    The target's `num_ranks` have cores of their own where there are enough, and otherwise share all but the draft's.
+    """
+    count = hardware.num_threads
+    if not hardware.pin_cores or len(allowed) < 2 * count:
         return set()
-    return set(allowed[: hardware.num_threads] if role is Role.TARGET else allowed[-hardware.num_threads :])
+    if role is Role.DRAFT:
+        return set(allowed[-count:])
+    if len(allowed) < (num_ranks + 1) * count:
+        return set(allowed[:-count])
+    return set(allowed[rank * count : (rank + 1) * count])
 
 
 def pin_to(cores: set[int]) -> None:

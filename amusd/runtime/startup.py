@@ -13,8 +13,15 @@ import torch
 from amusd.config import EngineConfig, HardwareConfig, RunConfig
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import PeerLostError
+from amusd.models.cached_model import CachedModel
+from amusd.models.explanation import explain_target
 from amusd.models.language_model import LanguageModel
+from amusd.models.loading import load_target
+from amusd.models.orders import follow
+from amusd.models.process_group import backend_for
+from amusd.models.ranks import Follower, Leader
 from amusd.models.tokenizer import Tokenizer
+from amusd.models.zoo import Report
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.draft_worker import DraftWorker
@@ -31,15 +38,26 @@ from amusd.types import Role
 def device_of(hardware: HardwareConfig, role: Role) -> str:
     """Where a role computes: as configured, else a GPU each where there are two, else the CPU."""
     if hardware.devices:
-        return hardware.devices[0 if role is Role.TARGET else 1]
+        return hardware.devices[0 if role is Role.TARGET else -1]
     if torch.cuda.is_available() and torch.cuda.device_count() > 1:
         return "cuda:0" if role is Role.TARGET else "cuda:1"
     return "cpu"
 
 
-def devices_of(hardware: HardwareConfig) -> tuple[str, str]:
-    """Where target and draft compute."""
-    return device_of(hardware, Role.TARGET), device_of(hardware, Role.DRAFT)
+def devices_of(config: EngineConfig) -> tuple[str, ...]:
+    """Where each rank computes, the target's first: as configured, else a GPU each if there are enough, or the CPU."""
+    num_ranks, named = config.num_ranks, config.hardware.devices
+    if named:
+        return named if len(named) == num_ranks else named[:1] * num_ranks
+    if torch.cuda.is_available() and torch.cuda.device_count() >= num_ranks:
+        return tuple(f"cuda:{number}" for number in range(num_ranks))
+    return ("cpu",) * num_ranks
+
+
+def link_devices(config: EngineConfig) -> tuple[str, str]:
+    """Where the two ends of the link compute: the target's first rank, and the draft."""
+    devices = devices_of(config)
+    return devices[0], devices[-1]
 
 
 def make_recorder(role: Role, run_directories: Sequence[Path] = ()) -> Recorder:
@@ -54,15 +72,19 @@ def connect_target(
     load: Callable[[], tuple[LanguageModel, Tokenizer]],
     drafts: DraftSource,
     recorder: Recorder,
+    leader: Leader | None = None,
 ) -> tuple[TargetWorker, Tokenizer]:
-    """Listen, tell the draft where, load the target meanwhile, and shake hands. A lost draft is replaced from `drafts`.
+    """Listen, tell the draft and the target's other ranks where, load the target meanwhile, and shake hands.
+
+    A lost draft is replaced from `drafts`; the other ranks are told once, with the first draft, and notice nothing.
 
     Raises `ConfigError` when the pair cannot work together, `PeerError` when the draft fails or does not come.
     """
     nonce = secrets.randbits(64)
-    link = listen(config.transport, nonce, devices_of(config.hardware))
+    link = listen(config.transport, nonce, link_devices(config))
     try:
-        drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
+        ranks = None if leader is None else leader.address
+        drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce, ranks))
         model, tokenizer = load()
         worker = meet_draft(link, model, tokenizer, recorder, config.startup_timeout_seconds)
     except BaseException:
@@ -97,6 +119,58 @@ def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
     )
 
 
+def make_leader(config: EngineConfig) -> Leader | None:
+    """The first of the target's ranks, which awaits the others; None where there are none.
+
+    Raises `ConfigError` for a model that they cannot share: before a worker is told of the others.
+    """
+    size = config.target_tensor_parallel_size
+    if size == 1:
+        return None
+    explain_target(config, devices_of(config)[0])
+    return Leader(size)
+
+
+def load_with_followers(
+    config: EngineConfig, leader: Leader | None, report: Report | None
+) -> tuple[CachedModel, Tokenizer]:
+    """The target's model and tokenizer; with a leader, its part of the model, once the other ranks have theirs.
+
+    Raises `ConfigError` as `load_target`, `PeerError` when a rank fails or does not come.
+    """
+    devices = devices_of(config)
+    if leader is None:
+        return load_target(config, devices[0], report)
+    model, tokenizer = load_target(config, devices[0], report, leader)
+    leader.await_followers(devices[0], backend_for(devices[: leader.size]), config.startup_timeout_seconds)
+    return model, tokenizer
+
+
+def run_follower(command: str, config: RunConfig, rank: int, rendezvous: Rendezvous) -> None:
+    """Another rank of the target's than the first: load its part of the model and do what the leader orders.
+
+    Returns when the leader ends. Whatever else goes wrong is reported to it and raised.
+    """
+    engine = config.engine_for(command)
+    size, devices = engine.target_tensor_parallel_size, devices_of(engine)
+    assert rendezvous.ranks is not None, "the target has no other ranks"
+    try:
+        follower = Follower(rendezvous.ranks, rank, size)
+    except PeerLostError:
+        return  # it has ended, and has said why
+    try:
+        model, _ = load_target(engine, devices[rank], ranks=follower)
+        follower.ready(devices[rank], backend_for(devices[:size]), engine.startup_timeout_seconds)
+        follow(model, follower.orders())
+    except PeerLostError as error:
+        follower.close(error)  # the leader ends the run
+    except BaseException as error:
+        follower.close(error)
+        raise
+    else:
+        follower.close()
+
+
 def run_draft(
     config: RunConfig,
     run_directories: Sequence[Path],
@@ -115,7 +189,7 @@ def run_draft(
 
 def serve_draft(config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder, incarnation: int) -> None:
     """Connect to the target at `rendezvous` and draft for it until it is done."""
-    link = connect(config.transport, rendezvous, devices_of(config.hardware))
+    link = connect(config.transport, rendezvous, link_devices(config))
     try:
         drafters = load_drafters(config, device_of(config.hardware, Role.DRAFT))
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)

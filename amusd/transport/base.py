@@ -76,12 +76,14 @@ class Guarded(Protocol):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the draft has to be told to find its target."""
+    """What the others have to be told to find the target: the draft its link, further ranks the first one."""
 
     address: str
     """`shm://PATH`, `ipc://PATH`, or `tcp`, `gloo` or `nccl` with `://HOST:PORT`."""
     nonce: int
     """64-bit number of the session; frames that carry another one are dropped."""
+    ranks: str | None = None
+    """Where the first of several ranks of the target awaits the others; None: there are none."""
 
 
 class FrameFilter:

@@ -68,15 +68,15 @@ def _run(command: str, config: RunConfig, run_directory: Path) -> int:
 def _act(command: str, config: RunConfig, run_directory: Path, workers: dict[str, list[int]]) -> int:
     sys.stdout.write(f"{command} {config.prompt}\n")
     sys.stdout.flush()
-    if config.prompt in ("wait", "ignore signals", "draft refuses", "draft crashes"):
+    if config.prompt == "target crashes":
+        raise ValueError("a bug in the target")
+    if config.prompt in ("wait", "ignore signals") or str(config.prompt).endswith((" refuses", " crashes")):
         threading.Event().wait(DEADLINE_SECONDS)
     if config.prompt == "draft is killed":
         while Path(f"/proc/{workers['draft'][0]}").exists():
             os.sched_yield()
     if config.prompt == "draft comes back":
         _await_file(run_directory / "second")
-    if config.prompt == "target crashes":
-        raise ValueError("a bug in the target")
     return 0
 
 
@@ -84,6 +84,16 @@ def _await_file(path: Path) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def run_follower(command: str, config: RunConfig, rank: int, rendezvous: Rendezvous) -> None:
+    assert rendezvous == Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1)
+    if config.prompt == "follower refuses":
+        raise ConfigError("device cuda:1: no such device")
+    if config.prompt == "follower crashes":
+        raise ValueError(f"a bug in rank {rank} of {command}")
+    if config.prompt in ("wait", "ignore signals"):
+        threading.Event().wait(DEADLINE_SECONDS)
 
 
 def run_draft(

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from amusd.config import HardwareConfig, RunConfig, TransportConfig
+from amusd.config import EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.runtime.cores import allowed_cores, cores_for
+from amusd.runtime.startup import devices_of
 from amusd.types import Role
 from launch.devices import claim_hardware, default_devices
 from tests.launch.processes import environment
@@ -32,6 +33,57 @@ def test_target_and_draft_never_share_a_core(
     assert cores_for(Role.TARGET, allowed, hardware) == target
     assert cores_for(Role.DRAFT, allowed, hardware) == draft
     assert cores_for(Role.TARGET, allowed, HardwareConfig(pin_cores=False)) == set()
+
+
+@pytest.mark.parametrize(
+    ("allowed", "num_threads", "targets", "draft"),
+    [
+        ([0, 1, 2], 1, [{0}, {1}], {2}),
+        ([0, 1, 2, 3, 4, 5, 6], 2, [{0, 1}, {2, 3}], {5, 6}),
+        ([0, 1], 1, [{0}, {0}], {1}),  # too few: the ranks share, the draft does not
+        ([0, 1, 2, 3, 4], 2, [{0, 1, 2}, {0, 1, 2}], {3, 4}),
+        ([0], 1, [set(), set()], set()),
+    ],
+)
+def test_ranks_of_the_target_share_cores_only_with_each_other(
+    allowed: list[int], num_threads: int, targets: list[set[int]], draft: set[int]
+) -> None:
+    hardware = HardwareConfig(num_threads=num_threads)
+    cores = [cores_for(Role.TARGET, allowed, hardware, rank=rank, num_ranks=2) for rank in range(2)]
+    assert cores == targets
+    assert cores_for(Role.DRAFT, allowed, hardware, num_ranks=2) == draft
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "local_world_size", "num_ranks", "devices"),
+    [
+        (3, 3, 2, ("cuda:0", "cuda:1", "cuda:2")),
+        (2, 3, 2, ("cpu", "cpu", "cpu")),
+        (8, 5, 4, ("cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4")),
+    ],
+)
+def test_each_rank_gets_a_gpu_where_there_are_enough(
+    num_gpus: int, local_world_size: int, num_ranks: int, devices: tuple[str, ...]
+) -> None:
+    assert default_devices(num_gpus, local_world_size, num_ranks) == devices
+
+
+@pytest.mark.parametrize(
+    ("named", "size", "devices"),
+    [
+        ((), 2, ("cpu", "cpu", "cpu")),
+        (("cpu", "cpu"), 2, ("cpu", "cpu", "cpu")),
+        (("cuda:0", "cuda:1", "cpu"), 2, ("cuda:0", "cuda:1", "cpu")),
+        (("cuda:1", "cuda:0"), 1, ("cuda:1", "cuda:0")),
+    ],
+)
+def test_devices_are_those_that_were_named(
+    monkeypatch: pytest.MonkeyPatch, named: tuple[str, ...], size: int, devices: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    config = EngineConfig(hardware=HardwareConfig(devices=named), target_tensor_parallel_size=size)
+    assert devices_of(config) == devices
 
 
 @pytest.mark.parametrize(

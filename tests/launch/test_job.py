@@ -77,12 +77,36 @@ def test_a_process_that_torchrun_did_not_start_is_told_how_to(monkeypatch: pytes
         place_from_environment()
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_any_other_number_of_ranks_than_two_is_refused(monkeypatch: pytest.MonkeyPatch, world_size: int) -> None:
+def test_a_single_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**TORCHRUN, "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"^WORLD_SIZE=1: at least 2 ranks are needed"):
+        place_from_environment()
+
+
+@pytest.mark.parametrize(("world_size", "target_size", "num_ranks"), [(3, 1, 2), (2, 2, 3), (5, 3, 4)])
+def test_there_must_be_as_many_ranks_as_the_configuration_says(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, target_size: int, num_ranks: int
+) -> None:
     for name, value in {**TORCHRUN, "WORLD_SIZE": str(world_size)}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=f"^WORLD_SIZE={world_size}: this version runs on exactly 2 ranks"):
-        place_from_environment()
+    place = place_from_environment()
+    place.check_fits(RunConfig(target_tensor_parallel_size=world_size - 1))
+    with pytest.raises(
+        ConfigError,
+        match=rf"^WORLD_SIZE={world_size}: target_tensor_parallel_size={target_size} runs on exactly {num_ranks} ranks",
+    ):
+        place.check_fits(RunConfig(target_tensor_parallel_size=target_size))
+
+
+def test_the_last_rank_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**TORCHRUN, "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    drafts = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        drafts.append(place_from_environment().is_draft)
+    assert drafts == [False, False, True]
 
 
 def test_rank_0_serves_the_store_only_when_torchrun_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

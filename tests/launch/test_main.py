@@ -22,6 +22,10 @@ MISTAKES = [
     (["generate", "promt=x"], "promt=x: no such key; did you mean 'prompt'?"),
     (["generate", "prompt=Why", "is", "the"], "is: expected key=value"),
     (["doctor", "-m"], "-m: `amusd doctor` looks at one configuration"),
+    (
+        ["bench", "target_tensor_parallel_size=2"],
+        "target_tensor_parallel_size=2: `amusd bench` measures one process of each role; allowed: 1",
+    ),
     (["compare", "-m", "max_lookahead=4,no"], "max_lookahead=no: expected a whole number"),
     (["compare", "-m", "run_dir=choice(a,b)"], "run_dir: cannot be swept"),
     (["export-draft"], "export-draft: name the folder to write, and nothing else: amusd export-draft PATH"),

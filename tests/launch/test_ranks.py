@@ -1,0 +1,177 @@
+"""Several ranks of the target under torchrun: who is who, the same tokens as one rank, and what a death does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from models import tiny
+
+from amusd.engine import Engine
+from launch.compose import compose_config
+from launch.process_tree import descendants
+from tests.launch.processes import FAKE, SECONDS, amusd_command, environment, run, torchrun_command
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="process trees are read from /proc"),
+]
+
+TWO = "target_tensor_parallel_size=2"
+PROMPT = "a sentence"
+NUM_TOKENS_OF_A_RESTART = 3000
+"""So many that the next draft has loaded before they are all there."""
+
+
+@pytest.mark.long
+def test_a_rank_that_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    done = run(amusd_command("generate", FAKE, TWO, "prompt=follower crashes", "run_dir=out"), tmp_path)
+    assert done.returncode == 1
+    assert "PeerFailedError: rank 1 of the target failed: a bug in rank 1 of generate" in done.stderr
+    assert "ChildFailedError" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A small random target in float32, and a smaller draft."""
+    folder = tmp_path_factory.mktemp("models")
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    for name, layers in (("target", 2), ("draft", 1)):
+        tokenizer = tiny.byte_tokenizer(chat_template=template)
+        config = tiny.tiny_config(
+            "Qwen3Config",
+            vocab_size=len(tokenizer),
+            num_hidden_layers=layers,
+            max_position_embeddings=4096,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+        tiny.save_checkpoint(folder / name, config, tokenizer)
+    models = ["target=hf", f"target.model={folder / 'target'}", "drafter=hf", f"drafter.model={folder / 'draft'}"]
+    dtypes = ["target.dtype=float32", "drafter.dtype=float32"]
+    return [*models, *dtypes, "max_model_len=256", "hardware=cpu", "sampling.ignore_eos=true"]
+
+
+def plain_answer(pair: Sequence[str], num_tokens: int) -> tuple[int, ...]:
+    """Of one process, without a draft."""
+    config = compose_config([*pair, "mode=autoregressive"])
+    with Engine.start(dataclasses.replace(config.engine(), drafters=())) as engine:
+        params = dataclasses.replace(config.sampling, max_new_tokens=num_tokens)
+        return engine.generate(PROMPT, params, decoding=config.decoding()).token_ids
+
+
+def test_two_ranks_and_a_draft_by_hand_give_the_tokens_of_one_process(tmp_path: Path, pair: list[str]) -> None:
+    arguments = [TWO, f"prompt={PROMPT}", "output=json", "run_dir=out", "sampling.max_new_tokens=24"]
+    done = run(torchrun_command(*pair, *arguments, num_ranks=3), tmp_path)
+    assert done.returncode == 0, done.stderr
+    together = json.loads(done.stdout)
+    expected = plain_answer(pair, 24)
+    assert tuple(together["token_ids"]) == expected
+    assert len(set(expected)) > 5, "this answer is too simple to tell models apart"
+    assert together["mode"] == "asynchronous"
+    assert together["metrics"]["num_draft_tokens"] > 0
+    workers = json.loads((tmp_path / "out" / "workers.json").read_text())
+    assert (len(workers["target"]), len(workers["draft"])) == (2, 1)
+    assert len({*workers["target"], *workers["draft"]}) == 3
+
+
+@pytest.mark.long
+def test_every_mode_gives_the_plain_answer_of_the_same_ranks(tmp_path: Path, pair: list[str]) -> None:
+    arguments = [
+        "output=json",
+        "sampling.max_new_tokens=16",
+        "workload.num_prompts=2",
+        "compare.synchronous_lengths=[3]",
+    ]
+    arguments += ["target.dtype=bfloat16", "max_model_len=256", "sampling.temperature=0.7", TWO]
+    done = run(amusd_command("compare", *pair, *arguments), tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 3
+    assert [row["identical_to_autoregressive"]["num_identical"] for row in rows] == [2, 2, 2]
+
+
+class Running:
+    """A long answer whose first text has appeared."""
+
+    def __init__(self, folder: Path, pair: Sequence[str], *, num_tokens: int = 200) -> None:
+        arguments = [f"prompt={PROMPT}", "run_dir=out", f"sampling.max_new_tokens={num_tokens}", TWO]
+        self.process = subprocess.Popen(
+            amusd_command("generate", *pair, *arguments),
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.read(1)
+        self._handles = {pid: os.pidfd_open(pid) for pid in descendants(self.process.pid)}
+        self.workers = json.loads((folder / "out" / "workers.json").read_text())
+
+    @property
+    def num_processes(self) -> int:
+        return len(self._handles)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and standard error, once every process of the tree has ended."""
+        _, errors = self.process.communicate(timeout=SECONDS)
+        for pid, handle in self._handles.items():
+            assert select.select([handle], [], [], SECONDS)[0], f"process {pid} is left over"
+            os.close(handle)
+        return self.process.returncode, errors.decode()
+
+
+def test_a_killed_rank_ends_the_run_with_one_clear_error(tmp_path: Path, pair: list[str]) -> None:
+    running = Running(tmp_path, pair)
+    os.kill(running.workers["target"][1], signal.SIGKILL)
+    code, errors = running.end()
+    assert code == 1
+    assert f"rank 1 of the target (pid {running.workers['target'][1]}) was killed by signal 9" in errors
+    assert "PeerLostError: rank 1 of the target is gone" in errors
+    assert "ChildFailedError" not in errors
+
+
+@pytest.mark.long
+def test_a_killed_draft_is_replaced_and_the_ranks_notice_nothing(tmp_path: Path, pair: list[str]) -> None:
+    long_pair = [*pair, "max_model_len=4096"]
+    running = Running(tmp_path, long_pair, num_tokens=NUM_TOKENS_OF_A_RESTART)
+    os.kill(running.workers["draft"][0], signal.SIGKILL)
+    code, errors = running.end()
+    assert code == 0, errors
+    assert "of the target" not in errors
+    workers = json.loads((tmp_path / "out" / "workers.json").read_text())
+    assert workers["target"] == running.workers["target"]
+    assert workers["draft"] != running.workers["draft"]
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["metrics"]["num_draft_restarts"] == 1
+    assert tuple(result["token_ids"]) == plain_answer(long_pair, NUM_TOKENS_OF_A_RESTART)
+
+
+@pytest.mark.long
+def test_a_killed_leader_takes_everybody_along(tmp_path: Path, pair: list[str]) -> None:
+    running = Running(tmp_path, pair)
+    os.kill(running.workers["target"][0], signal.SIGKILL)
+    code, errors = running.end()
+    assert code != 0
+    assert "the workers ended without a result" in errors
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_every_rank(tmp_path: Path, pair: list[str]) -> None:
+    running = Running(tmp_path, pair)
+    assert running.num_processes >= 6  # torchrun, two ranks of the target, the draft, two supervisors
+    os.killpg(running.process.pid, signal.SIGINT)
+    code, errors = running.end()
+    assert code == 130
+    assert "Traceback" not in errors
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["complete"] is False
