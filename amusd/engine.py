@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast, get_args, get_type_hints
 import torch
 from typing_extensions import Self
 
-from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig, nearest
+from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.errors import ConfigError
 from amusd.models.loading import load_target
 from amusd.models.ranks import Leader
@@ -29,6 +29,7 @@ from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import Outcome, Request, TargetWorker
 from amusd.sampling.answer_text import AnswerText
 from amusd.sampling.stopping import Emission, StopChecker
+from amusd.settings import nearest
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.types import FinishReason, Mode, Role

@@ -11,8 +11,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amusd.config import RunConfig, from_mapping, to_mapping
+from amusd.config import RunConfig
 from amusd.errors import ConfigError
+from amusd.settings import from_mapping, to_mapping
 
 from .keys import conf_folder
 from .overrides import OPTIONAL_GROUPS, check_for_hydra, is_text, split, text_value

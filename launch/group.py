@@ -10,8 +10,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from amusd.config import HardwareConfig, RunConfig, from_mapping, to_mapping
+from amusd.config import HardwareConfig, RunConfig
 from amusd.console import progress_line
+from amusd.settings import from_mapping, to_mapping
 
 
 @dataclass(frozen=True, kw_only=True)

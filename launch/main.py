@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import amusd
-from amusd.config import nearest
 from amusd.errors import ConfigError
+from amusd.settings import nearest
 
 from .manual import COMMANDS, EXPORT, KEYS, TRACE, overview, reference
 from .terminal import tell

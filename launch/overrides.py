@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, ValueType
 from hydra.errors import HydraException
 
-from amusd.config import nearest
 from amusd.errors import ConfigError
+from amusd.settings import nearest
 
 from .keys import TEXT_LISTS, groups, keys, sections
 

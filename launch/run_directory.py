@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without types
 
-from amusd.config import RunConfig, from_mapping, to_mapping
+from amusd.config import RunConfig
 from amusd.errors import ConfigError
+from amusd.settings import from_mapping, to_mapping
 
 from .environment import describe_environment
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from amusd.config import RunConfig, from_mapping, to_mapping
+from amusd.config import RunConfig
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
+from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -69,9 +70,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"fan_out": 0}, "fan_out=0: must be at least 1"),
     ({"fan_out": "wide"}, "fan_out=wide: expected a whole number"),
     ({"rows_per_step": 0}, "rows_per_step=0: must be at least 1"),
-    ({"policy": "tree"}, "policy=tree: allowed: auto, chain, branching"),
-    ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, branching; did you mean 'branching'?"),
-    ({"compare": {"policies": ["chain", "tree"]}}, "compare.policies=tree: allowed: auto, chain, branching"),
+    ({"policy": "tree"}, "policy=tree: allowed: auto, chain, windowed, branching"),
+    ({"policy": "branchin"}, "policy=branchin: allowed: auto, chain, windowed, branching; did you mean 'branching'?"),
+    ({"compare": {"policies": ["chain", "tree"]}}, "compare.policies=tree: allowed: auto, chain, windowed, branching"),
     ({"max_wait_passes": -0.1}, "max_wait_passes=-0.1: must be at least 0"),
     ({"draft_timeout_seconds": 0}, "draft_timeout_seconds=0.0: must be above 0"),
     ({"max_silence_seconds": 0}, "max_silence_seconds=0.0: must be above 0"),

@@ -17,7 +17,7 @@ from runtime.table_tree import TableTreeDrafter
 import amusd.cli
 from amusd.cli import run_target
 from amusd.compare import Comparison, contestants_of, per_prompt, rows_of, run_comparison
-from amusd.config import EngineConfig, RunConfig, TargetConfig, from_mapping
+from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console, table
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.oracle import always_wrong, right_with_probability
@@ -26,6 +26,7 @@ from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.supervisor import DraftProcess
+from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 from amusd.workload import user_prompt

@@ -15,6 +15,7 @@ MODULES = sorted((ROOT / "amusd").rglob("*.py"))
 LAYERS = (
     {"types", "errors"},
     {"config"},
+    {"settings"},
     {"protocol"},
     {"policies", "tracing"},
     {"simulation", "models", "sampling", "transport"},
@@ -26,7 +27,9 @@ LAYERS = (
 )
 """Top-level modules and packages of amusd, from the ground up. A new one has to be given its place here."""
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
-STANDARD_LIBRARY_ONLY = {"types", "errors", "config", "protocol", "policies", "tracing", "simulation", "reporting"}
+STANDARD_LIBRARY_ONLY = {
+    "types", "errors", "config", "settings", "protocol", "policies", "tracing", "simulation", "reporting",
+}  # fmt: skip
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from amusd.config import RunConfig, from_mapping
+from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
+from amusd.settings import from_mapping
 from amusd.simulate import inputs_of, simulate, simulate_text
 from amusd.simulation.closed_forms import best_synchronous, chain, synchronous
 

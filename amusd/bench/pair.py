@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from amusd.config import BenchConfig, DecodingConfig, EngineConfig, SamplingParams, from_mapping, to_mapping
+from amusd.config import BenchConfig, DecodingConfig, EngineConfig, SamplingParams
 from amusd.errors import PeerFailedError
+from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode, Role
 
 PAIR_SECONDS = 900.0

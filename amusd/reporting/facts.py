@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from amusd.config import DrafterConfig, RunConfig, to_mapping
+from amusd.config import DrafterConfig, RunConfig
+from amusd.settings import to_mapping
 
 EMBEDDED_TARGET = "SmolLM2-135M-Instruct (embedded)"
 NOT_SHOWN = ("prompt", "run_dir", "output")

@@ -17,9 +17,10 @@ from typing import IO
 
 import torch
 
-from amusd.config import EngineConfig, from_mapping, to_mapping
+from amusd.config import EngineConfig
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.startup import device_of, make_recorder, serve_draft
+from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from amusd.config import TransportConfig, from_mapping, to_mapping
+from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Message, Shutdown, Verdict
+from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect, listen
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from amusd.config import RunConfig, from_mapping
+from amusd.config import RunConfig
 from amusd.reporting.facts import command_of
+from amusd.settings import from_mapping
 from launch.compose import compose_config
 
 CONFIGS: list[dict[str, Any]] = [

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reporting.pages import Page
 
-from amusd.config import RunConfig, from_mapping
+from amusd.config import RunConfig
 from amusd.reporting.columns import COLUMNS
 from amusd.reporting.comparison import PARTS, comparison_page
 from amusd.reporting.markup import Html, join, tag
 from amusd.reporting.style import DARK, LIGHT
 from amusd.reporting.sweep import sweep_page
+from amusd.settings import from_mapping
 from amusd.tracing.accounting import DRAFT_PARTS, TARGET_PARTS
 
 HOSTILE = """</script><script>alert('1')</script><img src=x onerror="alert(2)">&amp;"""

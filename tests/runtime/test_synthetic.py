@@ -8,11 +8,12 @@ import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 
 from amusd.compare import Comparison, run_comparison
-from amusd.config import HardwareConfig, RunConfig, from_mapping
+from amusd.config import HardwareConfig, RunConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.engine import Engine
+from amusd.settings import from_mapping
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason, Mode
 from amusd.workload import user_prompt
