@@ -297,6 +297,12 @@ class TransportConfig:
             self.keys,
             "protects the link at transport.address, which has to be given; not with transport.insecure=true",
         )
+        _require(
+            self.keys is None or self.kind in ("auto", "zeromq"),
+            "transport.keys",
+            self.keys,
+            f"protects ZeroMQ's links, not those of transport={self.kind}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"startup_timeout_seconds": 0}, "startup_timeout_seconds=0.0: must be above 0"),
     ({"transport": {"kind": "mpi"}}, "transport.kind=mpi: allowed: auto, shared_memory, zeromq, gloo, nccl"),
     ({"transport": {"kind": "shared_memory", "address": "ipc:///x"}}, "transport.address=ipc:///x: not with"),
+    (
+        {"transport": {"kind": "gloo", "address": "tcp://10.0.0.1:1", "keys": "/k"}},
+        "transport.keys=/k: protects ZeroMQ's links, not those of transport=gloo",
+    ),
 ]
 
 
