@@ -15,6 +15,7 @@ import pytest
 
 from amusd.errors import ConfigError
 from experiments import common, plotting, request
+from experiments.ablation import run as ablation
 from experiments.async_vs_sync import run as async_vs_sync
 from experiments.controller import run as controller
 from experiments.peers import run as peers
@@ -52,6 +53,8 @@ def row(mode: str, policy: str | None, length: int | None, speed: float) -> dict
         "tokens_per_second": 25 * speed,
         "speedup_vs_autoregressive": speed,
         "num_devices": 1 if plain else 2,
+        "mean_acceptance_length": 2.0,
+        "identical_to_autoregressive": {"num_prompts": 4, "num_identical": 4},
     }
 
 
@@ -76,6 +79,8 @@ def measured(name: str) -> dict[str, Any]:
             for drafter in ("embedded", "ngram") for policy in ("synchronous", "chain", "windowed", "auto")
         ]  # fmt: skip
         return {"rows": rows, "summary": simulator_fidelity.summary_of(rows)}
+    if name == "ablation":
+        return {"rows": list(ablation.rows_of(job(), {"chain": "nothing", "synchronous": "overlap"}))}
     if name == "controller":
         rows = [
             {"accept": accept, "ratio": 5.0, "delay": delay, "best": "chain", "best_speedup": 2.0,
@@ -106,7 +111,7 @@ def asked(tmp_path: Path, *arguments: str, experiment: str = "wait_sweep") -> re
 
 
 def test_all_experiments_are_here() -> None:
-    assert set(NAMES) == {*SWEPT, "controller", "draft_size", "peers", "simulator_fidelity"}
+    assert set(NAMES) == {*SWEPT, "ablation", "controller", "draft_size", "peers", "simulator_fidelity"}
 
 
 @pytest.mark.parametrize("name", NAMES)
