@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -20,8 +21,7 @@ class Console:
     def text(self, text: str, end: str = "\n") -> None:
         """A result for a person, at once (answers stream)."""
         if not self._json_only:
-            self._out.write(text + end)
-            self._out.flush()
+            self._put(text + end)
 
     @property
     def terminal(self) -> TextIO | None:
@@ -31,8 +31,14 @@ class Console:
     def document(self, value: dict[str, Any]) -> None:
         """The result for a program: one line of JSON."""
         if self._json_only:
-            self._out.write(json.dumps(value) + "\n")
+            self._put(json.dumps(value) + "\n")
+
+    def _put(self, text: str) -> None:
+        try:
+            self._out.write(text)
             self._out.flush()
+        except BrokenPipeError:
+            discard(self._out)
 
     def note(self, line: str) -> None:
         """One line about the run."""
@@ -56,6 +62,13 @@ class Console:
         if self._progress_width:
             self._err.write("\r" + " " * self._progress_width + "\r")
             self._progress_width = 0
+
+
+def discard(out: TextIO) -> None:
+    """Nobody reads `out` any more (`amusd ... | head`): what else is written there goes nowhere, without a complaint."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, out.fileno())
+    os.close(nowhere)
 
 
 def progress_line(label: str, done: int, num_steps: int) -> str:

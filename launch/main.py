@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import amusd
+from amusd.console import discard
 from amusd.errors import ConfigError
 from amusd.settings import nearest
 
@@ -37,7 +38,12 @@ class Arguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
-        return _run(_parse(sys.argv[1:] if argv is None else argv))
+        code = _run(_parse(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        discard(sys.stdout)
+        return 0
     except ConfigError as error:
         tell(str(error))
         return 2
