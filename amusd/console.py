@@ -65,7 +65,7 @@ class Console:
 
 
 def discard(out: TextIO) -> None:
-    """Nobody reads `out` any more (`amusd ... | head`): what else is written there goes nowhere, without a complaint."""
+    """Nobody reads `out` any more (`amusd ... | head`): what else is written there goes nowhere, and is no failure."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, out.fileno())
     os.close(nowhere)

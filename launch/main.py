@@ -40,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run(_parse(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
-        return code
     except BrokenPipeError:
         discard(sys.stdout)
         return 0
@@ -49,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    return code
 
 
 def _parse(argv: Sequence[str]) -> Arguments:

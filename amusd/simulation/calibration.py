@@ -60,7 +60,7 @@ def calibrate(run_directory: Path, drafter: str, key: str = "calibration") -> Ca
     kept = {number for number, name in sequences.items() if name in (None, chosen)}
     target = {number: events for number, events in by_sequence(timeline.target).items() if number in kept}
     draft = {number: events for number, events in by_sequence(timeline.draft).items() if number in kept}
-    found = (_trace(events) for number, events in target.items() if number in draft)
+    found = (_trace(events, draft[number]) for number, events in target.items() if number in draft)
     traces = tuple(trace for trace in found if trace_rate(trace) is not None)
     if not traces:
         raise ConfigError(
@@ -72,11 +72,11 @@ def calibrate(run_directory: Path, drafter: str, key: str = "calibration") -> Ca
     return Calibration(measured.costs(), traces, chosen, accept_next)
 
 
-def _trace(events: Sequence[Event]) -> Trace:
-    """Which of the draft's own tokens were the target's, from the target's events of one sequence.
+def _trace(events: Sequence[Event], draft: Sequence[Event]) -> Trace:
+    """Which of the draft's own tokens were the target's, from the events of one sequence.
 
     A pass says it of the candidates up to the first rejected one; a token committed before the draft's own arrived is
-    compared when that one comes.
+    compared when that one comes. Where a draft had nothing to propose (a lookup that found nothing) it was not right.
     """
     passes = [event for event in events if event.name == "target_pass"]
     if not passes:
@@ -97,6 +97,9 @@ def _trace(events: Sequence[Event]) -> Trace:
                 known.update((position, True) for position in late if position not in known)
             elif fields["reception"] == Reception.CONTRADICTED.value and len(late) == 1:
                 known.setdefault(late[0], False)
+    for event in draft:
+        if event.name == "draft_step" and not event.fields["num_tokens"]:
+            known.setdefault(event.fields["length"], False)
     return tuple(known.get(position) for position in range(start, committed))
 
 

@@ -1,10 +1,11 @@
 """How well `amusd simulate` foretells what a change of schedule, link or draft is worth.
 
-One half of the prompts is answered once for each draft, by chain and branching with one wait and no added delay: that
+Each half of the prompts is answered once for each draft, by chain and branching with one wait and no added delay: that
 calibrates the simulator. It then predicts the speed-up of all schedules at other delays, which are measured on the
-other half: the prediction knows neither their prompts nor their times.
+second half. From the first half the prediction knows neither their prompts nor their times, and errs where these
+prompts are easier or harder to draft; from the second it knows the prompts.
 
---calibration and --measured take the directories of earlier runs of `amusd compare` instead.
+--other, --same and --measured take the directories of earlier runs of `amusd compare` instead.
 """
 
 from __future__ import annotations
@@ -48,16 +49,24 @@ Setting = tuple[str, float, str, int]
 def main() -> None:
     """Measure what was not given, predict, compare."""
     parser = parser_of("simulator_fidelity", __doc__, num_prompts=16, num_tokens=96)
-    parser.add_argument("--calibration", type=Path, nargs="+", metavar="RUN_DIR", help="one for each draft")
+    for name, text in (("other", "calibrated on other prompts"), ("same", "calibrated on the measured prompts")):
+        parser.add_argument(f"--{name}", type=Path, nargs="+", metavar="RUN_DIR", help=f"{text}, one for each draft")
     parser.add_argument("--measured", type=Path, nargs="+", metavar="RUN_DIR", help="what is to be predicted")
     arguments = parser.parse_args()
     request = request_of(arguments)
     lines = request.lines()
-    if len(lines) < 2 and not (arguments.calibration and arguments.measured):
+    if len(lines) < 2 and not (arguments.other and arguments.same and arguments.measured):
         raise ConfigError(f"--num-prompts={request.num_prompts}: at least 2, a half to calibrate and a half to measure")
-    calibrations = arguments.calibration or measure_calibration(request, lines[::2])
+    calibrations = {
+        "other prompts": arguments.other or measure_calibration(request, lines[::2], "other"),
+        "same prompts": arguments.same or measure_calibration(request, lines[1::2], "same"),
+    }
     measured = arguments.measured or measure_settings(request, lines[1::2])
-    rows = predict(calibrations, measured, request.runs)
+    rows = [
+        row | {"calibration": name}
+        for name, run_dirs in calibrations.items()
+        for row in predict(run_dirs, measured, request.runs / "simulate" / name.partition(" ")[0])
+    ]
     summary = summary_of(rows)
     print(rows_text(rows), summary_text(summary), sep="\n\n")
     machine = read_json(measured[0] / "environment.json")
@@ -68,7 +77,7 @@ def main() -> None:
 # Measuring
 
 
-def measure_calibration(request: Request, lines: Sequence[str]) -> list[Path]:
+def measure_calibration(request: Request, lines: Sequence[str], name: str) -> list[Path]:
     """One run for each draft."""
     found = []
     for drafter, policies in CALIBRATING.items():
@@ -77,9 +86,9 @@ def measure_calibration(request: Request, lines: Sequence[str]) -> list[Path]:
             f"compare.policies=[{','.join(policies)}]",
             f"min_candidates={CALIBRATING_WAIT}",
             f"compare.synchronous_lengths=[{CALIBRATING_LENGTH}]",
-            *request.workload(lines, "calibration"),
+            *request.workload(lines, name),
         ]
-        found += _runs(overrides, request.runs / "calibrate" / drafter)
+        found += _runs(overrides, request.runs / name / drafter)
     return found
 
 
@@ -124,7 +133,7 @@ def predict(calibrations: Sequence[Path], measured: Sequence[Path], folder: Path
             raise ConfigError(f"{run_dir}: no calibration has its drafter ({drafter})")
         for setting, speedup in measured_speedups(run_dir):
             found.setdefault(setting, []).append(speedup)
-        predicted |= predicted_speedups(by_drafter[drafter], run_dir, folder / "simulate" / str(number))
+        predicted |= predicted_speedups(by_drafter[drafter], run_dir, folder / str(number))
     known = {setting for run_dir in calibrations for setting, _ in measured_speedups(run_dir)}
     return [
         {
@@ -209,8 +218,12 @@ def _config(run_dir: Path) -> RunConfig:
 
 
 def summary_of(rows: Sequence[Document]) -> dict[str, Document]:
-    """Relative errors, over all settings and over those that the calibration did not run."""
-    groups = {"all": list(rows), "not calibrated": [row for row in rows if not row["calibrated"]]}
+    """Relative errors, by what calibrated and by draft, over settings that the calibration did not run."""
+    groups: dict[str, list[Document]] = {}
+    for row in rows:
+        if not row["calibrated"]:
+            groups.setdefault(f"{row['calibration']}, {row['drafter']}", []).append(row)
+            groups.setdefault(row["calibration"], []).append(row)
     summary: dict[str, Document] = {}
     for name, own in groups.items():
         errors = [abs(row["error"]) for row in own]
@@ -228,11 +241,11 @@ def rows_text(rows: Sequence[Document]) -> str:
             f"{row['measured']:.2f}",
             f"{row['predicted']:.2f}",
             f"{100 * row['error']:+.1f} %",
-            "yes" if row["calibrated"] else "",
+            row["calibration"] + (", this setting" if row["calibrated"] else ""),
         )
         for row in rows
     ]
-    return table(("setting", "delay, ms", "measured", "predicted", "error", "calibrated"), lines)
+    return table(("setting", "delay, ms", "measured", "predicted", "error", "calibrated on"), lines)
 
 
 def _name(row: Document) -> str:
@@ -241,7 +254,7 @@ def _name(row: Document) -> str:
 
 
 def summary_text(summary: dict[str, Document]) -> str:
-    """Median and worst."""
+    """Median and worst of those that the calibration did not run."""
     lines = [
         (name, str(own["num_settings"]), f"{100 * own['median']:.1f} %", f"{100 * own['worst']:.1f} %")
         for name, own in summary.items()

@@ -75,7 +75,7 @@ def measured(name: str) -> dict[str, Any]:
     if name == "simulator_fidelity":
         rows = [
             {"drafter": drafter, "delay_ms": 0.0, "policy": policy, "knob": 2, "measured": 1.4, "predicted": 1.5,
-             "error": 0.07, "calibrated": False}
+             "error": 0.07, "calibrated": False, "calibration": "same prompts"}
             for drafter in ("embedded", "ngram") for policy in ("synchronous", "chain", "windowed", "auto")
         ]  # fmt: skip
         return {"rows": rows, "summary": simulator_fidelity.summary_of(rows)}
@@ -265,11 +265,12 @@ def test_the_accounting_counts_every_core_that_is_occupied() -> None:
 
 def test_the_error_of_a_prediction_is_relative_and_its_sign_does_not_cancel() -> None:
     rows = [
-        {"error": error, "calibrated": calibrated} for error, calibrated in ((0.1, True), (-0.3, False), (0.2, False))
+        {"error": error, "calibrated": calibrated, "calibration": "other prompts", "drafter": drafter}
+        for error, calibrated, drafter in ((0.1, True, "ngram"), (-0.3, False, "ngram"), (0.2, False, "embedded"))
     ]
     summary = simulator_fidelity.summary_of(rows)
-    assert summary["all"] == {"num_settings": 3, "median": 0.2, "worst": 0.3}
-    assert summary["not calibrated"] == {"num_settings": 2, "median": 0.25, "worst": 0.3}
+    assert summary["other prompts"] == {"num_settings": 2, "median": 0.25, "worst": 0.3}
+    assert summary["other prompts, ngram"] == {"num_settings": 1, "median": 0.3, "worst": 0.3}
 
 
 def test_the_share_of_the_best_counts_what_falls_short() -> None:
