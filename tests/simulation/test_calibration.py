@@ -205,3 +205,28 @@ def test_one_of_several_drafters_has_to_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"drafter=hf: calibration=.* has these: embedded, ngram"):
         calibrate(tmp_path, "hf")
     assert calibrate(tmp_path, "ngram").drafter == "ngram"
+
+
+def test_where_a_lookup_found_nothing_it_was_not_right(tmp_path: Path) -> None:
+    """Positions 10 to 12 are committed one by one; the draft had something to say about the second of them only."""
+    (tmp_path / "events").mkdir()
+
+    def write(role: str, *events: tuple[str, dict[str, object]]) -> None:
+        lines = [
+            {"name": name, "role": role, "sequence_id": 1, "start_ns": 10 * number, "end_ns": 10 * number + 5, **fields}
+            for number, (name, fields) in enumerate(events)
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / "events" / f"{role}.jsonl").write_text(text, encoding="utf-8")
+
+    def one_token(committed_length: int, num_judged: int) -> tuple[str, dict[str, object]]:
+        counts = {"num_candidates": num_judged, "num_judged": num_judged, "num_accepted": 0, "num_tokens": 1}
+        return "target_pass", {**counts, "committed_length": committed_length}
+
+    steps = [("draft_step", {"num_tokens": number, "length": length}) for number, length in ((0, 10), (1, 12), (0, 12))]
+    sequence = ("sequence", {"drafter": "ngram"})
+    write("target", one_token(11, 0), one_token(12, 1), one_token(13, 0), sequence)
+    write("draft", *steps, sequence)
+    assert calibrate(tmp_path, "ngram").traces == ((False, False, False),)
+    write("draft", *steps[:2], sequence)
+    assert calibrate(tmp_path, "ngram").traces == ((False, False, None),)
