@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 from typing import Any
 
 from experiments.common import Document
-from experiments.plotting import caption, plotter, subplots
+from experiments.plotting import plotter, subplots
 
 LEAST = 0.85
 """Shares at or below it look alike."""
@@ -35,7 +35,9 @@ def draw(results: Document) -> Any:
         panel.set_ylabel("draft steps a pass")
         panel.set_title(f"a message takes {delay:g} passes", fontsize=9)
     panel.set_xlabel("acceptance; cells: auto, in percent of the best fixed setting")
-    figure.supxlabel(caption(results), fontsize=7)
+    workload, commit = results["workload"], str(results["commit"])[:7]
+    drawn = f"{workload['num_prompts']} simulated answers of {workload['num_tokens']} tokens in each cell"
+    figure.supxlabel(f"{drawn}; {results['date']}, {commit}", fontsize=7)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Predicted over measured speed-ups."""
+"""Predicted over measured speed-ups, calibrated on the prompts that are measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.plotting import LOOKS, OUTLINE, caption, plotter, subplots
 
 def draw(results: Document) -> Any:
     """A point for each setting: colour and marker by policy, filled for the first draft, open for the others."""
-    rows = results["rows"]
+    rows = [row for row in results["rows"] if row["calibration"] == "same prompts"]
     figure, axes = subplots(width=5.6, height=5.2)
     drafters = list(dict.fromkeys(row["drafter"] for row in rows))
     for name in dict.fromkeys(row["policy"] for row in rows):
@@ -38,7 +38,7 @@ def draw(results: Document) -> Any:
     axes.set(aspect="equal", xlim=ends, ylim=ends)
     axes.set_xlabel("measured speed-up over plain decoding (times)")
     axes.set_ylabel("predicted speed-up (times); grey: within 10 %")
-    axes.legend()
+    axes.legend(loc="upper left", fontsize=8)
     figure.supxlabel(caption(results), fontsize=7)
     return figure
 
