@@ -30,7 +30,10 @@ class _CapturedCache(PreallocatedCache):
 
 
 class CachedModel:
-    """A network with everything that a pass needs laid out beforehand. `load_model` makes one."""
+    """A network with everything that a pass needs laid out beforehand. `load_model` makes one.
+
+    For one thread: each pass writes its token ids where the last one did.
+    """
 
     def __init__(
         self,

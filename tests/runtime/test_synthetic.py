@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
@@ -116,11 +117,12 @@ def test_a_comparison_decodes_each_prompt_in_advance_at_most_once() -> None:
 
 def test_two_processes_without_a_checkpoint() -> None:
     hardware = HardwareConfig(synthetic="smollm2-135m-slice", devices=("cpu", "cpu"))
-    with Engine.launch(drafter="synthetic", hardware=hardware, max_model_len=64) as engine:
-        answers = [
-            engine.generate("hello", params(24), decoding=decoding(mode, 4))
+    with Engine.launch(drafter="synthetic", hardware=hardware, max_model_len=128) as engine:
+        plain, synchronous, asynchronous = (
+            engine.generate("hello", params(96), decoding=replace(decoding(mode, 4), max_silence_seconds=60.0))
             for mode in (Mode.AUTOREGRESSIVE, *SPECULATIVE)
-        ]
+        )
     assert engine.draft_failure is None
-    assert len({answer.token_ids for answer in answers}) == 1
-    assert all(0 < answer.metrics.num_accepted < answer.metrics.num_verified for answer in answers[1:])
+    assert plain.token_ids == synchronous.token_ids == asynchronous.token_ids
+    assert 0 < synchronous.metrics.num_accepted < synchronous.metrics.num_verified
+    assert asynchronous.metrics.num_accepted > 0  # how many is a matter of timing
