@@ -1,0 +1,88 @@
+"""Breadth-first search over all states of a model. What it finds is a shortest way to a breach, as a readable trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from model_checking.invariants import PROTOCOL, Breach, Invariants
+from model_checking.protocol_model import Candidate, ProtocolModel, State, Step, Token, Verdict, values_of
+
+
+@dataclass(frozen=True)
+class Exploration:
+    num_states: int
+    num_edges: int
+    actions: Counter[str]
+    """How many edges there are of each kind."""
+    breach: Breach | None = None
+    """The invariant that does not hold, and why."""
+    trace: tuple[str, ...] = ()
+    """A shortest way to the breach."""
+
+    @property
+    def broken(self) -> str | None:
+        """Name of the invariant that does not hold."""
+        return self.breach[0] if self.breach else None
+
+    def __str__(self) -> str:
+        verdict = ": ".join(self.breach) if self.breach else "every invariant holds"
+        steps = [f"{number:4}. {line}" for number, line in enumerate(self.trace, 1)]
+        return "\n".join([*steps, f"{self.num_states:,} states, {self.num_edges:,} edges: {verdict}"])
+
+
+def explore(model: ProtocolModel, invariants: tuple[str, ...] = PROTOCOL) -> Exploration:
+    """All states within the model's bounds, or those up to the first breach."""
+    checks = Invariants(model, invariants)
+    actions: Counter[str] = Counter()
+    start = State()
+    parents: dict[State, State | None] = {start: None}
+    breach = checks.initial_breach(start)
+    if breach:
+        return Exploration(1, 0, actions, breach)
+    frontier = [start]
+    while frontier:
+        reached = []
+        for state in frontier:
+            for step in model.steps(state):
+                actions[step.action] += 1
+                breach = checks.first_breach(state, step)
+                if breach:
+                    trace = _trace(model, parents, state, step)
+                    return Exploration(len(parents), actions.total(), actions, breach, trace)
+                after = model.without_spent(step.state)
+                if after not in parents:
+                    parents[after] = state
+                    reached.append(after)
+        frontier = reached
+    return Exploration(len(parents), actions.total(), actions)
+
+
+def _trace(model: ProtocolModel, parents: dict[State, State | None], state: State, last: Step) -> tuple[str, ...]:
+    lines = [describe(last)]
+    while (parent := parents[state]) is not None:
+        lines.append(next(describe(step) for step in model.steps(parent) if model.without_spent(step.state) == state))
+        state = parent
+    return tuple(reversed(lines))
+
+
+def describe(step: Step) -> str:
+    """One line."""
+    target, subject = step.state.target, step.subject
+    if isinstance(subject, Token):
+        return f"{step.action} {subject.value} behind {_text(subject.drafted_from)}"
+    if isinstance(subject, Candidate):
+        detail = f"{_text(values_of(subject.tokens))} at {subject.start}, base {subject.base}, epoch {subject.epoch}"
+        return f"{step.action} {detail}, life {subject.incarnation}"
+    if isinstance(subject, Verdict):
+        detail = f"{_text(subject.values)} at {subject.start}, floor {subject.floor}"
+        return f"{step.action} {detail}, life {subject.incarnation}"
+    if target.block is not None and step.action == "target begins":
+        return f"{step.action} a pass over {_text(values_of(target.block))}"
+    if step.action == "target commits":
+        return f"{step.action} and has {_text(target.committed)}"
+    return step.action
+
+
+def _text(values: tuple[int, ...]) -> str:
+    return f"[{' '.join(map(str, values))}]"

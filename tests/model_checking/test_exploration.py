@@ -1,0 +1,82 @@
+"""Every state that the protocol can reach within some bounds, whatever is lost, repeated, late or restarted."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from model_checking.explorer import explore
+from model_checking.invariants import NO_REFUSAL, PROTOCOL
+from model_checking.protocol_model import Bounds, ProtocolModel, State
+
+EVERY_ACTION = {
+    "target receives",
+    "target begins",
+    "target commits",
+    "target sends",
+    "target detaches",
+    "target attaches a new life",
+    "draft proposes",
+    "draft offers",
+    "draft hears",
+}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "num_states", "num_edges"),
+    [
+        pytest.param(Bounds(), 92_000, 460_000, id="3 tokens"),
+        pytest.param(
+            Bounds(max_length=4, max_lookahead=3),
+            2_000_000,
+            12_000_000,
+            id="4 tokens",
+            marks=[pytest.mark.long, pytest.mark.timeout(3000)],
+        ),
+        pytest.param(
+            Bounds(max_lives=3, max_in_flight=3),
+            150_000,
+            1_000_000,
+            id="3 lives",
+            marks=[pytest.mark.long, pytest.mark.timeout(3000)],
+        ),
+    ],
+)
+def test_every_invariant_holds_in_every_state(bounds: Bounds, num_states: int, num_edges: int) -> None:
+    """The numbers are a lower limit: a search that was cut short by mistake proves nothing."""
+    exploration = explore(ProtocolModel(bounds), (*PROTOCOL, NO_REFUSAL))
+    print(f"{bounds}\n{exploration}")  # noqa: T201 - the finding itself
+    assert exploration.breach is None
+    assert exploration.num_states >= num_states
+    assert exploration.num_edges >= num_edges
+    assert set(exploration.actions) == EVERY_ACTION
+
+
+def test_messages_that_the_search_drops_would_never_have_changed_anything() -> None:
+    """Once spent, a message that has been sent stays spent in all that follows, and receiving it changes nothing."""
+    model = ProtocolModel(Bounds(max_in_flight=1, max_epoch=1))
+    states, pairs, frontier = {State()}, set(), [State()]
+    while frontier:
+        state = frontier.pop()
+        for step in model.steps(state):
+            pairs.add((state.target, step.state.target, state.draft, step.state.draft))
+            after = model.without_spent(step.state)
+            if after not in states:
+                states.add(after)
+                frontier.append(after)
+    candidates = set(chain.from_iterable(state.to_target for state in states))
+    verdicts = set(chain.from_iterable(state.to_draft for state in states))
+    num_spent = 0
+    for before, after in {(before, after) for before, after, _, _ in pairs}:
+        for candidate in candidates:
+            if candidate.incarnation <= before.incarnation and model.is_spent(before, candidate):
+                num_spent += 1
+                assert model.receive(before, candidate) == before
+                assert model.is_spent(after, candidate)
+    for before, after in {(before, after) for _, _, before, after in pairs}:
+        for verdict in verdicts:
+            if verdict.incarnation <= before.incarnation and not model.is_news(before, verdict):
+                num_spent += 1
+                assert model.hear(before, verdict) == before
+                assert not model.is_news(after, verdict)
+    assert num_spent > 50_000
