@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from model_checking.invariants import PROTOCOL, Breach, Invariants
 from model_checking.protocol_model import Candidate, ProtocolModel, State, Step, Token, Verdict, values_of
@@ -11,14 +12,22 @@ from model_checking.protocol_model import Candidate, ProtocolModel, State, Step,
 
 @dataclass(frozen=True)
 class Exploration:
-    num_states: int
-    num_edges: int
+    states: AbstractSet[State] = field(repr=False)
+    """All that were reached."""
     actions: Counter[str]
     """How many edges there are of each kind."""
     breach: Breach | None = None
     """The invariant that does not hold, and why."""
     trace: tuple[str, ...] = ()
     """A shortest way to the breach."""
+
+    @property
+    def num_states(self) -> int:
+        return len(self.states)
+
+    @property
+    def num_edges(self) -> int:
+        return self.actions.total()
 
     @property
     def broken(self) -> str | None:
@@ -39,7 +48,7 @@ def explore(model: ProtocolModel, invariants: tuple[str, ...] = PROTOCOL) -> Exp
     parents: dict[State, State | None] = {start: None}
     breach = checks.initial_breach(start)
     if breach:
-        return Exploration(1, 0, actions, breach)
+        return Exploration(parents.keys(), actions, breach)
     frontier = [start]
     while frontier:
         reached = []
@@ -49,13 +58,13 @@ def explore(model: ProtocolModel, invariants: tuple[str, ...] = PROTOCOL) -> Exp
                 breach = checks.first_breach(state, step)
                 if breach:
                     trace = _trace(model, parents, state, step)
-                    return Exploration(len(parents), actions.total(), actions, breach, trace)
+                    return Exploration(parents.keys(), actions, breach, trace)
                 after = model.without_spent(step.state)
                 if after not in parents:
                     parents[after] = state
                     reached.append(after)
         frontier = reached
-    return Exploration(len(parents), actions.total(), actions)
+    return Exploration(parents.keys(), actions)
 
 
 def _trace(model: ProtocolModel, parents: dict[State, State | None], state: State, last: Step) -> tuple[str, ...]:

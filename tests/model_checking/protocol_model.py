@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, TypeVar
 
 
@@ -122,6 +123,9 @@ class ProtocolModel:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
+        # One side's state recurs in many of the whole.
+        for rule in ("receive", "commit", "verdict", "attach", "offer", "hear"):
+            setattr(self, rule, cache(getattr(self, rule)))
 
     def steps(self, state: State) -> Iterator[Step]:
         """Every step that is possible in this state."""
