@@ -143,6 +143,29 @@ class LateCandidateUnjudged(ProtocolModel):
         return values_of(judged) if all_accepted and len(judged) == len(values) else values
 
 
+class TokenTakenBack(ProtocolModel):
+    """The target takes its last token back when a new life begins."""
+
+    def attach(self, target: Target) -> Target:
+        return super().attach(target._replace(committed=target.committed[:-1]))
+
+
+class FloorTakenForEpoch(ProtocolModel):
+    """A draft that throws nothing away takes the target's floor for its epoch, also a lower one."""
+
+    def hear(self, draft: Draft, verdict: Verdict) -> Draft:
+        heard = super().hear(draft, verdict)
+        return heard if heard.epoch > draft.epoch or heard == draft else heard._replace(epoch=verdict.floor)
+
+
+class VerdictNotCumulative(ProtocolModel):
+    """A verdict carries the last token alone."""
+
+    def verdict(self, target: Target) -> Verdict:
+        start = max(target.draft_base, len(target.committed) - 1)
+        return super().verdict(target)._replace(start=start, values=target.committed[start:])
+
+
 class RestartGuessesEpoch(ProtocolModel):
     """A new life begins at any epoch."""
 

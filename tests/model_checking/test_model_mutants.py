@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from model_checking import mutants
 from model_checking.explorer import Exploration, explore
+from model_checking.invariants import NO_REFUSAL, PROTOCOL
 from model_checking.protocol_model import Bounds, ProtocolModel
 
 LONGER = Bounds(max_length=4, max_lives=1, max_in_flight=1)
@@ -22,11 +23,14 @@ BREACHES = {
     mutants.EpochKeptOnRollback: "I6",
     mutants.FloorPlusOne: "I6",
     mutants.HeardWhileGone: "I6",
-    mutants.OldVerdictHeard: "I4",
+    mutants.TokenTakenBack: "I1",
     mutants.LateCandidateUnjudged: "I2",
+    mutants.FloorTakenForEpoch: "I3",
+    mutants.OldVerdictHeard: "I4",
     mutants.DoubleBonus: "I5",
     mutants.Overshoot: "I5",
     mutants.DraftNeeded: "L1",
+    mutants.VerdictNotCumulative: NO_REFUSAL,
 }
 
 
@@ -34,7 +38,7 @@ BREACHES = {
 def test_a_broken_rule_breaks_its_invariant(mutant: type[ProtocolModel]) -> None:
     # Two epochs that nobody has announced take a text of four tokens.
     bounds = LONGER if mutant is mutants.FloorPlusOne else Bounds()
-    exploration = explore(mutant(bounds))
+    exploration = explore(mutant(bounds), (*PROTOCOL, BREACHES[mutant]))
     print(f"{mutant.__name__}: {mutant.__doc__}\n{exploration}")  # noqa: T201 - the counter-example
     assert exploration.broken == BREACHES[mutant]
 
