@@ -18,7 +18,7 @@ from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.tree_pass import Visible, lay_out
+from amusd.models.tree_pass import Visible, lay_out, lay_out_paths
 
 _PADDING_ID = 0  # any id will do: rows of padding are never read
 
@@ -172,6 +172,17 @@ class CachedModel:
         """How many tokens one `forward` may carry at position `start`."""
         return self._numerics.max_rows(start)
 
+    @property
+    def width(self) -> int:
+        """Rows of one pass at most."""
+        return self._numerics.width
+
+    def num_tracks(self, start: int) -> int:
+        """Of a `forward_paths` at `start`; 1: it has no room. See `PathModel`."""
+        if self._ranks.size > 1 or self._capture is not None:
+            return 1
+        return self._numerics.tracks_at(start)
+
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens whose logits nobody needs. Raises `ValueError` as `forward` does, before any change."""
         cache = self._checked(token_ids, cache)
@@ -199,6 +210,39 @@ class CachedModel:
             _, computed, num_keys = self._plan(token_ids, cache)
             return cache.passes.choose(token_ids, computed, num_keys)
         return self._tokens(argmax_rows(self.forward(token_ids, cache).logits))
+
+    def forward_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> ModelOutput:
+        """One pass over up to `width` tokens, which form several paths behind the first; see `PathModel`."""
+        cache = self._checked((), cache)
+        start = cache.length
+        if not len(parents) + 1 == len(token_ids) <= self.width:
+            raise ValueError(f"{len(token_ids)} rows with {len(parents)} parents: allowed are 1 to {self.width} rows")
+        if self.num_tracks(start) < 2:
+            raise ValueError(f"a pass over several paths has no room at position {start}")
+        numerics = self._numerics
+        num_rows = self._padded_rows(len(token_ids))
+        paths = lay_out_paths(
+            parents,
+            start=start,
+            num_rows=num_rows,
+            num_keys=numerics.num_keys(start, num_rows),
+            num_tracks=self.num_tracks(start),
+            stride=numerics.track_stride,
+        )
+        last = max(paths.positions)
+        if last >= min(cache.capacity, start + self.max_rows(start)):
+            raise ValueError(f"a path to position {last} from {start}: allowed are {self.max_rows(start)} rows of one")
+        padded = [*token_ids, *[_PADDING_ID] * (num_rows - len(token_ids))]
+        logits = self._compute_tree(padded, paths.positions, paths.slots, paths.visible, cache)
+        return ModelOutput(logits=logits[: len(token_ids)])
+
+    def choose_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
+        """`forward_paths`, and the most likely token after each of its tokens."""
+        return self._tokens(argmax_rows(self.forward_paths(token_ids, parents, cache).logits))
+
+    def keep(self, rows: Sequence[int], cache: KVCache) -> None:
+        """Of the last `forward_paths`: go on with these rows, a path from the first; `cache.length` moves."""
+        self._checked((), cache).keep(rows)
 
     def extend(
         self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
@@ -243,6 +287,16 @@ class CachedModel:
         cache = self._checked((), cache)
         if not 1 <= len(token_ids) <= self._numerics.width:
             raise ValueError(f"{len(token_ids)} rows: allowed are 1 to {self._numerics.width}")
+        return self._compute_tree(token_ids, positions, slots, visible, cache)
+
+    def _compute_tree(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        visible: Visible,
+        cache: PreallocatedCache,
+    ) -> Tensor:
         rows = lay_out(
             self._network,
             token_ids,
@@ -280,8 +334,11 @@ class CachedModel:
         rows, start = len(token_ids), cache.length
         if not 1 <= rows <= self._numerics.max_rows(start):
             raise ValueError(f"{rows} tokens at {start}: allowed are 1 to {self._numerics.max_rows(start)}")
-        computed = self._numerics.padded_rows(rows) if self._pads else rows
+        computed = self._padded_rows(rows)
         return cache, computed, self._numerics.num_keys(start, computed)
+
+    def _padded_rows(self, rows: int) -> int:
+        return self._numerics.padded_rows(rows) if self._pads else rows
 
     def _run(
         self, token_ids: Sequence[int], computed: int, num_keys: int, cache: PreallocatedCache, *, with_logits: bool

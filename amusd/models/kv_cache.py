@@ -13,6 +13,7 @@ only keys and values of truncated or dummy rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,6 +82,27 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         if self._length + rows > self._capacity:
             raise ValueError(f"{rows} rows at {self._length} exceed the capacity of {self._capacity}")
         self._length += rows
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Of a pass into slots: these rows are real, in this order, and go on the sequence; they move to their places.
+
+        Each place is the row's own slot or one that no row of `rows` holds.
+        """
+        if self._slots is None:
+            raise ValueError("the last pass was not one into slots")
+        if self._length + len(rows) > self._capacity:
+            raise ValueError(f"{len(rows)} rows at {self._length} exceed the capacity of {self._capacity}")
+        slots = self._slots[list(rows)]
+        places = torch.arange(self._length, self._length + len(rows), device=slots.device)
+        moved = slots != places
+        if bool(moved.any()):
+            slots, places = slots[moved], places[moved]
+            with torch.inference_mode():  # in which passes write
+                for storage in self._joint.values():
+                    storage.index_copy_(1, places, storage.index_select(1, slots))
+                for storage in (*self._keys.values(), *self._values.values()):
+                    storage.index_copy_(2, places, storage.index_select(2, slots))
+        self._length += len(rows)
 
     def update(
         self,

@@ -116,3 +116,35 @@ class LanguageModel(Protocol):
         `ValueError` as `forward` does.
         """
         ...
+
+
+@runtime_checkable
+class PathModel(LanguageModel, Protocol):
+    """One whose passes may hold several paths, for what would be padding of a pass over one."""
+
+    @property
+    def width(self) -> int:
+        """Rows of one pass at most."""
+        ...
+
+    def num_tracks(self, start: int) -> int:
+        """How many tracks (`tracks.py`) a `forward_paths` has when `cache.length == start`; 1: it has no room."""
+        ...
+
+    def forward_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> ModelOutput:
+        """One pass over up to `width` tokens that form several paths, from the first one at position `cache.length` on.
+
+        `parents` [rows - 1]: the row before each but the first, which comes first. No path has more than
+        `max_rows(cache.length)` rows, and `num_tracks` hold them all. Returns logits [rows, vocab], for each row those
+        that `forward` over its path alone gives: bit for bit, where those do not depend on the block. `cache.length`
+        stays until `keep`. Raises `ValueError` as `forward` does.
+        """
+        ...
+
+    def choose_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
+        """`forward_paths`, and for each of its rows the token with the highest logit, as `choose` has it."""
+        ...
+
+    def keep(self, rows: Sequence[int], cache: KVCache) -> None:
+        """Right after `forward_paths`: these rows, a path from the first, are real; `cache.length` moves by them."""
+        ...

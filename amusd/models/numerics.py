@@ -4,6 +4,12 @@ A row's result depends, in its last bits, on how many rows share its matrix prod
 over. `fixed` makes both a function of the row's position alone, so that neither the length of a block nor where it was
 cut (which timing decides) can reach the numbers.
 
+A pass may hold several paths that share its first token (`lay_out_paths` in `tree_pass.py`). Rows of one position then
+need slots of their own: the position's, or that plus a multiple of `TRACK_STRIDE`. Attention's sums run through vector
+lanes, and keys in the order of slots. So keys that are moved by a multiple of the lanes, in their order, past others
+that are masked, change no bit: the masked ones add zeros. Kernels take keys in blocks and begin a sum anew at each (of
+384 and of 512, where this was found out), so none moves beyond the border.
+
 Mixtures of experts stay outside this promise: how many rows share an expert's product depends on the other rows.
 """
 
@@ -11,6 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+
+TRACK_STRIDE = 16
+"""A multiple of every number of float32 lanes that CPUs have (4, 8, 16)."""
+NUM_TRACKS = 3
+"""Rows of one position that a pass on a CPU may hold: a third alternative is hardly ever right."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +32,7 @@ class Numerics:
     """Most rows of one verification pass; with `fixed`, the number of rows of every such pass (dummy rows added)."""
     fixed: bool
     """True: bit-exact whatever the blocks. False: as little padding as the device likes."""
-    border: int = 64
+    border: int = 128
     """With `fixed`: attention reads keys up to the next border, and no block crosses one. A border is a multiple of
     this; with `doubling`, this times a power of two."""
     prefill_chunk: int = 256
@@ -30,17 +41,21 @@ class Numerics:
     """For devices that replay captured passes: few different numbers of keys, with and without `fixed`."""
     max_keys: int | None = None
     """With `doubling`: the last border, where memory ends."""
+    num_tracks: int = 1
+    """With `fixed`: rows of one position that a pass may hold, in tracks of slots that lie `track_stride` apart."""
 
     @classmethod
     def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
         """The rule for a kind of device (`cpu`, `cuda:0` ...)."""
         if device == "cpu":
-            return cls(width=width, fixed=fixed)
+            return cls(width=width, fixed=fixed, num_tracks=NUM_TRACKS if fixed else 1)
         return cls(width=width, fixed=fixed, border=256, prefill_chunk=1024, doubling=True)
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.border < 1 or self.prefill_chunk < 1:
-            raise ValueError(f"width, border and prefill_chunk must be at least 1: {self}")
+        if min(self.width, self.border, self.prefill_chunk, self.num_tracks) < 1:
+            raise ValueError(f"width, border, prefill_chunk and num_tracks must be at least 1: {self}")
+        if self.num_tracks > 1 and (self.doubling or not self.fixed):
+            raise ValueError(f"num_tracks={self.num_tracks} needs fixed numbers of keys that do not double")
         if self.prefill_chunk % self.border:
             raise ValueError(f"prefill_chunk={self.prefill_chunk} must be a multiple of border={self.border}")
 
@@ -57,6 +72,18 @@ class Numerics:
         if self.fixed:
             return self.border_after(start)
         return self.border_after(start + rows - 1) if self.doubling else start + rows
+
+    @property
+    def track_stride(self) -> int:
+        """Slots from a row's to the one beside it: more than a path has rows."""
+        return self._round_up(self.width, TRACK_STRIDE)
+
+    def tracks_at(self, start: int) -> int:
+        """How many tracks a pass has whose first row stands at `start` (at least 1)."""
+        if self.num_tracks == 1:
+            return 1
+        num_free = self.border_after(start) - start - self.max_rows(start)
+        return min(self.num_tracks, 1 + num_free // self.track_stride)
 
     def border_after(self, position: int) -> int:
         """The first border beyond `position`."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from amusd.models.argmax import argmax_rows
 from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.numerics import Numerics
+from amusd.protocol.tracks import Tracks
 
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
@@ -27,6 +28,8 @@ class TableCache:
         self._capacity = capacity
         self._length = 0
         self._hashes = [_mix(seed)] + [0] * capacity
+        self.rows: tuple[int, ...] = ()
+        """Of the last pass over several paths."""
 
     @property
     def length(self) -> int:
@@ -56,15 +59,25 @@ class TableModel:
     """A `LanguageModel` in float64 on the CPU whose logits are exact and never tie."""
 
     def __init__(
-        self, vocab_size: int, seed: int = 0, max_length: int = 512, *, numerics: Numerics | None = None
+        self,
+        vocab_size: int,
+        seed: int = 0,
+        max_length: int = 512,
+        *,
+        numerics: Numerics | None = None,
+        num_tracks: int = 1,
     ) -> None:
-        """Models with the same `vocab_size` and `seed` are equal. `numerics` limits the rows of a pass, if given."""
+        """Models with the same `vocab_size` and `seed` are equal. `numerics` limits the rows of a pass, if given.
+
+        `num_tracks`: of a pass over several paths.
+        """
         if not 2 <= vocab_size <= 1 << 16:
             raise ValueError(f"vocab_size={vocab_size} must be between 2 and 65536")
         self._vocab_size = vocab_size
         self._seed = seed
         self._max_length = max_length
         self._numerics = numerics
+        self._num_tracks = num_tracks
         self._columns = torch.arange(vocab_size)
 
     @property
@@ -116,6 +129,46 @@ class TableModel:
     def choose(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
         """The token with the highest score after each of `token_ids`."""
         return argmax_rows(self.forward(token_ids, cache).logits)
+
+    @property
+    def width(self) -> int:
+        """Rows of one pass at most."""
+        return self._numerics.width if self._numerics else self._max_length
+
+    def num_tracks(self, start: int) -> int:  # noqa: ARG002 - the same everywhere
+        """As it was told; see `PathModel`."""
+        return self._num_tracks
+
+    def forward_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> ModelOutput:
+        """Logits [rows, vocab] float64 of several paths; see `PathModel`."""
+        table, start = self._checked((), cache), cache.length
+        tracks, places = Tracks(self.num_tracks(start)), [(start, 0)]
+        if not len(parents) + 1 == len(token_ids) <= self.width:
+            raise ValueError(f"{len(token_ids)} rows with {len(parents)} parents: allowed are 1 to {self.width} rows")
+        paths, hashes = [list(token_ids[:1])], []
+        for row, parent in enumerate(parents, start=1):
+            paths.append([*paths[parent], token_ids[row]])
+            position = places[parent][0] + 1
+            track = tracks.place(position, places[parent][1])
+            if track is None or position >= start + self.max_rows(start):
+                raise ValueError(f"row {row}: no room at position {position} of a pass from {start}")
+            places.append((position, track))
+        for path in paths:
+            self._checked(path, cache)
+            hashes.append([table.append(token_id) for token_id in path][-1])
+            table.truncate(start)
+        table.rows = tuple(token_ids)
+        return ModelOutput(logits=self._scores(hashes))
+
+    def choose_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
+        """The token with the highest score after each of `token_ids`."""
+        return argmax_rows(self.forward_paths(token_ids, parents, cache).logits)
+
+    def keep(self, rows: Sequence[int], cache: KVCache) -> None:
+        """Go on with these rows of the last `forward_paths`."""
+        table = self._checked((), cache)
+        for row in rows:
+            table.append(table.rows[row])
 
     def extend(
         self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.network import Network
+from amusd.protocol.tracks import Tracks
 
 Visible = npt.NDArray[np.bool_]
 """[rows, num_keys]: which slots each row attends to, its own among them."""
@@ -35,6 +36,49 @@ class TreeRows:
     """[rows] int64."""
     mask: Tensor
     """[1, groups, rows, num_keys]: additive, in the cache's dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathRows:
+    """Where the rows of a pass over several paths go; rows of padding, which nobody reads, are the last ones."""
+
+    positions: list[int]
+    slots: list[int]
+    visible: Visible
+
+
+def lay_out_paths(
+    parents: Sequence[int], *, start: int, num_rows: int, num_keys: int, num_tracks: int, stride: int
+) -> PathRows:
+    """Rows of paths that share the first one, which stands at `start` behind a prefix in the slots [0, start).
+
+    `parents` [rows - 1]: the row before each but the first; padded to `num_rows`. A row's slot is that of its position,
+    plus `stride` times its track (`tracks.py`), of which there are `num_tracks`. Raises `ValueError` where they do not
+    suffice, and for a row that comes before its parent.
+    """
+    positions, slots, paths, track_of = [start], [start], [[start]], [0]
+    tracks = Tracks(num_tracks)
+    for row, parent in enumerate(parents, start=1):
+        if not 0 <= parent < row:
+            raise ValueError(f"row {row} cannot follow row {parent}: parents come first")
+        position = positions[parent] + 1
+        track = tracks.place(position, track_of[parent])
+        if track is None:
+            raise ValueError(f"{num_tracks} tracks are not enough for the rows at position {position}")
+        positions.append(position)
+        track_of.append(track)
+        slots.append(position + track * stride)
+        paths.append([*paths[parent], slots[-1]])
+    free = max(positions) + 1
+    for slot in range(free, free + num_rows - len(slots)):
+        positions.append(start)
+        slots.append(slot)
+        paths.append([slot])
+    visible = np.zeros((num_rows, num_keys), dtype=np.bool_)
+    visible[:, :start] = True
+    for row, path in enumerate(paths):
+        visible[row, path] = True
+    return PathRows(positions, slots, visible)
 
 
 def lay_out(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from models.blocks import decode_in_blocks
+from models.paths import decode_in_paths
 from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
@@ -102,3 +103,18 @@ def test_without_the_fixed_width_the_bits_do_differ(embedded_folder: Path, promp
     assert largest < 3, "more than rounding"
     if largest == 0:
         pytest.skip("on this machine every width gives the same bits: the fixed width has nothing to repair")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_pass_over_several_paths_gives_the_bits_of_plain_decoding(
+    embedded_folder: Path, prompt: list[int], seed: int
+) -> None:
+    """Over borders of keys and of blocks of keys, and with the rows of the right path in any track."""
+    numerics = Numerics.for_device("cpu", width=WIDTH, fixed=True)
+    model = load_model(embedded_folder, numerics=numerics, max_model_len=1024)
+    filler = [1000 + 7 * number % 4000 for number in range(340 - len(prompt))]
+    tokens, logits = decode_plainly(model, [*filler, *prompt], NUM_TOKENS)
+    found, num_moved = decode_in_paths(model, [*filler, *prompt, *tokens[:-1]], 339, seed)
+    differing = [row for row in range(NUM_TOKENS) if not torch.equal(found[row], logits[row])]
+    assert differing == []
+    assert num_moved > 10

@@ -134,3 +134,30 @@ def test_rows_of_padding_may_stand_beyond_the_capacity_but_not_beyond_memory() -
 def test_an_impossible_size_is_refused(capacity: int, allocated: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         PreallocatedCache(capacity=capacity, allocated=allocated, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["joint", "separate"])
+def test_rows_that_are_kept_move_to_their_places(kind: str) -> None:
+    cache, straight = new_cache(), new_cache()
+    states = key_values(6)
+    for each in (cache, straight):
+        each.begin(3, 3)
+        _write(each, key_values(3, seed=5), kind)
+        each.advance(3)
+    cache.begin(6, ALLOCATED, slots=torch.tensor([3, 4, 20, 5, 21, 22]))
+    _write(cache, states, kind)
+    cache.keep([0, 2, 4])
+    assert cache.length == 6
+    straight.begin(3, 6)
+    _write(straight, states[[0, 2, 4]], kind)
+    straight.advance(3)
+    for each in (cache, straight):
+        each.begin(1, 7)
+    for moved, expected in zip(*(_write(each, key_values(1, seed=6), kind) for each in (cache, straight)), strict=True):
+        assert torch.equal(moved, expected)
+    with pytest.raises(ValueError, match="not one into slots"):
+        cache.keep([0])
+
+
+def _write(cache: PreallocatedCache, states: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    return cache.update_joint(states, 0) if kind == "joint" else cache.update(*split(states), 0)

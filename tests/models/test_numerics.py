@@ -82,3 +82,22 @@ def test_padding_beyond_a_full_cache_fits_the_allocation(rule: Numerics, capacit
 def test_a_chunk_that_is_no_multiple_of_the_border_is_refused() -> None:
     with pytest.raises(ValueError, match="multiple of border"):
         Numerics(width=8, fixed=True, border=64, prefill_chunk=100)
+
+
+@given(width=widths, start=starts)
+def test_a_track_beside_a_row_ends_before_the_border_and_keeps_its_lane(width: int, start: int) -> None:
+    rule = Numerics.for_device("cpu", width=width, fixed=True)
+    last = start + rule.max_rows(start) - 1 + (rule.tracks_at(start) - 1) * rule.track_stride
+    assert rule.border_after(last) == rule.border_after(start)
+    assert rule.track_stride >= width
+    assert rule.track_stride % 16 == 0
+
+
+def test_most_positions_have_room_for_every_track_and_other_rules_have_one() -> None:
+    rule = Numerics.for_device("cpu", width=8, fixed=True)
+    found = [rule.tracks_at(start) for start in range(128, 256)]
+    assert (found.count(3), found.count(2), found.count(1)) == (89, 16, 23)
+    for other in (Numerics.for_device("cpu", width=8, fixed=False), Numerics.for_device("cuda:0", width=8, fixed=True)):
+        assert {other.tracks_at(start) for start in range(600)} == {1}
+    with pytest.raises(ValueError, match="num_tracks=2 needs"):
+        Numerics(width=8, fixed=False, num_tracks=2)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids, stock_logits
+from models.paths import decode_in_paths
 from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
@@ -21,6 +22,7 @@ from amusd.models.captured import run_each_time
 from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.numerics import Numerics
+from amusd.models.tree_pass import lay_out_paths
 
 WIDTH, PROMPT, SPARE = 8, 11, 24
 NUM_SLOTS = PROMPT + SPARE
@@ -241,3 +243,55 @@ def test_capacity_and_spare_slots_are_all_there() -> None:
     visible[0, 500] = True
     alone = MODEL.forward_tree([5], [0], [500], visible, cache)
     torch.testing.assert_close(alone, stock_logits(STOCK, [5]), atol=1e-3, rtol=1e-3)
+
+
+# Several paths behind one token
+
+FIXED = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
+
+
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -> None:
+    """Bit for bit with the lean decoder in float32; mixtures of experts and other forward passes to rounding."""
+    _, model = tiny.wrapped_pair(name, FIXED)
+    token_ids = random_ids(150)
+    cache = model.new_cache(200)
+    model.prefill(token_ids[:20], cache)
+    expected = [model.forward([token_id], cache).logits[0].clone() for token_id in token_ids[20:]]
+    found, num_moved = decode_in_paths(model, token_ids, 20, seed=2)
+    assert num_moved > 10
+    assert len(found) == len(expected)
+    if model.implementation == "amusd":
+        assert all(torch.equal(row, other) for row, other in zip(found, expected, strict=True))
+    else:
+        torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_several_paths_keep_their_order_and_their_lanes() -> None:
+    rows = lay_out_paths([0, 0, 1, 2, 2, 4], start=70, num_rows=8, num_keys=128, num_tracks=3, stride=16)
+    assert rows.positions == [70, 71, 71, 72, 72, 72, 73, 70]
+    assert rows.slots == [70, 71, 87, 72, 88, 104, 89, 74]
+    assert [list(np.flatnonzero(seen))[70:] for seen in rows.visible] == [
+        [70], [70, 71], [70, 87], [70, 71, 72], [70, 87, 88], [70, 87, 104], [70, 87, 88, 89], [74],
+    ]  # fmt: skip
+
+
+def test_what_no_pass_over_several_paths_can_be_is_refused() -> None:
+    _, model = tiny.wrapped_pair("LlamaConfig", FIXED)
+    cache = model.new_cache(100)
+    model.prefill(random_ids(20), cache)
+    refused: list[tuple[list[int], list[int], str]] = [
+        ([5, 5, 5, 5, 5], [0, 0, 0, 0], "3 tracks are not enough"),
+        ([5, 5], [1], "parents come first"),
+        ([5, 5], [], "parents"),
+        ([5] * 9, [0] * 8, "1 to 8 rows"),
+        ([5, 97], [0], "token ids"),
+    ]
+    for token_ids, parents, words in refused:
+        with pytest.raises(ValueError, match=words):
+            model.forward_paths(token_ids, parents, cache)
+    assert cache.length == 20
+    model.prefill(random_ids(35), cache)
+    assert model.num_tracks(55) == 1
+    with pytest.raises(ValueError, match="no room at position 55"):
+        model.forward_paths([5, 5], [0], cache)

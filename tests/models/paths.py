@@ -1,0 +1,68 @@
+"""Decoding in passes over several paths: the right tokens among wrong ones, in any track."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from amusd.models.cached_model import CachedModel
+from amusd.protocol.tracks import Tracks
+
+
+@dataclass
+class Paths:
+    """Rows of one pass: a path of right tokens among wrong ones, wherever the tracks have room."""
+
+    token_ids: list[int]
+    parents: list[int]
+    right: list[int]
+    """Rows of the right path, from the first row on."""
+
+
+def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tracks: int, width: int) -> Paths:
+    """`right`: the tokens from the first row on, of which some come up; `max_rows`: of one path; `width`: of all."""
+    found = Paths([right[0]], [], [0])
+    tracks, places = Tracks(num_tracks), [(0, 0)]
+    num_right = rng.randint(1, min(max_rows, len(right)))
+    for _ in range(rng.randint(0, 30)):
+        goes_on = len(found.right) < num_right and rng.random() < 0.4
+        parent = found.right[-1] if goes_on else rng.randrange(len(found.token_ids))
+        depth, parent_track = places[parent][0] + 1, places[parent][1]
+        track = tracks.place(depth, parent_track) if depth < max_rows else None
+        if track is None:
+            continue
+        if goes_on:
+            found.right.append(len(found.token_ids))
+        token_id = right[depth] if goes_on else rng.randrange(3, 97)
+        found.token_ids.append(token_id)
+        found.parents.append(parent)
+        places.append((depth, track))
+        if len(found.token_ids) == width:
+            break
+    return found
+
+
+def decode_in_paths(model: CachedModel, token_ids: Sequence[int], start: int, seed: int) -> tuple[list[Tensor], int]:
+    """Logits behind each of `token_ids` from `start` on, and how many rows were kept beside the first track."""
+    rng = random.Random(seed)
+    cache = model.new_cache(len(token_ids) + model.width)
+    model.prefill(token_ids[:start], cache)
+    logits: list[Tensor] = []
+    num_moved = 0
+    while cache.length < len(token_ids):
+        at = cache.length
+        right = token_ids[at:]
+        if model.num_tracks(at) == 1:
+            logits.append(model.forward(right[:1], cache).logits[0].clone())
+            continue
+        paths = random_paths(rng, right, model.max_rows(at), model.num_tracks(at), model.width)
+        scores = model.forward_paths(paths.token_ids, paths.parents, cache).logits
+        assert cache.length == at
+        logits += [scores[row].clone() for row in paths.right]
+        model.keep(paths.right, cache)
+        assert cache.length == at + len(paths.right)
+        num_moved += paths.right != list(range(len(paths.right)))
+    return logits, num_moved
