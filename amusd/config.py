@@ -167,13 +167,17 @@ class DecodingConfig:
     """Branching: candidates that the draft prepares behind each token at most."""
     rows_per_step: int = 8
     """Branching: tokens of its tree that the draft computes in one step at most."""
+    verify_breadth: int = 3
+    """Branching, auto: candidates of one position that a target pass verifies at most, in rows that would be padding
+    (on a CPU, with `verify_width=fixed`); elsewhere a pass verifies one path, as it does with 1."""
     draft_timeout_seconds: float = 10.0
     """Synchronous mode, windowed: how long the target waits for a block before it goes on alone."""
     max_silence_seconds: float = 0.3
     """How long the target waits, all in all, without hearing from the draft; then it waits no more until it does."""
 
     def __post_init__(self) -> None:
-        for name in ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step"):
+        counts = ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step")
+        for name in (*counts, "verify_breadth"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
         _require(self.min_candidates >= 0, "min_candidates", self.min_candidates, "must be at least 0")
         _require(
@@ -587,6 +591,7 @@ class RunConfig:
     tokens_per_message: int = DecodingConfig.tokens_per_message
     fan_out: int = DecodingConfig.fan_out
     rows_per_step: int = DecodingConfig.rows_per_step
+    verify_breadth: int = DecodingConfig.verify_breadth
     draft_timeout_seconds: float = DecodingConfig.draft_timeout_seconds
     max_silence_seconds: float = DecodingConfig.max_silence_seconds
     verify_width: Literal["bucketed", "fixed"] = EngineConfig.verify_width

@@ -22,6 +22,7 @@ class AutoPolicy:
     fan_out: int
     rows_per_step: int
     max_wait_passes: float
+    breadth: int = 1
     tokens_per_message: int = 1
 
     def decide(self, view: TargetView) -> Decision:

@@ -87,6 +87,11 @@ class Policy(Protocol):
         """Nodes of a tree that one draft step computes at most."""
         ...
 
+    @property
+    def breadth(self) -> int:
+        """Candidates of one position that a pass verifies at most, where it can verify several; 1: one path."""
+        ...
+
     def decide(self, view: TargetView) -> Decision:
         """What the target does next."""
         ...

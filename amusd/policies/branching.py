@@ -26,6 +26,7 @@ class BranchingPolicy:
     rows_per_step: int
     min_candidates: int
     max_wait_passes: float
+    breadth: int = 1
     tokens_per_message: int = 1
 
     def decide(self, view: TargetView) -> Decision:

@@ -26,6 +26,7 @@ class ChainPolicy:
     max_wait_passes: float
     fan_out: int = 0
     rows_per_step: int = 1
+    breadth: int = 1
 
     def decide(self, view: TargetView) -> Decision:
         """Verify now, or wait for the rest of `min_candidates`."""

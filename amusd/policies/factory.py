@@ -24,6 +24,7 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
             fan_out=decoding.fan_out if can_branch else 0,
             rows_per_step=decoding.rows_per_step,
             max_wait_passes=decoding.max_wait_passes,
+            breadth=decoding.verify_breadth if can_branch else 1,
         )
     if decoding.policy == "branching":
         return BranchingPolicy(
@@ -32,6 +33,7 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
             rows_per_step=decoding.rows_per_step,
             min_candidates=decoding.min_candidates,
             max_wait_passes=decoding.max_wait_passes,
+            breadth=decoding.verify_breadth,
         )
     if decoding.policy == "windowed":
         return WindowedPolicy(decoding.num_speculative_tokens, decoding.draft_timeout_seconds)

@@ -15,6 +15,7 @@ class AutoregressivePolicy:
     tokens_per_message: int = 1
     fan_out: int = 0
     rows_per_step: int = 1
+    breadth: int = 1
 
     def decide(self, view: TargetView) -> Decision:  # noqa: ARG002 - the same answer whatever the view
         """Verify nothing, at once."""
@@ -34,6 +35,7 @@ class SynchronousPolicy:
     """A block that takes longer is not waited for: the target goes on alone until the draft answers again."""
     fan_out: int = 0
     rows_per_step: int = 1
+    breadth: int = 1
 
     @property
     def max_lookahead(self) -> int:

@@ -25,6 +25,7 @@ class WindowedPolicy:
     """A window that takes longer is not waited for."""
     fan_out: int = 0
     rows_per_step: int = 1
+    breadth: int = 1
 
     @property
     def max_lookahead(self) -> int:

@@ -13,7 +13,8 @@ Rules
         committed token.
     B2  What was committed is remembered by number as long as messages that name it may be on their way, which is until
         the draft is known to build on a longer prefix.
-    B3  The candidates at hand are the path that takes the likeliest child at each node, the first one among equals.
+    B3  The candidates at hand are the path that takes the likeliest child at each node, the first one among equals. A
+        pass over several paths takes the likeliest nodes instead, and of that path as many as are among them.
     B4  Numbers follow each other. Where some are missing, a message was lost: the floor rises, and the next verdict has
         the draft offer its tree again.
     B5  `attach` starts a new life of the draft; nodes of any other life are stale.
@@ -22,12 +23,14 @@ Rules
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.messages import CERTAINTY, Prepared
 from amusd.protocol.target_session import Reception
-from amusd.protocol.verification import Verification
+from amusd.protocol.tracks import Tracks
+from amusd.protocol.verification import Block, Verification
 
 MAX_NODES = 4096
 """Candidates in one tree at most: far more than a draft can compute in a few passes."""
@@ -99,6 +102,17 @@ class TreeTargetSession(Verification[bytes]):
         super().attach(incarnation)
         self._epoch_floor, self._next_number = 0, 1
 
+    def begin(self, max_candidates: int, *, num_tracks: int = 1, max_rows: int = 0) -> Block:
+        """As `Verification.begin`; the block may have alternatives, where a pass has tracks for them.
+
+        Then it holds the `max_rows` - 1 likeliest candidates that the tracks have room for.
+        """
+        block = super().begin(max_candidates)
+        if num_tracks > 1 and block.candidates:
+            depth = min(max_candidates, self.remaining - 1)
+            self._block = block = self._with_alternatives(block, depth, Tracks(num_tracks), max_rows - 1)
+        return block
+
     def receive(self, prepared: Prepared) -> Reception:
         """Take in nodes. Raises `PeerProtocolError` for what no correct draft sends."""
         addressed = prepared.sequence_id == self.sequence_id and prepared.incarnation == self._incarnation
@@ -160,6 +174,41 @@ class TreeTargetSession(Verification[bytes]):
             path.append(max(children.values(), key=_weight))
             children = path[-1].children
         return path
+
+    def _with_alternatives(self, block: Block, depth: int, tracks: Tracks, number: int) -> Block:
+        """The `number` likeliest candidates down to `depth` that have a track."""
+        last = self.committed_length + depth
+        guesses: list[tuple[float, int, _Node, int, int]] = []  # a heap: the likeliest first, then the oldest
+        num_seen = 0
+
+        def look_behind(children: dict[int, _Node], chance: float, row: int, track: int) -> None:
+            nonlocal num_seen
+            for node in children.values():
+                num_seen += 1
+                heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, num_seen, node, row, track))
+
+        look_behind(self._children, 1.0, 0, 0)
+        chosen: list[tuple[_Node, int]] = []  # with the one it follows, from 1; 0: the last committed token
+        main = [0]
+        while guesses and len(chosen) < number:
+            chance, _, node, parent, parent_track = heapq.heappop(guesses)
+            track = tracks.place(node.position, parent_track)
+            if track is None:
+                continue
+            chosen.append((node, parent))
+            if track == 0:
+                main.append(len(chosen))
+            if node.position + 1 < last:
+                look_behind(node.children, -chance, len(chosen), track)
+        others = [index for index in range(1, len(chosen) + 1) if index not in main]
+        rows = {index: row for row, index in enumerate((*main, *others))}
+        return Block(
+            start=block.start,
+            last_token=block.last_token,
+            candidates=tuple(chosen[index - 1][0].token_id for index in main[1:]),
+            alternatives=tuple(chosen[index - 1][0].token_id for index in others),
+            alternative_parents=tuple(rows[chosen[index - 1][1]] for index in others),
+        )
 
     def _candidates(self, number: int) -> tuple[int, ...]:
         return tuple(node.token_id for node in self._path()[:number])

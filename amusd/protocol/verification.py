@@ -25,11 +25,53 @@ class Block:
     """Position of the last committed token, `committed_length - 1`."""
     last_token: int
     candidates: tuple[int, ...]
+    """One path, each behind the one before it."""
+    alternatives: tuple[int, ...] = ()
+    """Further candidates, beside and behind those: the likeliest first, and none before its parent."""
+    alternative_parents: tuple[int, ...] = ()
+    """Of each alternative: the row of `token_ids` that it follows."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Input of the forward pass, `1 + len(candidates)` tokens at `[start, start + 1 + len(candidates))`."""
-        return (self.last_token, *self.candidates)
+        """Input of the forward pass; without alternatives, the tokens at `[start, start + 1 + len(candidates))`."""
+        return (self.last_token, *self.candidates, *self.alternatives)
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Of each row but the first: the row that it follows."""
+        return (*range(len(self.candidates)), *self.alternative_parents)
+
+    def next_row(self, row: int, token_id: int | None = None) -> int | None:
+        """The row with `token_id` behind `row`, or the likeliest one behind it; None: there is none."""
+        token_ids = self.token_ids
+        for number, parent in enumerate(self.parents, start=1):
+            if parent == row and token_id in (None, token_ids[number]):
+                return number
+        return None
+
+    def path_along(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Rows, the first one among them, of as many of these tokens as there are candidates for one after another."""
+        rows = [0]
+        for token_id in token_ids:
+            row = self.next_row(rows[-1], token_id)
+            if row is None:
+                break
+            rows.append(row)
+        return tuple(rows)
+
+    def num_rescued(self, accepted: Sequence[int]) -> int:
+        """How many of the accepted tokens are alternatives."""
+        return sum(row > len(self.candidates) for row in self.path_along(accepted)) if self.alternatives else 0
+
+    def judged_along(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The path whose candidates were judged one after another when these tokens were accepted.
+
+        They and the likeliest ones behind them; without alternatives, all candidates.
+        """
+        rows = list(self.path_along(token_ids))
+        while (row := self.next_row(rows[-1])) is not None:
+            rows.append(row)
+        return tuple(self.token_ids[row] for row in rows[1:])
 
 
 class Verification(abc.ABC, Generic[Row]):
@@ -139,13 +181,18 @@ class Verification(abc.ABC, Generic[Row]):
         """The distributions that `candidates_to_judge` were drawn from; none where the draft sends none."""
         return ()
 
+    def judged(self, accepted: Sequence[int]) -> tuple[int, ...]:
+        """The path of candidates that was judged when the `accepted` ones were."""
+        block = self._verifying()
+        return block.judged_along(accepted) if block.alternatives else self.candidates_to_judge()
+
     def commit(self, token_ids: Sequence[int], num_accepted: int) -> None:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
 
         Raises `InvariantError` when the acceptance rule produced what it must not; nothing is changed then.
         """
-        judged = self.candidates_to_judge()
         tokens = tuple(token_ids)
+        judged = self.judged(tokens[:num_accepted])
         if not 1 <= len(tokens) <= self.remaining:
             raise InvariantError(f"{len(tokens)} tokens to commit, between 1 and {self.remaining} allowed")
         if not (num_accepted <= len(judged) and num_accepted <= len(tokens) <= num_accepted + 1):

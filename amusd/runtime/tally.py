@@ -33,6 +33,8 @@ class Tally:
     _num_verified: int = 0
     _num_accepted: int = 0
     _num_late_accepted: int = 0
+    _num_alternatives: int = 0
+    _num_rescued: int = 0
     _accepted_by_position: list[int] = field(default_factory=list)
     _acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
     _chunk_gaps_ns: list[int] = field(default_factory=list)
@@ -56,9 +58,20 @@ class Tally:
         self._wait_ns += duration_ns
 
     def passed(
-        self, duration_ns: int, *, num_tokens: int, num_candidates: int, num_judged: int, num_accepted: int
+        self,
+        duration_ns: int,
+        *,
+        num_tokens: int,
+        num_candidates: int,
+        num_judged: int,
+        num_accepted: int,
+        num_alternatives: int = 0,
+        num_rescued: int = 0,
     ) -> None:
-        """A pass over `num_candidates` committed `num_tokens`; `num_judged` includes a late candidate."""
+        """A pass over `num_candidates` committed `num_tokens`; `num_judged` includes a late candidate.
+
+        `num_rescued` of the accepted ones were among `num_alternatives`.
+        """
         now_ns = time.monotonic_ns()
         if self._last_ns is not None:
             self._chunk_gaps_ns.append(now_ns - self._last_ns)
@@ -71,7 +84,9 @@ class Tally:
         self._num_verified += num_judged
         self._num_drafts += num_judged > 0
         self._num_accepted += num_accepted
-        self._num_late_accepted += num_accepted > num_candidates
+        self._num_late_accepted += num_accepted > num_candidates and not num_rescued
+        self._num_alternatives += num_alternatives
+        self._num_rescued += num_rescued
         self._acceptance[num_judged, num_accepted] += num_judged > 0
         self._accepted_by_position.extend([0] * (num_accepted - len(self._accepted_by_position)))
         for position in range(num_accepted):
@@ -93,6 +108,8 @@ class Tally:
             num_verified=self._num_verified,
             num_accepted=self._num_accepted,
             num_late_accepted=self._num_late_accepted,
+            num_alternatives=self._num_alternatives,
+            num_rescued=self._num_rescued,
             accepted_by_position=tuple(self._accepted_by_position),
             acceptance={key: count for key, count in self._acceptance.items() if count},
             chunk_gaps_ns=tuple(self._chunk_gaps_ns),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from amusd.config import GREEDY, Distribution
 from amusd.errors import PeerLostError, PeerProtocolError
-from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.language_model import KVCache, LanguageModel, PathModel
 from amusd.policies.base import Policy, Wait, because
 from amusd.policies.observer import Observer
 from amusd.policies.silence import Silence
@@ -25,7 +25,7 @@ from amusd.protocol.verification import Block
 from amusd.runtime.handshake import told
 from amusd.runtime.succession import Succession, last_line
 from amusd.runtime.tally import Tally
-from amusd.sampling.equality import accept_equal
+from amusd.sampling.equality import Acceptance, accept_along, accept_equal
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
 from amusd.sampling.sampler import TargetSampler
 from amusd.sampling.stopping import Emission, StopChecker
@@ -248,43 +248,75 @@ class TargetWorker:
             if not isinstance(decision, Wait):
                 self._reason = because(decision)
                 self._max_candidates = min(limit, policy.max_lookahead)
-                return session.begin(min(decision.num_candidates, limit))
+                return self._begin(session, policy, min(decision.num_candidates, limit))
             seconds = min(decision.seconds, self._silence.seconds_left(self._max_silence_seconds))
             self._wait(session, seconds, because(decision))
+
+    def _begin(self, session: _Session, policy: Policy, num_candidates: int) -> Block:
+        """The next block; with alternatives, where the policy wants them and the pass has room."""
+        if isinstance(session, TreeTargetSession) and policy.breadth > 1 and isinstance(self.model, PathModel):
+            num_tracks = min(policy.breadth, self.model.num_tracks(session.committed_length - 1))
+            return session.begin(num_candidates, num_tracks=num_tracks, max_rows=self.model.width)
+        return session.begin(num_candidates)
 
     def _verify(self, session: _Session, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
         start_ns = time.monotonic_ns()
-        if self._sampler is None:
-            choices = self.model.choose(block.token_ids, cache)  # [1 + candidates]
-        else:
-            logits = self.model.forward(block.token_ids, cache).logits  # [1 + candidates, ids]
-        end_ns = time.monotonic_ns()
-        self._drain(session)
-        judged = session.candidates_to_judge()
-        if self._sampler is None:
-            acceptance = accept_equal(choices, judged)
-        else:
-            rows = session.rows_to_judge() if isinstance(session, TargetSession) else ()
-            acceptance = self._sampler.accept(logits, block.start, block.token_ids, judged, rows)
-            end_ns = time.monotonic_ns()  # choosing is part of the pass
+        acceptance, end_ns = (self._judge_paths if block.alternatives else self._judge)(session, cache, block)
         emission = stop.push(acceptance.token_ids)
         if self._sampler is not None and self._sampler.logprobs:
             emission = replace(emission, logprobs=self._sampler.logprobs[: len(emission.token_ids)])
-        num_accepted = min(acceptance.num_accepted, len(emission.token_ids))
-        session.commit(emission.token_ids, num_accepted)
+        accepted = emission.token_ids[: acceptance.num_accepted]
+        judged = session.judged(accepted)
+        session.commit(emission.token_ids, len(accepted))
         # The last committed token is the next pass's first input: it stays outside the cache.
         cache.truncate(min(cache.length, session.committed_length - 1))
         # An answer that ends inside the block leaves the candidates behind its end unjudged.
         num_judged = len(judged) if emission.finish_reason is None else min(len(judged), len(emission.token_ids))
-        self._pass_done(session, block, start_ns, end_ns, num_judged=num_judged, num_accepted=num_accepted)
+        self._pass_done(session, block, start_ns, end_ns, num_judged=num_judged, accepted=accepted)
         return emission
 
+    def _judge(self, session: _Session, cache: KVCache, block: Block) -> tuple[Acceptance, int]:
+        """Of one path; also returns when the pass ended, of which choosing is a part."""
+        if self._sampler is None:
+            choices = self.model.choose(block.token_ids, cache)  # [1 + candidates]
+            end_ns = time.monotonic_ns()
+            self._drain(session)
+            return accept_equal(choices, session.candidates_to_judge()), end_ns
+        logits = self.model.forward(block.token_ids, cache).logits  # [1 + candidates, ids]
+        self._drain(session)
+        rows = session.rows_to_judge() if isinstance(session, TargetSession) else ()
+        judged = session.candidates_to_judge()
+        acceptance = self._sampler.accept(logits, block.start, block.token_ids, judged, rows)
+        return acceptance, time.monotonic_ns()
+
+    def _judge_paths(self, session: _Session, cache: KVCache, block: Block) -> tuple[Acceptance, int]:
+        """The same of several, of which the cache keeps the accepted one."""
+        assert isinstance(self.model, PathModel)
+        if self._sampler is None:
+            choices = self.model.choose_paths(block.token_ids, block.parents, cache)  # [1 + candidates]
+            acceptance, rows = accept_along(choices.__getitem__, block.next_row, len(choices))
+        else:
+            logits = self.model.forward_paths(block.token_ids, block.parents, cache).logits  # [1 + candidates, ids]
+            acceptance, rows = self._sampler.accept_paths(logits, block)
+        self.model.keep(rows, cache)
+        end_ns = time.monotonic_ns()
+        self._drain(session)
+        return acceptance, end_ns
+
     def _pass_done(
-        self, session: _Session, block: Block, start_ns: int, end_ns: int, *, num_judged: int, num_accepted: int
+        self,
+        session: _Session,
+        block: Block,
+        start_ns: int,
+        end_ns: int,
+        *,
+        num_judged: int,
+        accepted: tuple[int, ...],
     ) -> None:
         num_tokens = session.committed_length - 1 - block.start
-        num_candidates = len(block.candidates)
+        num_candidates, num_accepted = len(block.candidates), len(accepted)
+        num_rescued = block.num_rescued(accepted)
         if num_judged and self.succession is not None:
             self.succession.verified()
         self._observer.passed(
@@ -292,7 +324,7 @@ class TargetWorker:
             end_ns,
             num_candidates=num_candidates,
             num_judged=num_judged,
-            num_accepted=num_accepted,
+            num_accepted=num_accepted - num_rescued,
             num_tokens=num_tokens,
             foreseen=not session.draft_restarting,
         )
@@ -302,6 +334,8 @@ class TargetWorker:
             num_candidates=num_candidates,
             num_judged=num_judged,
             num_accepted=num_accepted,
+            num_alternatives=len(block.alternatives),
+            num_rescued=num_rescued,
         )
         self.recorder.span(
             "target_pass",
@@ -313,6 +347,8 @@ class TargetWorker:
             **self._reason,
             num_judged=num_judged,
             num_accepted=num_accepted,
+            num_alternatives=len(block.alternatives),
+            num_rescued=num_rescued,
             num_tokens=num_tokens,
             committed_length=session.committed_length,
         )

@@ -5,7 +5,7 @@ Greedy decoding and matching (`matching.py`) share it: in both, the target's tok
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -17,6 +17,26 @@ class Acceptance:
     """The accepted candidates, then the target's recovered or bonus token if there is one."""
     num_accepted: int
     """How many of them were candidates."""
+
+
+def accept_along(
+    choose: Callable[[int], int], next_row: Callable[[int, int], int | None], num_rows: int
+) -> tuple[Acceptance, tuple[int, ...]]:
+    """Follow the target's choices from row 0 on, through candidates that equal them; also returns the rows followed.
+
+    `choose(row)`: the target's choice behind that row of the pass, which has `num_rows`; asked along the path only.
+    `next_row(row, token_id)`: the row of the candidate `token_id` behind `row`, None where there is no such candidate;
+    it is `num_rows` for one that came too late for the pass.
+    """
+    token_ids: list[int] = []
+    rows = [0]
+    while rows[-1] < num_rows:
+        token_ids.append(choose(rows[-1]))
+        row = next_row(rows[-1], token_ids[-1])
+        if row is None:
+            break
+        rows.append(row)
+    return Acceptance(tuple(token_ids), len(rows) - 1), tuple(row for row in rows if row < num_rows)
 
 
 def accept_equal(target_token_ids: Sequence[int], candidates: Sequence[int]) -> Acceptance:

@@ -5,14 +5,16 @@ On the host, whatever the device: logits that are to be sampled are copied to it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from amusd.config import Distribution
-from amusd.sampling.equality import Acceptance, accept_equal
+from amusd.protocol.verification import Block
+from amusd.sampling.equality import Acceptance, accept_along
 from amusd.sampling.logits import Columns, LogitsProcessor, Row
 from amusd.sampling.matching import NoisyArgmax
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of, uniform
@@ -137,14 +139,47 @@ class TargetSampler(TokenSampler):
         `logits` [len(block), ids]; `judged`: the block's candidates, with or without one behind them; `rows`: what they
         were drawn from, under the ratio test.
         """
+        scores = logits.float().cpu().numpy()
         if self._rejects:
-            acceptance = self._test_ratios(logits.float().cpu().numpy(), start, block, judged, rows)
-        else:
-            acceptance = accept_equal(self.choose(logits, start, block), judged)
+            acceptance = self._test_ratios(scores, start, block, judged, rows)
+            self._keep_logprobs(scores, range(len(acceptance.token_ids)), acceptance)
+            return acceptance
+
+        def next_row(row: int, token_id: int) -> int | None:
+            return row + 1 if row < len(judged) and judged[row] == token_id else None
+
+        return self._follow(scores, start, block, next_row)[0]
+
+    def accept_paths(self, logits: Tensor, block: Block) -> tuple[Acceptance, tuple[int, ...]]:
+        """What a pass over the rows of `block` [rows, ids] commits, and which of its rows it goes on with.
+
+        Not under the ratio test.
+        """
+        return self._follow(logits.float().cpu().numpy(), block.start, block.token_ids, block.next_row)
+
+    def _follow(
+        self,
+        scores: npt.NDArray[np.float32],
+        start: int,
+        token_ids: Sequence[int],
+        next_row: Callable[[int, int], int | None],
+    ) -> tuple[Acceptance, tuple[int, ...]]:
+        """Choose behind one row after another, as long as the choice is a candidate."""
+        del self._context[start:]
+        positions = itertools.count(start + 1)
+
+        def choose(row: int) -> int:
+            self._context.append(token_ids[row])
+            return self._choose(scores[row], next(positions))
+
+        acceptance, rows = accept_along(choose, next_row, len(token_ids))
+        self._keep_logprobs(scores, rows, acceptance)
+        return acceptance, rows
+
+    def _keep_logprobs(self, scores: npt.NDArray[np.float32], rows: Iterable[int], acceptance: Acceptance) -> None:
         if self._wants_logprobs:
-            scored = logits[: len(acceptance.token_ids)].float().cpu().numpy()
-            self.logprobs = tuple(map(_log_probability, scored, acceptance.token_ids))
-        return acceptance
+            scored = zip(rows, acceptance.token_ids, strict=True)
+            self.logprobs = tuple(_log_probability(scores[row], token_id) for row, token_id in scored)
 
     def _test_ratios(
         self,

@@ -86,8 +86,10 @@ def _trace(events: Sequence[Event], draft: Sequence[Event]) -> Trace:
     for event in events:
         fields = event.fields
         if event.name == "target_pass":
-            num_accepted = fields["num_accepted"]
+            num_accepted, num_rescued = fields["num_accepted"], fields.get("num_rescued", 0)
             known.update((committed + i, True) for i in range(num_accepted))
+            if num_rescued:  # in place of the draft's own token, which was wrong
+                known[committed + num_accepted - num_rescued] = False
             if num_accepted < min(fields["num_judged"], fields["num_tokens"]):
                 known[committed + num_accepted] = False
             committed = fields["committed_length"]

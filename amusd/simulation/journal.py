@@ -59,6 +59,8 @@ class TargetCounts:
     num_verified: int = 0
     num_accepted: int = 0
     num_late_accepted: int = 0
+    num_alternatives: int = 0
+    num_rescued: int = 0
     num_stale_candidates: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
     acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -66,9 +68,18 @@ class TargetCounts:
     draft: DraftCounts | None = None
 
     def passed(
-        self, now_ns: int, pass_ns: int, *, num_tokens: int, num_candidates: int, num_judged: int, num_accepted: int
+        self,
+        now_ns: int,
+        pass_ns: int,
+        *,
+        num_tokens: int,
+        num_candidates: int,
+        num_judged: int,
+        num_accepted: int,
+        num_alternatives: int,
+        num_rescued: int,
     ) -> None:
-        """A pass over `num_candidates` committed `num_tokens`; `num_judged` includes a late candidate."""
+        """As `Tally.passed`."""
         if self.num_passes:
             self.chunk_gaps_ns.append(now_ns - self.last_ns)
         else:
@@ -80,7 +91,9 @@ class TargetCounts:
         self.num_verified += num_judged
         self.num_drafts += num_judged > 0
         self.num_accepted += num_accepted
-        self.num_late_accepted += num_accepted > num_candidates
+        self.num_late_accepted += num_accepted > num_candidates and not num_rescued
+        self.num_alternatives += num_alternatives
+        self.num_rescued += num_rescued
         if num_judged:
             self.acceptance[num_judged, num_accepted] += 1
         self.accepted_by_position.extend([0] * (num_accepted - len(self.accepted_by_position)))
@@ -102,6 +115,8 @@ class TargetCounts:
             num_verified=self.num_verified,
             num_accepted=self.num_accepted,
             num_late_accepted=self.num_late_accepted,
+            num_alternatives=self.num_alternatives,
+            num_rescued=self.num_rescued,
             accepted_by_position=tuple(self.accepted_by_position),
             acceptance=dict(self.acceptance),
             chunk_gaps_ns=tuple(self.chunk_gaps_ns),

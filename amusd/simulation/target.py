@@ -111,7 +111,7 @@ class TargetActor:
             decision = self.policy.decide(self._observer.view(session, max_candidates=limit, waited_ns=waited_ns))
             if not isinstance(decision, Wait):
                 self._reason = because(decision)
-                return session.begin(min(decision.num_candidates, limit))
+                return self._begin(session, min(decision.num_candidates, limit))
             start_ns, num_candidates = self.clock.now_ns, session.num_candidates
             yield Listen(math.ceil(decision.seconds * 1e9))
             if self.worker.mailbox:
@@ -120,6 +120,13 @@ class TargetActor:
             self._observer.waited(waited_ns, num_before=num_candidates, num_after=session.num_candidates)
             counts.wait_ns += waited_ns
             self.journal.span("target_wait", start_ns, self.clock.now_ns, session.sequence_id, **because(decision))
+
+    def _begin(self, session: Session, num_candidates: int) -> Block:
+        """As the real one, at a position where a pass has room for several paths."""
+        if isinstance(session, TreeTargetSession):
+            num_tracks, max_rows = self.policy.breadth, self.max_candidates + 1
+            return session.begin(num_candidates, num_tracks=num_tracks, max_rows=max_rows)
+        return session.begin(num_candidates)
 
     def _limit(self, session: Session) -> int:
         """Candidates that the next pass can take."""
@@ -134,8 +141,8 @@ class TargetActor:
         yield Busy(pass_ns)
         self.works = False
         self._drain(session, counts)
-        judged = session.candidates_to_judge()
-        token_ids, num_accepted = _accept(judged, start=block.start + 1 - PROMPT_LENGTH, num_scored=num_candidates + 1)
+        token_ids, num_accepted = _accept(session, block)
+        judged, num_rescued = session.judged(token_ids[:num_accepted]), block.num_rescued(token_ids[:num_accepted])
         session.commit(token_ids, num_accepted)
         # An answer that ends inside the block leaves the candidates behind its end unjudged.
         num_judged = len(judged) if session.remaining else min(len(judged), len(token_ids))
@@ -149,6 +156,8 @@ class TargetActor:
             **self._reason,
             num_judged=num_judged,
             num_accepted=num_accepted,
+            num_alternatives=len(block.alternatives),
+            num_rescued=num_rescued,
             num_tokens=len(token_ids),
             committed_length=session.committed_length,
         )
@@ -157,7 +166,7 @@ class TargetActor:
             start_ns + pass_ns,
             num_candidates=num_candidates,
             num_judged=num_judged,
-            num_accepted=num_accepted,
+            num_accepted=num_accepted - num_rescued,
             num_tokens=len(token_ids),
             foreseen=not session.draft_restarting,
         )
@@ -171,6 +180,8 @@ class TargetActor:
             num_candidates=num_candidates,
             num_judged=num_judged,
             num_accepted=num_accepted,
+            num_alternatives=len(block.alternatives),
+            num_rescued=num_rescued,
         )
         counts.host_ns += before_ns
         if session.remaining:
@@ -234,11 +245,19 @@ def _receive(session: Session, message: Candidate | Prepared) -> Reception:
     return session.receive(message) if isinstance(message, Candidate) else Reception.STALE
 
 
-def _accept(judged: Sequence[int], *, start: int, num_scored: int) -> tuple[tuple[int, ...], int]:
-    """What a pass commits that scored `num_scored` positions from `start` on, and how many of it were candidates.
+def _accept(session: Session, block: Block) -> tuple[tuple[int, ...], int]:
+    """What a pass commits, and how many of it were candidates.
 
     The candidates that equal the target's tokens, then the target's own where it scored one more position.
     """
+    start = block.start + 1 - PROMPT_LENGTH
+    if block.alternatives:
+        row, token_ids = 0, [target_token(start)]
+        while (behind := block.next_row(row, token_ids[-1])) is not None:
+            row = behind
+            token_ids.append(target_token(start + len(token_ids)))
+        return tuple(token_ids), len(token_ids) - 1
+    judged, num_scored = session.candidates_to_judge(), len(block.candidates) + 1
     num_accepted = 0
     while num_accepted < len(judged) and judged[num_accepted] == target_token(start + num_accepted):
         num_accepted += 1

@@ -40,6 +40,8 @@ def _hits(target: Sequence[Event], draft: Sequence[Event]) -> Iterator[bool]:
                 missed.add(first + len(event.fields["kept_steps"]))
     for event in target:
         fields = event.fields
+        if event.name == "target_pass" and fields.get("num_rescued"):
+            yield True
         if event.name == "target_pass" and fields["num_accepted"] < min(fields["num_judged"], fields["num_tokens"]):
             position = fields["committed_length"] - 1
             if position in kept or position in missed:

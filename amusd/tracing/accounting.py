@@ -96,7 +96,8 @@ def _target_part(event: Event) -> str:
         return "waits"
     if event.fields["num_candidates"] == 0:
         return "passes_without_candidates"
-    full = event.fields["num_candidates"] >= event.fields["max_candidates"]
+    num_scored = event.fields["num_candidates"] + event.fields.get("num_alternatives", 0)
+    full = num_scored >= event.fields["max_candidates"]
     return "full_passes" if full else "partial_passes"
 
 

@@ -141,6 +141,8 @@ def _marks(event: Event) -> list[tuple[str, int]]:
         return [("target's own token adopted", event.start_ns)]
     if event.name == "advance" and fields.get("kept_steps"):
         return [("branch adopted", event.start_ns)]
+    if event.name == "target_pass" and fields.get("num_rescued"):
+        return [("alternative accepted", event.end_ns)]
     if event.name == "target_pass" and fields["num_judged"] > fields["num_candidates"]:
         late = fields["num_accepted"] > fields["num_candidates"]
         return [(f"late candidate {'accepted' if late else 'rejected'}", event.end_ns)]

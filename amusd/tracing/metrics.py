@@ -74,6 +74,10 @@ class GenerationMetrics:
     num_accepted: int = 0
     num_late_accepted: int = 0
     """Of these, candidates that arrived during the pass and stood where the bonus token would have come."""
+    num_alternatives: int = 0
+    """Candidates beside the likeliest path that passes scored, beyond those judged on the path that was taken."""
+    num_rescued: int = 0
+    """Accepted candidates that were alternatives: each is a token that the likeliest path alone would have cost."""
     accepted_by_position: tuple[int, ...] = ()
     acceptance: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """(candidates judged, accepted) -> how many passes with candidates ended so."""
@@ -114,6 +118,8 @@ class GenerationMetrics:
             "num_draft_tokens": self.num_verified,
             "num_accepted_draft_tokens": self.num_accepted,
             "num_late_accepted": self.num_late_accepted,
+            "num_alternatives": self.num_alternatives,
+            "num_rescued": self.num_rescued,
             "acceptance_rate": _ratio(self.num_accepted, self.num_verified),
             "mean_acceptance_length": _ratio(self.num_tokens, self.num_passes),
             "acceptance_by_position": [count / self.num_drafts for count in self.accepted_by_position],

@@ -171,7 +171,7 @@ class _Drawing:
         size = max(1.0, pitch - 1.5)
         group = self.lines[piece.line]
         for index in range(num_judged):
-            late = index >= event.fields["num_candidates"]
+            late = index >= event.fields["num_candidates"] and not event.fields.get("num_rescued")
             x = piece.left + 3 + index * pitch
             _draw_candidate(group, x, _TARGET_TOP + 4, size, accepted=index < num_accepted, late=late)
         if event.fields["num_tokens"] > num_accepted:

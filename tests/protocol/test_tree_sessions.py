@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 from protocol.harness import Faults, Violation, oracle_token
 from protocol.tree_harness import TreeHarness
 
-from amusd.errors import PeerProtocolError
+from amusd.errors import InvariantError, PeerProtocolError
 from amusd.protocol.messages import CERTAINTY, Open, Prepared, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import Reception
+from amusd.protocol.tracks import Tracks
 from amusd.protocol.tree_draft_session import Adoption, Node, TreeDraftSession
 from amusd.protocol.tree_target_session import TreeTargetSession
 
@@ -346,6 +348,75 @@ def _adopted(session: TreeDraftSession, of: Verdict) -> Adoption:
     return adoption
 
 
+# Several paths in one pass
+
+
+def random_tree(rng: random.Random) -> tuple[TreeTargetSession, dict[tuple[int, ...], float]]:
+    """A session that was sent one, and its nodes: path of tokens -> chance."""
+    paths: list[tuple[int, ...]] = [()]
+    chances = {(): 1.0}
+    sent = []
+    for number in range(1, rng.randint(2, 30)):
+        parent, weight = rng.randrange(number), rng.randrange(1, CERTAINTY)
+        token = rng.choice([token for token in range(30) if (*paths[parent], token) not in chances])
+        paths.append((*paths[parent], token))
+        chances[paths[-1]] = chances[paths[parent]] * weight / CERTAINTY
+        sent.append((parent, token, weight))
+    session = target()
+    assert session.receive(nodes(1, *sent)) is Reception.TAKEN
+    return session, chances
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_pass_takes_the_likeliest_candidates_that_have_a_track(seed: int) -> None:
+    rng = random.Random(seed)
+    session, chances = random_tree(rng)
+    num_tracks, max_rows, depth = rng.randint(2, 4), rng.randint(2, 12), rng.randint(1, 8)
+    block = session.begin(depth, num_tracks=num_tracks, max_rows=max_rows)
+    paths: list[tuple[int, ...]] = [()]
+    tracks, track_of = Tracks(num_tracks), [0]
+    for token, parent in zip(block.token_ids[1:], block.parents, strict=True):
+        paths.append((*paths[parent], token))
+        track = tracks.place(len(paths[-1]), track_of[parent])
+        assert track is not None
+        track_of.append(track)
+    assert len(set(paths)) == len(paths) <= max_rows
+    assert max(map(len, paths)) <= depth
+    assert [row for row, track in enumerate(track_of) if track == 0] == list(range(len(block.candidates) + 1))
+    for path in paths[1:]:  # none likelier was left beside it
+        siblings = [chances[other] for other in chances if other and other[:-1] == path[:-1] and other not in paths]
+        assert all(chance <= chances[path] for chance in siblings)
+    if len(paths) < max_rows:
+        for path in chances.keys() - set(paths):
+            if len(path) <= depth and path[:-1] in paths:
+                assert tracks.place(len(path), track_of[paths.index(path[:-1])]) is None
+
+
+def test_one_track_takes_one_path() -> None:
+    session = target()
+    session.receive(nodes(1, (0, 4, HALF), (0, 5, HALF + 1), (2, 6, 10), (1, 7, CERTAINTY)))
+    block = session.begin(6, num_tracks=1, max_rows=8)
+    assert (block.candidates, block.alternatives, block.token_ids) == ((5, 6), (), (3, 5, 6))
+
+
+def test_what_is_judged_is_the_path_that_was_taken() -> None:
+    session = target()
+    weights = [round(share * CERTAINTY) for share in (0.6, 0.4, 0.5, 0.9, 0.9)]
+    links = [(0, 5), (0, 6), (1, 7), (2, 8), (4, 9)]
+    sent = [(parent, token, weight) for (parent, token), weight in zip(links, weights, strict=True)]
+    assert session.receive(nodes(1, *sent)) is Reception.TAKEN
+    block = session.begin(4, num_tracks=3, max_rows=6)
+    assert (block.candidates, block.alternatives, block.parents) == ((5, 7), (6, 8, 9), (0, 1, 0, 3, 4))
+    assert session.judged(()) == session.judged((5,)) == (5, 7)
+    assert session.judged((6,)) == (6, 8, 9)
+    assert [block.num_rescued(path) for path in ((5,), (5, 7), (6,), (6, 8))] == [0, 0, 1, 2]
+    for tokens, num_accepted in (((7,), 1), ((6, 7), 2), ((5, 8, 1), 2)):
+        with pytest.raises(InvariantError):
+            session.commit(tokens, num_accepted)
+    session.commit((6, 8, 1), 2)
+    assert session.committed == (*PROMPT, 6, 8, 1)
+
+
 # Both, under random schedules
 
 HARD = Faults(lose=0.1, duplicate=0.2, restart=0.02)
@@ -364,6 +435,8 @@ def test_every_case_really_happens() -> None:
     for harness in runs:
         harness.run()
     assert sum(harness.num_accepted for harness in runs) > 300
+    assert sum(harness.num_rescued for harness in runs) > 30
+    assert sum(harness.num_alternatives for harness in runs) > 300
     assert sum(harness.num_adopted for harness in runs) > 100
     assert sum(harness.num_missed for harness in runs) > 50
     assert {reception for harness in runs for reception in harness.receptions} == {

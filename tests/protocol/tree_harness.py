@@ -16,7 +16,8 @@ from amusd.protocol.messages import Open, Prepared, Verdict
 from amusd.protocol.target_session import Reception
 from amusd.protocol.tree_draft_session import Node, TreeDraftSession
 from amusd.protocol.tree_target_session import TreeTargetSession
-from amusd.sampling.equality import accept_equal
+from amusd.protocol.verification import Block
+from amusd.sampling.equality import accept_along
 
 Drafted = tuple[tuple[int, ...], int]
 """A token, behind the prefix that it was drafted from."""
@@ -33,6 +34,8 @@ class TreeHarness:
     target_class: type[TreeTargetSession] = TreeTargetSession
     draft_class: type[TreeDraftSession] = TreeDraftSession
     num_accepted: int = 0
+    num_alternatives: int = 0
+    num_rescued: int = 0
     num_adopted: int = 0
     num_missed: int = 0
     receptions: list[Reception] = field(default_factory=list)
@@ -53,7 +56,8 @@ class TreeHarness:
         self.to_draft: deque[Verdict] = deque()
         self.old_verdicts: list[Verdict] = []
         self.drafted: set[Drafted] = set()
-        self.block: tuple[int, ...] | None = None
+        self.block: Block | None = None
+        self.prefixes: list[tuple[int, ...]] = []
         self.committed_before = self.prompt
         self.restart_draft()
 
@@ -153,21 +157,27 @@ class TreeHarness:
     def begin(self) -> None:
         if self.block is not None or self.target.remaining < 1:
             return
-        block = self.target.begin(self.random.randint(0, self.max_lookahead))
-        self.block = block.candidates
-        prefix = self.target.committed
-        for offset, token_id in enumerate(block.candidates):
-            if ((*prefix, *block.candidates[:offset]), token_id) not in self.drafted:
-                raise Violation(f"I6: token {token_id} at {len(prefix) + offset} was drafted from something else")
+        num_tracks, max_rows = self.random.randint(1, 4), self.random.randint(2, 9)
+        depth = self.random.randint(0, self.max_lookahead)
+        self.block = block = self.target.begin(depth, num_tracks=num_tracks, max_rows=max_rows)
+        self.num_alternatives += len(block.alternatives)
+        self.prefixes = [self.target.committed]  # of what stands behind each row
+        for token_id, parent in zip(block.token_ids[1:], block.parents, strict=True):
+            prefix = self.prefixes[parent]
+            if (prefix, token_id) not in self.drafted:
+                raise Violation(f"I6: token {token_id} at {len(prefix)} was drafted from something else")
+            self.prefixes.append((*prefix, token_id))
+        if block.alternatives and len(block.parents) >= max_rows:
+            raise Violation(f"{len(block.parents) + 1} rows in a pass of {max_rows}")
 
     def commit(self) -> None:
         if self.block is None:
             return
-        prefix = self.target.committed
-        choices = [oracle_token((*prefix, *self.block[:offset])) for offset in range(len(self.block) + 1)]
-        acceptance = accept_equal(choices, self.target.candidates_to_judge())
+        choices = [oracle_token(prefix) for prefix in self.prefixes]
+        acceptance, _ = accept_along(choices.__getitem__, self.block.next_row, len(choices))
         token_ids = acceptance.token_ids[: self.target.remaining]
         num_accepted = min(acceptance.num_accepted, len(token_ids))
+        self.num_rescued += self.block.num_rescued(token_ids[:num_accepted])
         self.target.commit(token_ids, num_accepted)
         self.num_accepted += num_accepted
         self.block = None
@@ -215,11 +225,11 @@ class TreeHarness:
             raise Violation(f"{type(error).__name__}: {error}") from error
 
     def settle(self) -> None:
-        """Deliver everything that is on its way, without faults, then let a flawless draft work one round trip."""
+        """Deliver everything that is on its way, without faults, then let a flawless draft work for a while."""
         self.faults = Faults(right=1.0)
         if not self.target.attached:
             self.restart_draft()
-        for _ in range(3):
+        for _ in range(8):  # until no guess of the past is left
             while self.to_target or self.to_draft:
                 self.deliver()
                 self.deliver_verdict()

@@ -40,15 +40,20 @@ class PacedModel(TableModel):
         time.sleep(self.pass_seconds)
         return super().forward(token_ids, cache)
 
+    def forward_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> ModelOutput:
+        time.sleep(self.pass_seconds)
+        return super().forward_paths(token_ids, parents, cache)
+
 
 def paced_model(pass_seconds: float) -> PacedModel:
-    model = PacedModel(VOCAB_SIZE, seed=7, max_length=400, numerics=Numerics(width=WIDTH, fixed=False))
+    numerics = Numerics(width=WIDTH, fixed=False)
+    model = PacedModel(VOCAB_SIZE, seed=7, max_length=400, numerics=numerics, num_tracks=3)
     model.pass_seconds = pass_seconds
     return model
 
 
 def target_model() -> TableModel:
-    return TableModel(VOCAB_SIZE, seed=7, max_length=400, numerics=Numerics(width=WIDTH, fixed=False))
+    return TableModel(VOCAB_SIZE, seed=7, max_length=400, numerics=Numerics(width=WIDTH, fixed=False), num_tracks=3)
 
 
 def reference(num_tokens: int, prompt: tuple[int, ...] = PROMPT) -> tuple[int, ...]:

@@ -133,15 +133,52 @@ def test_verdicts_that_only_a_second_guess_foresaw_are_adopted_without_a_rollbac
     """The right token is always at rank 1: a chain would be rolled back at each verdict."""
     second: dict[str, Callable[[], TreeDrafter]] = {"second": lambda: TableTreeDrafter(places=lambda _: 1)}
     with pair({}, second, pass_seconds=0.004) as (engine, draft):
-        two = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(fan_out=2, min_candidates=3))
+        one_path = {"min_candidates": 3, "verify_breadth": 1}
+        two = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(fan_out=2, **one_path))
         adopted = [e for e in draft.recorder.events if e.name == "advance" and e.fields["kept_steps"]]
-        one = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(fan_out=1, min_candidates=3))
+        one = engine.generate(PROMPT, params(NUM_TOKENS), decoding=branching(fan_out=1, **one_path))
     assert two.token_ids == one.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
     assert two.metrics.num_accepted == one.metrics.num_accepted == 0
     assert len(adopted) > NUM_TOKENS // 2
     assert two.metrics.draft is not None
     assert one.metrics.draft is not None
     assert two.metrics.draft.num_rollbacks < 4 < one.metrics.draft.num_rollbacks
+
+
+def test_a_pass_over_several_paths_accepts_what_only_a_second_guess_foresaw() -> None:
+    """As above: every accepted candidate was an alternative, wherever it stood."""
+    second: dict[str, Callable[[], TreeDrafter]] = {"second": lambda: TableTreeDrafter(places=lambda _: 1)}
+    with pair({}, second, pass_seconds=0.004) as (engine, _):
+        expected = engine.generate(PROMPT, params(NUM_TOKENS), decoding=PLAIN).token_ids
+        for breadth in (2, 3):
+            answer = engine.generate(
+                PROMPT, params(NUM_TOKENS), decoding=branching(fan_out=2, min_candidates=3, verify_breadth=breadth)
+            )
+            metrics = answer.metrics
+            assert answer.token_ids == expected
+            assert metrics.num_rescued == metrics.num_accepted > 5
+            assert metrics.num_alternatives > metrics.num_rescued
+            assert metrics.num_late_accepted == 0
+            check_counts(answer)
+    found = [event.fields for event in engine.worker.recorder.events if event.name == "target_pass"]  # type: ignore[attr-defined]
+    assert sum(fields["num_rescued"] for fields in found) > 10
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
+def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
+    temperature: float, filters: dict[str, Any]
+) -> None:
+    wanted = sampled(temperature, logprobs=True, **filters)
+    num_rescued = 0
+    with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.003) as (engine, _):
+        expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
+        for lookahead in (2, 5, 8):
+            answer = engine.generate(PROMPT, wanted, decoding=branching(lookahead, fan_out=4, min_candidates=2))
+            assert answer.token_ids == expected.token_ids
+            assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-9)
+            num_rescued += answer.metrics.num_rescued
+    assert num_rescued > 0
 
 
 class Uneven(TableTreeDrafter):

@@ -24,8 +24,8 @@ def chain(min_candidates: int, **changes: Any) -> DecodingConfig:
 
 
 def branching(min_candidates: int, **changes: Any) -> DecodingConfig:
-    """Likewise, but for run-ahead, which a tree of many guesses rarely gets that far."""
-    return chain(min_candidates, **{"policy": "branching", "max_lookahead": 24, **changes})
+    """Likewise, but for run-ahead, which a tree of many guesses rarely gets that far; one path a pass."""
+    return chain(min_candidates, **{"policy": "branching", "max_lookahead": 24, "verify_breadth": 1, **changes})
 
 
 def windowed(length: int) -> DecodingConfig:

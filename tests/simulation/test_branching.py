@@ -13,6 +13,7 @@ from simulation.builders import branching, chain, costs, simulator, speedup
 from amusd.config import DecodingConfig
 from amusd.simulation import closed_forms
 from amusd.simulation.simulator import Outcome, Simulator
+from amusd.simulation.tokens import guess_places
 from amusd.tracing.messages import RECEIVE, SEND
 from amusd.tracing.recorder import Event
 
@@ -80,6 +81,28 @@ def test_no_tree_exceeds_the_bound_of_one_path(
     machine = guessing(accept_next, simulator(a, costs(c, delay=delay), num_tokens=300))
     gained = speedup(machine, branching(wait, fan_out=fan_out, rows_per_step=rows))
     assert gained <= closed_forms.upper_bound(machine.accept, c) * 1.02
+
+
+# Several paths a pass
+
+
+@given(st.floats(0.4, 0.9), st.floats(0.1, 0.6), st.floats(4, 12), st.integers(2, 4))
+@settings(max_examples=15, deadline=None)
+def test_several_paths_lift_the_bound_of_one_to_that_of_all_their_guesses(
+    a: float, accept_next: float, c: float, breadth: int
+) -> None:
+    """A pass ends where none of `breadth` guesses is right, which a share (1 - a)(1 - accept_next)^(breadth-1) are."""
+    machine = guessing(accept_next, simulator(a, costs(c), num_tokens=300))
+    outcome = machine.run(branching(1, fan_out=4, verify_breadth=breadth))
+    places = guess_places(machine.answers[0], accept_next, 4, f"1 {machine.seed}")
+    metrics = outcome.metrics
+    assert metrics.num_rescued > 0
+    assert metrics.num_alternatives > metrics.num_rescued
+    num_missed = sum(place >= breadth for place in places)
+    assert metrics.num_passes >= num_missed
+    one_path = machine.run(branching(1, fan_out=4)).metrics
+    assert one_path.num_rescued == one_path.num_alternatives == 0
+    assert metrics.num_passes < one_path.num_passes
 
 
 # Rows and guesses

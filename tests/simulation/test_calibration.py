@@ -135,12 +135,13 @@ def test_the_times_of_a_tree_come_out_by_number_of_nodes(tmp_path: Path) -> None
     assert found.tree_row_ns == pytest.approx(100_000, rel=0.3)
 
 
+@pytest.mark.parametrize("breadth", [1, 3])
 @pytest.mark.parametrize("fan_out", [2, 5])
-def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path, fan_out: int) -> None:
+def test_a_tree_shows_how_good_its_further_guesses_are(tmp_path: Path, fan_out: int, breadth: int) -> None:
     simulator = dataclasses.replace(
         machine(TREES), accept_next=0.5, answers=drawn_answers(0.7, num_answers=14, num_tokens=150, seed=2)
     )
-    calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=fan_out))
+    calibration = measured(tmp_path, simulator, PLAIN, branching(2, fan_out=fan_out, verify_breadth=breadth))
     assert calibration.accept_next == pytest.approx(0.5, abs=0.05)
     assert calibration.acceptance == pytest.approx(0.7, abs=0.03)
     smallest = calibration.costs.tree_steps[1]
