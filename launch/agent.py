@@ -10,7 +10,10 @@ from __future__ import annotations
 import ipaddress
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 if __name__ == "__main__" and not __package__:  # run as a file: become a module of the folder it lies in (PEP 366)
@@ -19,7 +22,7 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
     __package__ = _folder.name
     __import__(__package__)
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # missing in its __all__
+from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # missing in its __all__
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -32,13 +35,29 @@ from torch.distributed.run import main as torchrun
 from amusd.errors import ConfigError
 
 from .outcome import read_outcome
-from .store import join_store, serve_store
+from .store import CONNECT_SECONDS, join_store, serve_store
 from .terminal import tell
 
 BACKEND = "amusd"
 _ENDPOINT = "--rdzv-endpoint="
 _OUTCOME = "--outcome-file="
+_AT_THE_END = "torchelastic/agent/terminal_state"
+"""What keys begin with that torchrun's agents wait for before they end: for five minutes, left to itself."""
+END_SECONDS = 5.0
+"""How long the agents wait for each other when the run is over."""
+_LOOK_SECONDS = 0.05
 _PERMISSIONS = ("transport.keys=", "transport.insecure=true")
+
+
+class _AgentStore(PrefixStore):
+    """What torchrun sees of the store. A machine that is gone at the end is not waited for long, nor told of."""
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        if not any(key.startswith(_AT_THE_END) for key in keys):
+            super().wait(keys, *timeout)
+            return
+        with suppress(DistError):
+            super().wait(keys, timedelta(seconds=END_SECONDS))
 
 
 class OneAddress(RendezvousHandler):
@@ -62,12 +81,28 @@ class OneAddress(RendezvousHandler):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """The store; where another machine serves it, this waits for it, with a deadline."""
+        """The store, once all agents have found it. Raises `ConfigError` where that takes too long."""
         if self._store is None:
             open_store = serve_store if self._rank == 0 else join_store
-            self._store = open_store(self._host, self._port)
-        store: Store = PrefixStore(self._run_id, self._store)
+            try:
+                self._store = open_store(self._host, self._port)
+            except (DistError, OSError) as error:
+                does = "cannot listen there" if self._rank == 0 else "no target found there"
+                raise ConfigError(f"{self._host}:{self._port}: {does} ({str(error).splitlines()[0]})") from error
+        store = _AgentStore(self._run_id, self._store)
+        self._await_others(store)
         return RendezvousInfo(store, self._rank, self._num_nodes, RendezvousStoreInfo(self._host, self._store.port))
+
+    def _await_others(self, store: Store) -> None:
+        store.set(f"here/{self._rank}", "")
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while not store.check([f"here/{rank}" for rank in range(self._num_nodes)]):
+            if time.monotonic() >= deadline:
+                raise ConfigError(
+                    f"{self._host}:{self._port}: nobody else came within {CONNECT_SECONDS:g} seconds; the same line is "
+                    "to run on the draft's machine, with NODE_RANK=1"
+                )
+            time.sleep(_LOOK_SECONDS)
 
     def is_closed(self) -> bool:
         """Never: it is used once."""
@@ -90,12 +125,16 @@ class OneAddress(RendezvousHandler):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run torchrun; return the target's exit code where the target is on this machine and `amusd` is not told it."""
+    """Run torchrun; return the exit code of this machine's first rank, unless `amusd` is told it."""
     try:
         _check_endpoint(arguments)
+        return _run(arguments)
     except ConfigError as error:
         tell(str(error))
         return 2
+
+
+def _run(arguments: Sequence[str]) -> int:
     rendezvous_handler_registry.register(BACKEND, OneAddress)
     if any(text.startswith(_OUTCOME) for text in arguments):
         torchrun(list(arguments))

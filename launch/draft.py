@@ -43,10 +43,11 @@ _BACK_OFF_SECONDS = 0.5
 
 
 def supervise_draft(options: Options, place: Place) -> int:
-    """Keep a drafting process running until there is nothing to draft; return 0: the target's code is the run's.
+    """Keep a drafting process running until there is nothing to draft.
 
-    A draft that is killed must not make torchrun end the target, which goes on alone until the next one is there. The
-    target counts those that come to nothing; here only those are counted that never came as far as the target.
+    Returns 0, since the target's code is the run's; on a machine without the target, the code of a draft that could
+    not start. A draft that is killed must not make torchrun end the target, which goes on alone until the next one is
+    there. The target counts those that come to nothing; here only those that never came as far as the target.
     """
     num_unmet = 0
     for incarnation in itertools.count(FIRST_INCARNATION):
@@ -62,7 +63,7 @@ def supervise_draft(options: Options, place: Place) -> int:
             tell(f"the draft worker ended {num_unmet} times before it could start; the target stays alone")
             break
         time.sleep(num_unmet * _BACK_OFF_SECONDS)
-    return 0
+    return code if place.is_away and code in (_FAILED, _USERS_MISTAKE) else 0
 
 
 def _run_one(options: Options, incarnation: int) -> tuple[int, int, bool]:
@@ -89,7 +90,11 @@ def run_draft_process(options: Options, place: Place) -> int:
     else:
         transport = own_transport(options)
         store = Store(place, store_secret(options))
-        text = store.get("group", CONNECT_SECONDS)
+        try:
+            text = store.get("group", CONNECT_SECONDS)
+        except ConfigError as error:  # the target, which waits, finds the seal of this as wrong as its own was here
+            store.put("draft_failure", {"users_mistake": True, "line": str(error)})
+            raise
         if text is None:
             return 2
         group = Group.from_text(text)

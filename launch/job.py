@@ -40,7 +40,7 @@ class Options:
     command: str = "generate"
     """By hand."""
     outcome_file: Path | None = None
-    """Where rank 0 tells `amusd` how it went; with it, ranks exit with 0 and torchrun stays silent."""
+    """Where the first rank tells its launcher how it went; with it, ranks exit with 0 and torchrun stays silent."""
     roles: str | None = None
     """A module with `run_target`, `run_follower` and `run_draft` in place of amusd's own (the launcher's tests)."""
     incarnation: int | None = None

@@ -1,4 +1,4 @@
-"""How a group's jobs ended, told by rank 0 to the launcher in a file: a line each, as soon as it is known.
+"""How a group's jobs ended, told to the launcher in a file by its machine's first rank: a line each, once it is known.
 
 What was told stays told when the workers are killed.
 """
@@ -19,7 +19,7 @@ class Outcome:
     num_begun: int = 0
     """Jobs, those that ended included."""
     exit_code: int | None = None
-    """Of rank 0; None when it was killed."""
+    """Of that rank; None when it was killed."""
 
 
 def tell_begin(path: Path | None) -> None:
@@ -33,7 +33,7 @@ def tell_job_code(path: Path | None, code: int) -> None:
 
 
 def tell_exit_code(path: Path | None, code: int) -> None:
-    """Rank 0 has ended."""
+    """The rank has ended."""
     _append(path, "end", code)
 
 

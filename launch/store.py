@@ -51,6 +51,11 @@ class Place:
         """The last rank drafts; those before it are the target's."""
         return self.rank == self.world_size - 1
 
+    @property
+    def is_away(self) -> bool:
+        """Whether there is another machine, and the target is on that one."""
+        return self.is_draft and self.local_world_size < self.world_size
+
     def check_fits(self, config: RunConfig) -> None:
         """Raise `ConfigError` unless there are as many ranks as the configuration asks for."""
         num_ranks = config.engine().num_ranks

@@ -41,13 +41,32 @@ def run_target_process(options: Options, place: Place) -> int:
     hardware = claim_hardware(group.config, Role.TARGET, local_world_size=place.local_world_size).hardware
     store = Store(place, store_secret(options))
     store.put("group", group.without_prompts().to_text())
-    draft_pid = store.get("draft", group.config.startup_timeout_seconds)["pid"]
+    draft_pid = _await_draft(place, store, group.config.startup_timeout_seconds)
     try:
         drafts = StoreDrafts(store, pid=draft_pid, target_pids=_target_pids(group.config, store))
         return _run_beside_others(options, group.on(hardware), drafts, store)
     finally:
         with suppress(PeerLostError):  # nobody is left to tell
             store.put("finished", True)
+
+
+def _await_draft(place: Place, store: Store, timeout: float) -> int:
+    """Process id of the first draft, once it has started.
+
+    Raises what it reports instead; `ConfigError` when none comes from another machine, `PeerLostError` from this one.
+    """
+    try:
+        found = store.await_any(("draft", "draft_failure"), timeout)
+    except PeerLostError as error:
+        if place.local_world_size == place.world_size:
+            raise
+        raise ConfigError(
+            f"startup_timeout_seconds={timeout:g}: no draft came to {place.address}:{place.port}; on its machine the "
+            "same line is to run, with NODE_RANK=1"
+        ) from error
+    if found == "draft_failure":
+        _raise_failure_of_draft(store)
+    return int(store.get("draft", _FAILURE_SECONDS)["pid"])
 
 
 def _target_pids(config: RunConfig, store: Store) -> list[int]:

@@ -11,6 +11,7 @@
 set -eu
 : "${TARGET_HOST:?the address of the target machine}" "${NODE_RANK:?0 for the target, 1 for the draft}"
 folder="$(dirname "$0")"
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}" # torch's sockets tell every attempt, with a stack trace
 exec "${PYTHON:-python3}" "$folder/agent.py" --nnodes=2 --nproc-per-node=1 \
     --rdzv-backend=amusd --rdzv-endpoint="$TARGET_HOST:${STORE_PORT:-29500}" --rdzv-conf=rank="$NODE_RANK" \
     "$folder/run.py" transport=zeromq transport.address="tcp://$TARGET_HOST:${LINK_PORT:-29501}" "$@"

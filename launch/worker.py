@@ -2,8 +2,8 @@
 
 Rank 0 is the target, the last rank the draft; ranks between them share the target's model. All but rank 0 supervise
 the process that does the work, so that its death does not make torchrun end the target. Exit codes: 0 done, 2 the
-user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a traceback). Started by `amusd`, a rank
-tells its code in a file and exits with 0: torchrun then has nothing to say.
+user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a traceback). Started by `amusd`, the
+first rank of a machine tells its code in a file, and all exit with 0: torchrun then has nothing to say.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def run_rank(arguments: Sequence[str]) -> int:
     """Do what this rank is there for; return the exit code of the process."""
     raise_on_signals()
     end_with_parent()
-    is_target = os.environ.get("RANK", "0") == "0"
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     options = Options()
     try:
         options = Options.parse(arguments)
         place = place_from_environment()
         code = _role(options, place)(options, place)
     except ConfigError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a machine read the same arguments: one line
+        if is_first:  # the ranks of a machine read the same arguments: one line
             tell(str(error))
         code = 2
     except Interrupted as interruption:
@@ -46,7 +46,7 @@ def run_rank(arguments: Sequence[str]) -> int:
     ignore_signals()
     if options.outcome_file is None or options.incarnation is not None:
         return code
-    if is_target:
+    if is_first:
         tell_exit_code(options.outcome_file, code)
     return 0
 
