@@ -27,6 +27,13 @@ def torchrun_command(*arguments: str, num_ranks: int = 2) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *flags, str(ROOT / "launch" / "run.py"), *arguments]
 
 
+def node_command(rank: int, store: str, *arguments: str, program: Path = ROOT / "launch" / "run.py") -> list[str]:
+    """What `launch/two_nodes.sh` runs."""
+    rendezvous = ["--rdzv-backend=amusd", f"--rdzv-endpoint={store}", f"--rdzv-conf=rank={rank}"]
+    flags = ["--nnodes=2", "--nproc-per-node=1", *rendezvous]
+    return [sys.executable, str(ROOT / "launch" / "agent.py"), *flags, str(program), *arguments]
+
+
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command in `folder` to its end."""
     return subprocess.run(

@@ -18,7 +18,7 @@ from launch.group import Group, Job
 from launch.job import Options, own_transport, store_secret
 from launch.main import main
 from launch.store import Place, Store
-from tests.launch.processes import FAKE, ROOT, SECONDS, environment, run
+from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_command, run
 
 NODE = "127.0.0.2"
 
@@ -26,13 +26,6 @@ NODE = "127.0.0.2"
 def free_port() -> int:
     with socket.create_server((NODE, 0)) as probe:
         return int(probe.getsockname()[1])
-
-
-def node(rank: int, port: int, *arguments: str) -> list[str]:
-    """What `launch/two_nodes.sh` runs."""
-    rendezvous = ["--rdzv-backend=amusd", f"--rdzv-endpoint={NODE}:{port}", f"--rdzv-conf=rank={rank}"]
-    flags = ["--nnodes=2", "--nproc-per-node=1", *rendezvous]
-    return [sys.executable, str(ROOT / "launch" / "agent.py"), *flags, str(ROOT / "launch" / "run.py"), *arguments]
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "[::]", "example.org", ""])
@@ -57,13 +50,13 @@ def test_the_script_refuses_in_one_line_before_anything_listens(tmp_path: Path) 
 @pytest.mark.long
 def test_two_nodes_with_one_folder_of_keys_start_and_leave_no_prompt_in_the_store(tmp_path: Path) -> None:
     assert main(["keys", str(tmp_path / "keys")]) == 0
-    port, keys = free_port(), f"transport.keys={tmp_path / 'keys'}"
+    store, keys = f"{NODE}:{free_port()}", f"transport.keys={tmp_path / 'keys'}"
     address = f"transport.address=tcp://{NODE}:{free_port()}"
     draft = subprocess.Popen(
-        node(1, port, FAKE, address, keys), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+        node_command(1, store, FAKE, address, keys), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
     )
     try:
-        done = run(node(0, port, FAKE, address, keys, "prompt=wait for nobody", "run_dir=out"), tmp_path)
+        done = run(node_command(0, store, FAKE, address, keys, "prompt=wait for nobody", "run_dir=out"), tmp_path)
         assert (done.returncode, done.stdout) == (0, "generate wait for nobody\n"), done.stderr
         assert (draft.communicate(timeout=SECONDS)[1], draft.returncode) == ("", 0)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import select
@@ -13,12 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from models import tiny
 
-from amusd.engine import Engine
-from launch.compose import compose_config
 from launch.process_tree import descendants
 from tests.launch.processes import FAKE, SECONDS, amusd_command, environment, run, torchrun_command
+from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -26,7 +23,6 @@ pytestmark = [
 ]
 
 TWO = "target_tensor_parallel_size=2"
-PROMPT = "a sentence"
 NUM_TOKENS_OF_A_RESTART = 3000
 """So many that the next draft has loaded before they are all there."""
 
@@ -41,31 +37,7 @@ def test_a_rank_that_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A small random target in float32, and a smaller draft."""
-    folder = tmp_path_factory.mktemp("models")
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    for name, layers in (("target", 2), ("draft", 1)):
-        tokenizer = tiny.byte_tokenizer(chat_template=template)
-        config = tiny.tiny_config(
-            "Qwen3Config",
-            vocab_size=len(tokenizer),
-            num_hidden_layers=layers,
-            max_position_embeddings=4096,
-            eos_token_id=None,
-            pad_token_id=None,
-        )
-        tiny.save_checkpoint(folder / name, config, tokenizer)
-    models = ["target=hf", f"target.model={folder / 'target'}", "drafter=hf", f"drafter.model={folder / 'draft'}"]
-    dtypes = ["target.dtype=float32", "drafter.dtype=float32"]
-    return [*models, *dtypes, "max_model_len=256", "hardware=cpu", "sampling.ignore_eos=true"]
-
-
-def plain_answer(pair: Sequence[str], num_tokens: int) -> tuple[int, ...]:
-    """Of one process, without a draft."""
-    config = compose_config([*pair, "mode=autoregressive"])
-    with Engine.start(dataclasses.replace(config.engine(), drafters=())) as engine:
-        params = dataclasses.replace(config.sampling, max_new_tokens=num_tokens)
-        return engine.generate(PROMPT, params, decoding=config.decoding()).token_ids
+    return save_pair(tmp_path_factory.mktemp("models"))
 
 
 def test_two_ranks_and_a_draft_by_hand_give_the_tokens_of_one_process(tmp_path: Path, pair: list[str]) -> None:
