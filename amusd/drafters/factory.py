@@ -30,13 +30,15 @@ class LoadedDrafters:
     """Of the models' tokenizer; empty where every drafter works with any."""
     tree_factories: Mapping[str, Callable[[], TreeDrafter]] = field(default_factory=dict)
     """Of those that can draft trees, by the same names."""
+    num_ids: int = 0
+    """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
 
 
 def load_drafters(engine: EngineConfig, device: str) -> LoadedDrafters:
     """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ."""
     factories: dict[str, Callable[[], Drafter]] = {}
     tree_factories: dict[str, Callable[[], TreeDrafter]] = {}
-    vocab_size, tokenizer_hash = 0, ""
+    vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     for config in engine.drafters:
         if config.kind == "ngram":
             factories[config.kind] = _ngram_factory(config)
@@ -49,7 +51,8 @@ def load_drafters(engine: EngineConfig, device: str) -> LoadedDrafters:
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
-    return LoadedDrafters(factories, vocab_size, tokenizer_hash, tree_factories)
+        num_ids = min(num_ids or model.num_ids, model.num_ids)
+    return LoadedDrafters(factories, vocab_size, tokenizer_hash, tree_factories, num_ids)
 
 
 def _ngram_factory(config: DrafterConfig) -> Callable[[], Drafter]:

@@ -90,6 +90,11 @@ class CachedModel:
         return self._network.vocab_size
 
     @property
+    def num_ids(self) -> int:
+        """Token ids that it takes in: `[0, num_ids)`; a reduced head scores fewer."""
+        return self._network.num_ids
+
+    @property
     def output_ids(self) -> Tensor | None:
         """[vocab_size] int64: column `j` of the logits scores token `output_ids[j]`; None: token `j`."""
         return self._output_ids

@@ -6,7 +6,7 @@ It knows nothing of schedules: how far it may run ahead, and how many tokens mak
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -62,8 +62,11 @@ class DraftWorker:
     tree_drafters: Mapping[str, TreeDrafterFactory]
     incarnation: int
     recorder: Recorder
+    num_ids: int = 0
+    """Token ids that the models take in: `[0, num_ids)`; 0: any, since there is none that would compute them."""
     num_ignored: int = 0
-    """Messages that the protocol forbids or that name an unknown sequence: dropped, and they change nothing."""
+    """Messages that the protocol forbids, that hold ids which no model here takes, or that name an unknown sequence:
+    dropped, and they change nothing."""
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
     _idle_drafters: dict[str, list[Drafter]] = field(default_factory=dict)
     _idle_tree_drafters: dict[str, list[TreeDrafter]] = field(default_factory=dict)
@@ -144,8 +147,10 @@ class DraftWorker:
         if opening.incarnation != self.incarnation or is_known or len(self._sequences) >= MAX_SEQUENCES:
             self.num_ignored += 1
             return
+        biased = (token_id for token_id, _ in opening.distribution.logit_bias)
         try:
             check_opening(opening)
+            self._check_ids((*opening.token_ids, *opening.reference, *biased))
         except PeerProtocolError:
             self.num_ignored += 1
             return
@@ -153,6 +158,11 @@ class DraftWorker:
         sequence = _Sequence(self._manage(opening), opening.drafter, start_ns)
         self._sequences[opening.sequence_id] = sequence
         self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids))
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        """Raises `PeerProtocolError`: a model would end the process, or a GPU's context, on an id beyond its own."""
+        if self.num_ids and max(token_ids, default=0) >= self.num_ids:
+            raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
     def _manage(self, opening: Open) -> RollbackManager | BranchManager:
         name = opening.drafter
@@ -176,6 +186,7 @@ class DraftWorker:
             return
         start_ns = time.monotonic_ns()
         try:
+            self._check_ids(verdict.token_ids)
             transition = sequence.manager.apply(verdict)
         except PeerProtocolError:
             self.num_ignored += 1

@@ -228,4 +228,5 @@ def serve(
         tree_drafters=drafters.tree_factories,
         incarnation=incarnation,
         recorder=recorder,
+        num_ids=drafters.num_ids,
     ).run()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from models import tiny
 
+from amusd.config import Distribution, EngineConfig
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import PeerFailedError, PeerProtocolError
 from amusd.protocol.messages import (
@@ -22,11 +26,13 @@ from amusd.protocol.messages import (
 )
 from amusd.runtime.draft_worker import MAX_SEQUENCES, DraftWorker
 from amusd.runtime.handshake import await_hello
+from amusd.runtime.startup import serve
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.transport.memory import memory_pair
 from amusd.types import FinishReason, Role
 
+VOCAB = 97
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1)
 HOSTILE = {
     "an opening without tokens": dataclasses.replace(OPENING, sequence_id=2, token_ids=()),
@@ -37,6 +43,12 @@ HOSTILE = {
     "a verdict that changes the prompt": Verdict(1, 1, 0, 3, (9, 9), 0),
     "a verdict of an epoch without a next": Verdict(1, 1, 2**63 - 1, 4, (1,), 0),
     "a verdict beyond the limit": Verdict(1, 1, 0, 4, (1,) * 17, 0),
+    "an opening with an id that no model has": dataclasses.replace(OPENING, sequence_id=2, token_ids=(1, VOCAB)),
+    "a reference with an id that no model has": dataclasses.replace(OPENING, sequence_id=2, reference=(VOCAB,)),
+    "a bias for an id that no model has": dataclasses.replace(
+        OPENING, sequence_id=2, distribution=Distribution(logit_bias=((VOCAB, 1.0),))
+    ),
+    "a verdict with an id that no model has": Verdict(1, 1, 0, 4, (VOCAB,), 0),
     "a verdict for nobody": Verdict(9, 1, 0, 4, (1,), 0),
     "a message of its own side": Candidate(1, 1, 0, 4, 4, (1,), 0, more=True),
 }
@@ -58,7 +70,8 @@ class OneByOne:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> None:
     target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), {"ngram": lambda: NgramDrafter(2)}, {}, 1, Recorder("draft"))
+    makers = {"ngram": lambda: NgramDrafter(2)}
+    worker = DraftWorker(OneByOne(draft), makers, {}, 1, Recorder("draft"), num_ids=VOCAB)
     for message in (OPENING, HOSTILE[name], Close(1, FinishReason.EOS), Shutdown()):
         target.send(message)
     worker.run()
@@ -67,6 +80,44 @@ def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> No
     while (answer := target.receive(0.0)) is not None:
         answers.append(answer)
     assert isinstance(answers[-1], Progress)
+
+
+def test_a_draft_without_a_model_takes_any_id() -> None:
+    target, draft = memory_pair()
+    worker = DraftWorker(OneByOne(draft), {"ngram": lambda: NgramDrafter(2)}, {}, 1, Recorder("draft"))
+    for message in (OPENING, Verdict(1, 1, 0, 4, (2**20,), 0), Close(1, FinishReason.EOS), Shutdown()):
+        target.send(message)
+    worker.run()
+    assert worker.num_ignored == 0
+
+
+def test_a_model_drafts_on_after_ids_that_it_does_not_have() -> None:
+    """Served as a process serves it, with a real model, which would end on such an id."""
+    model = tiny.wrapped_pair("LlamaConfig")[1]
+    target, draft = memory_pair()
+    drafters = LoadedDrafters({"hf": lambda: AutoregressiveDrafter(model)}, model.vocab_size, "", num_ids=model.num_ids)
+    opening = dataclasses.replace(OPENING, drafter="hf")
+    for message in (
+        Hello(PROTOCOL_VERSION, Role.TARGET, 0, 2 * model.vocab_size, "", ()),
+        dataclasses.replace(opening, sequence_id=2, token_ids=(1, model.num_ids)),
+        opening,
+        Verdict(1, 1, 0, 4, (2 * model.num_ids - 1,), 0),
+        Close(1, FinishReason.EOS),
+        Shutdown(),
+    ):
+        target.send(message)
+    serve(OneByOne(draft), drafters, Recorder("draft"), 1, 5.0)
+    answers = []
+    while (answer := target.receive(0.0)) is not None:
+        answers.append(answer)
+    assert [type(answer) for answer in answers[-1:]] == [Progress]
+    assert any(isinstance(answer, Candidate) and answer.sequence_id == 1 for answer in answers)
+
+
+@pytest.mark.embedded
+def test_a_draft_that_proposes_few_ids_takes_them_all() -> None:
+    drafters = load_drafters(EngineConfig(), "cpu")
+    assert drafters.num_ids > drafters.vocab_size
 
 
 def test_no_more_sequences_are_open_than_a_draft_has_room_for() -> None:
