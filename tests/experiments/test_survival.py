@@ -1,0 +1,96 @@
+"""What the survival experiment reads off the target's events, and what it calls a problem."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amusd.tracing.recorder import Event
+from experiments.survival import run as survival
+
+MS = 1_000_000
+
+
+def passed(start: float, end: float, *, tokens: int = 1, accepted: int = 0, sequence: int = 1) -> Event:
+    fields = {"num_tokens": tokens, "num_accepted": accepted}
+    return Event("target_pass", int(start * MS), int(end * MS), sequence, fields)
+
+
+def at(name: str, ms: float) -> Event:
+    return Event(name, int(ms * MS), int(ms * MS), 1, {})
+
+
+STORY = [
+    passed(0, 40, tokens=3, accepted=2),
+    passed(41, 81, tokens=2, accepted=1),
+    at("draft_lost", 90),
+    passed(101, 141),
+    passed(142, 181),
+    passed(301, 341, sequence=2),
+    passed(343, 383, sequence=2),
+    at("draft_back", 390),
+    passed(391, 431, sequence=2),
+    passed(432, 472, tokens=3, accepted=2, sequence=2),
+]
+
+
+def test_a_cycle_is_read_off_the_events() -> None:
+    """Killed at 60 ms, in a pass; the time between two answers is no pause."""
+    cycle = survival.cycle_of(STORY, 60 * MS)
+    assert cycle == {
+        "pause_ms": 20.0,
+        "notice_ms": 30.0,
+        "away_ms": 300.0,
+        "attach_ms": 82.0,
+        "alone_ms_per_token": (40 + 42) / 2,
+    }
+
+
+@pytest.mark.parametrize("num_events", range(len(STORY)))
+def test_a_cycle_ends_with_the_first_accepted_candidate(num_events: int) -> None:
+    assert survival.cycle_of(STORY[:num_events], 60 * MS) is None
+
+
+def cycles(**values: list[float | None]) -> list[dict[str, Any]]:
+    plain = {"pause_ms": 1.0, "notice_ms": 1.0, "away_ms": 1.0, "attach_ms": 1.0, "alone_of_plain": 1.0}
+    number = len(next(iter(values.values())))
+    return [plain | {name: row[index] for name, row in values.items()} for index in range(number)]
+
+
+def test_the_worst_is_the_longest_pause_and_the_slowest_time_alone() -> None:
+    summary = survival.summary_of(cycles(pause_ms=[301.0, 2.0, 300.0, 1.0], alone_of_plain=[0.9, 1.0, None, 0.95]))
+    assert summary["pause_ms"] == {
+        "num_cycles": 4, "median": 151.0, "p90": 301.0, "worst": 301.0, "goal": 300.0, "num_reached": 3,
+    }  # fmt: skip
+    assert (summary["alone_of_plain"]["worst"], summary["alone_of_plain"]["num_reached"]) == (0.9, 2)
+    assert "3/4" in survival.summary_text(summary)
+
+
+def test_a_wrong_token_and_anything_left_is_a_problem() -> None:
+    fine = {
+        "num_answers": 3, "num_exact": 3, "held_before": {"sockets": 2}, "held_after": {"sockets": 2}, "left": {"a": 0},
+    }  # fmt: skip
+    assert survival.problems_of(fine) == []
+    for spoilt in ({"num_exact": 2}, {"held_after": {"sockets": 3}}, {"left": {"a": 1}}):
+        assert len(survival.problems_of({**fine, **spoilt})) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process holds is read from /proc")
+def test_what_is_held_is_seen(tmp_path: Path) -> None:
+    before = survival.held(str(tmp_path))
+    reading, writing = os.pipe()
+    child = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+    (tmp_path / "amusd-link").mkdir()
+    try:
+        during = survival.held(str(tmp_path))
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
+    grown = {name for name in before if during[name] > before[name]}
+    assert grown == {"descriptors", "processes", "link_folders"}
+    assert survival.held(str(tmp_path))["processes"] == before["processes"]
