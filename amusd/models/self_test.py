@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from amusd.models.language_model import LanguageModel
+from amusd.models.language_model import KVCache, LanguageModel, PathModel
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
 """Blocks of the second run, round after round, cut where the model's rule cuts them."""
@@ -22,6 +23,7 @@ class WidthInvariance:
     """Outcome of `measure_width_invariance`."""
 
     num_rows: int
+    """That were compared."""
     num_equal: int
     """Rows whose logits are equal bit for bit."""
     max_difference: float
@@ -34,7 +36,10 @@ class WidthInvariance:
 
 
 def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> WidthInvariance:
-    """Decode `num_tokens` greedily one by one, then pass the same tokens in ragged blocks, and compare the logits."""
+    """Decode `num_tokens` greedily one by one, then pass the same tokens in ragged blocks, and compare the logits.
+
+    Where the model can, they are passed once more among other paths, in whatever track is free.
+    """
     capacity = len(prompt) + num_tokens
     cache = model.new_cache(capacity)
     model.prefill(prompt[:-1], cache)
@@ -45,14 +50,44 @@ def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_to
         tokens.append(int(logits.argmax()))
     cache.truncate(0)
     model.prefill(prompt[:-1], cache)
-    num_equal, difference, done = 0, 0.0, 0
-    for length in itertools.cycle(BLOCK_LENGTHS):
-        if done == num_tokens:
-            break
-        start = cache.length
-        block = tokens[start : start + min(length, model.max_rows(start), num_tokens - done)]
-        for logits in model.forward(block, cache).logits:
-            num_equal += torch.equal(logits, rows[done])
-            difference = max(difference, float((logits - rows[done]).abs().max()))
-            done += 1
-    return WidthInvariance(num_tokens, num_equal, difference)
+    again = _in_blocks(model, tokens[:-1], cache)
+    if isinstance(model, PathModel):
+        cache.truncate(0)
+        model.prefill(prompt[:-1], cache)
+        again += _in_paths(model, tokens[:-1], cache)
+    num_equal, difference = 0, 0.0
+    for position, logits in again:
+        expected = rows[position - len(prompt) + 1]
+        num_equal += torch.equal(logits, expected)
+        difference = max(difference, float((logits - expected).abs().max()))
+    return WidthInvariance(len(again), num_equal, difference)
+
+
+def _in_blocks(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> list[tuple[int, Tensor]]:
+    """Position and logits [vocab] of each of `tokens` behind what `cache` holds."""
+    found = []
+    lengths = itertools.cycle(BLOCK_LENGTHS)
+    while (start := cache.length) < len(tokens):
+        block = tokens[start : start + min(next(lengths), model.max_rows(start))]
+        scores = model.forward(block, cache).logits.clone()
+        found += list(enumerate(scores, start=start))
+    return found
+
+
+def _in_paths(model: PathModel, tokens: Sequence[int], cache: KVCache) -> list[tuple[int, Tensor]]:
+    """The same from passes that begin with one token and hold the next one behind others; none where there is no room.
+
+    The others come first, and so take the lower tracks.
+    """
+    found = []
+    while (start := cache.length) < len(tokens):
+        num_others = min(model.num_tracks(start), model.width - 1) - 1
+        if num_others < 1 or start + 1 == len(tokens):
+            model.forward(tokens[start : start + 1], cache)
+            continue
+        others = [(tokens[start + 1] + number) % model.vocab_size for number in range(1, num_others + 1)]
+        rows = [tokens[start], *others, tokens[start + 1]]
+        scores = model.forward_paths(rows, [0] * (num_others + 1), cache).logits
+        found += [(start, scores[0].clone()), (start + 1, scores[-1].clone())]
+        model.keep([0, num_others + 1], cache)
+    return found
