@@ -29,6 +29,7 @@ SCHEDULES = {
 CHANGES = {
     "alternatives (a tree of one path)": ("fan_out=1", "rows_per_step=1"),
     "all but one alternative a step (hedges)": ("fan_out=2", "rows_per_step=2"),
+    "several paths in one pass": ("verify_breadth=1",),
     "prompt lookup": ("drafter.min_lookup=0",),
     "the fixed width of a pass, and with it exactness": ("verify_width=bucketed",),
     "our decoder of the target": ("target.model_impl=transformers",),
