@@ -248,11 +248,13 @@ def test_capacity_and_spare_slots_are_all_there() -> None:
 # Several paths behind one token
 
 FIXED = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
+EXPERTS = {"Qwen3MoeConfig", "GptOssConfig", "DeepseekV3Config"}
+"""How many rows share an expert's product depends on the other rows."""
 
 
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -> None:
-    """Bit for bit with the lean decoder in float32; mixtures of experts and other forward passes to rounding."""
+    """Bit for bit, but for mixtures of experts."""
     _, model = tiny.wrapped_pair(name, FIXED)
     token_ids = random_ids(150)
     cache = model.new_cache(200)
@@ -261,7 +263,7 @@ def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -
     found, num_moved = decode_in_paths(model, token_ids, 20, seed=2)
     assert num_moved > 10
     assert len(found) == len(expected)
-    if model.implementation == "amusd":
+    if name not in EXPERTS:
         assert all(torch.equal(row, other) for row, other in zip(found, expected, strict=True))
     else:
         torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=1e-4)
