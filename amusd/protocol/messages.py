@@ -12,7 +12,7 @@ from typing import TypeAlias
 from amusd.config import GREEDY, Distribution
 from amusd.types import FinishReason, Role
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 MAX_EPOCH = 1 << 32
 """Far more rollbacks than a sequence has; and what follows an epoch always fits a frame."""

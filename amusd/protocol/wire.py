@@ -10,7 +10,8 @@ Little-endian, no padding, one frame per message. Every frame begins with the he
     16      8     when it was sent, in nanoseconds of the sender's monotonic clock; says nothing about the message
 
 The body is the message's fields in the order of `_LAYOUTS`: first the fixed part of every field, then the tails of the
-fields that have one, both in that order.
+fields that have one, both in that order. Behind it stands the CRC-32 of all before it (uint32): a link may damage a
+frame, and a token that was changed on its way would be believed.
 
     field type  fixed part                      tail
     COUNT       int64 in [0, 2^63)              -
@@ -25,13 +26,15 @@ fields that have one, both in that order.
     DISTRIBUTION uint32, number of biases       `_DISTRIBUTION`, then each bias: int32 in [0, 2^31), float64
 
 A frame has exactly one reading and a message exactly one frame: decoding and encoding again gives the bytes back. A
-length is compared with its limit and with what is left of the frame before anything is allocated. Changing any of this
-means raising `PROTOCOL_VERSION`; `tests/protocol/test_wire.py` holds frames of this version, byte for byte.
+checksum proves nothing about the sender: a length is compared with its limit and with what is left of the frame before
+anything is allocated. Changing any of this means raising `PROTOCOL_VERSION`; `tests/protocol/test_wire.py` holds frames
+of this version, byte for byte.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -70,6 +73,7 @@ MAX_FRAME_BYTES = 8 << 20
 _MAGIC = b"AMSD"
 _HEADER = struct.Struct("<4sHHQQ")
 _LENGTH = struct.Struct("<I")
+_CHECKSUM = struct.Struct("<I")
 _DISTRIBUTION = struct.Struct("<5dqqB")
 """temperature, top_p, min_p, repetition_penalty, presence_penalty, top_k, seed, index in `_RULES`."""
 _BIAS = struct.Struct("<id")
@@ -260,7 +264,7 @@ class _Layout:
             tails[0] = self._frame.pack(_MAGIC, PROTOCOL_VERSION, self.kind, nonce, sent_ns, *values)
         except (struct.error, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{self.message_type.__name__} does not fit a frame: {error}") from error
-        frame = b"".join(tails)
+        frame = seal(b"".join(tails))
         if len(frame) > MAX_FRAME_BYTES:
             raise ValueError(
                 f"{self.message_type.__name__} of {len(frame)} bytes, at most {MAX_FRAME_BYTES} fit a frame"
@@ -268,7 +272,7 @@ class _Layout:
         return frame
 
     def decode(self, frame: bytes) -> Message:
-        """The message of a frame whose header is known to be sound. Raises WireError."""
+        """The message of a frame whose header is known to be sound, without its checksum. Raises WireError."""
         end = _HEADER.size + self._body.size
         if end > len(frame):
             raise WireError(f"{self.message_type.__name__} needs {end} bytes, the frame has {len(frame)}")
@@ -376,6 +380,11 @@ class Frame(NamedTuple):
     message: Message
 
 
+def seal(frame: bytes) -> bytes:
+    """With its checksum behind it."""
+    return frame + _CHECKSUM.pack(zlib.crc32(frame))
+
+
 def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
     """One frame. Raises ValueError when a field does not fit, because that is the caller's mistake, not the peer's."""
     layout = _BY_TYPE.get(type(message))
@@ -387,15 +396,19 @@ def encode(message: Message, nonce: int, sent_ns: int = 0) -> bytes:
 def decode(frame: bytes | memoryview) -> Frame:
     """What one frame says. Raises WireError, and nothing else, on any other bytes."""
     size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
-    if not _HEADER.size <= size <= MAX_FRAME_BYTES:
-        raise WireError(f"frame of {size} bytes, {_HEADER.size} to {MAX_FRAME_BYTES} are allowed")
+    smallest = _HEADER.size + _CHECKSUM.size
+    if not smallest <= size <= MAX_FRAME_BYTES:
+        raise WireError(f"frame of {size} bytes, {smallest} to {MAX_FRAME_BYTES} are allowed")
     frame = bytes(frame)  # no copy when it is bytes already
     magic, version, kind, nonce, sent_ns = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
         raise WireError("not a frame of this protocol")
     if version != PROTOCOL_VERSION:
         raise WireError(f"protocol version {version}, this side speaks {PROTOCOL_VERSION}")
+    sealed = frame[: -_CHECKSUM.size]
+    if _CHECKSUM.unpack_from(frame, len(sealed))[0] != zlib.crc32(sealed):
+        raise WireError("damaged: its checksum is another one")
     layout = _BY_KIND.get(kind)
     if layout is None:
         raise WireError(f"unknown message kind {kind}")
-    return Frame(nonce, sent_ns, layout.decode(frame))
+    return Frame(nonce, sent_ns, layout.decode(sealed))

@@ -21,7 +21,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.tree_draft_session import TreeDraftSession
 from amusd.protocol.tree_target_session import MAX_NUMBERS, TreeTargetSession
 from amusd.protocol.verification import Verification
-from amusd.protocol.wire import decode, encode
+from amusd.protocol.wire import decode, encode, seal
 from amusd.types import FinishReason, Role
 
 VOCAB_SIZE = 50
@@ -163,22 +163,23 @@ def _other(rng: random.Random, value: Any) -> Any:
 
 
 def _bytes(rng: random.Random, message: Message) -> bytes:
-    """A frame with up to eight bytes changed."""
-    frame = bytearray(encode(message, NONCE))
+    """A frame with up to eight bytes changed, mostly before it was sealed."""
+    whole = encode(message, NONCE)
+    frame = bytearray(whole[:-4])
     for _ in range(rng.randint(1, 8)):
         frame[rng.randrange(len(frame))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-    return bytes(frame)
+    return seal(bytes(frame)) if rng.random() < 0.9 else bytes(frame) + whole[-4:]
 
 
 def _length(rng: random.Random, message: Message) -> bytes:
     """A frame cut short, or with something behind it."""
-    frame = encode(message, NONCE)
-    return frame[: rng.randrange(len(frame))] if rng.random() < 0.5 else frame + rng.randbytes(rng.randint(1, 40))
+    frame = encode(message, NONCE)[:-4]
+    return seal(frame[: rng.randrange(len(frame))] if rng.random() < 0.5 else frame + rng.randbytes(rng.randint(1, 40)))
 
 
 def _body(rng: random.Random, message: Message) -> bytes:
     """A sound header, and anything."""
-    return encode(message, NONCE)[:24] + rng.randbytes(rng.randrange(120))
+    return seal(encode(message, NONCE)[:24] + rng.randbytes(rng.randrange(120)))
 
 
 MUTATIONS: tuple[Callable[[random.Random, Message], bytes], ...] = (_fields, _fields, _fields, _bytes, _length, _body)

@@ -6,6 +6,7 @@ import dataclasses
 import struct
 import tracemalloc
 import typing
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -27,30 +28,49 @@ from amusd.protocol.messages import (
     Shutdown,
     Verdict,
 )
-from amusd.protocol.wire import MAX_FRAME_BYTES, MAX_NAMES, MAX_ROW_BYTES, MAX_TEXT_BYTES, MAX_TOKENS, decode, encode
+from amusd.protocol.wire import (
+    MAX_FRAME_BYTES,
+    MAX_NAMES,
+    MAX_ROW_BYTES,
+    MAX_TEXT_BYTES,
+    MAX_TOKENS,
+    decode,
+    encode,
+    seal,
+)
 from amusd.types import FinishReason, Role
 
 NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
+BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
+"""Without their checksum."""
 DRAWN = Distribution(temperature=0.5, top_k=3, seed=9, logit_bias=((4, -1.5), (5, 2.0)))
 CANDIDATE = Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True)
 GOLDEN = {
-    CANDIDATE: "414d5344 0400 0300 efcdab8967452301 1500000000000000"
+    CANDIDATE: "414d5344 0500 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0300000000000000 0a00000000000000 0c00000000000000"
     "02000000 ffffffffffffffff 01 00000000 05000000 06000000",
-    Prepared(7, 1, 10, 9, 5, 4, (0, 4), (5, 6), (60_000, 1), more=False): "414d5344 0400 0900 efcdab8967452301"
+    Prepared(7, 1, 10, 9, 5, 4, (0, 4), (5, 6), (60_000, 1), more=False): "414d5344 0500 0900 efcdab8967452301"
     "1500000000000000 0700000000000000 0100000000000000 0a00000000000000 0900000000000000 0500000000000000"
     "0400000000000000 02000000 02000000 02000000 00 00000000 04000000 05000000 06000000 60ea0000 01000000",
-    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8): "414d5344 0400 0200 efcdab8967452301 1500000000000000"
+    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8): "414d5344 0500 0200 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
     "02000000 0300000000000000 0800000000000000 05000000 61 06000000 08000000"
     "000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
     "0000000000000000 0300000000000000 0900000000000000 00 04000000 000000000000f8bf 05000000 0000000000000040",
-    Close(7, FinishReason.LENGTH): "414d5344 0400 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
-    Failed(Role.DRAFT, "E", "ü"): "414d5344 0400 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
-    Shutdown(): "414d5344 0400 0800 efcdab8967452301 1500000000000000",
+    Close(7, FinishReason.LENGTH): "414d5344 0500 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
+    Failed(Role.DRAFT, "E", "ü"): "414d5344 0500 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
+    Shutdown(): "414d5344 0500 0800 efcdab8967452301 1500000000000000",
 }
-"""Frames of version 4. A change here is a change of PROTOCOL_VERSION."""
+"""Frames of version 5, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
+
+
+def with_a_bit_flipped(frame: bytes) -> Iterator[bytes]:
+    """Each bit in turn."""
+    for bit in range(8 * len(frame)):
+        flipped = bytearray(frame)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
 
 
 def decodes_or_refuses(frame: bytes) -> None:
@@ -72,7 +92,11 @@ def test_every_message_comes_back_equal_with_its_header(message: Message, nonce:
 
 @pytest.mark.parametrize("message", GOLDEN, ids=lambda message: type(message).__name__)
 def test_the_layout_of_this_version_does_not_change(message: Message) -> None:
-    assert encode(message, NONCE, 0x15).hex() == GOLDEN[message].replace(" ", "")
+    assert encode(message, NONCE, 0x15) == seal(bytes.fromhex(GOLDEN[message]))
+
+
+def test_a_frame_is_sealed_by_the_checksum_of_all_that_is_in_it() -> None:
+    assert seal(b"123456789") == b"123456789\x26\x39\xf4\xcb"
 
 
 def test_every_message_type_has_a_layout_with_its_fields_in_order() -> None:
@@ -93,7 +117,7 @@ def test_random_bytes_raise_only_wire_errors(frame: bytes) -> None:
 @settings(max_examples=500, deadline=None)
 @given(kind=st.integers(0, 11), body=st.binary(max_size=120))
 def test_random_bodies_behind_a_sound_header_raise_only_wire_errors(kind: int, body: bytes) -> None:
-    decodes_or_refuses(struct.pack("<4sHHQQ", b"AMSD", PROTOCOL_VERSION, kind, NONCE, 0) + body)
+    decodes_or_refuses(seal(struct.pack("<4sHHQQ", b"AMSD", PROTOCOL_VERSION, kind, NONCE, 0) + body))
 
 
 @pytest.mark.parametrize("name", FRAMES)
@@ -102,20 +126,29 @@ def test_a_frame_cut_anywhere_is_refused(name: str) -> None:
     for length in range(len(frame)):
         with pytest.raises(WireError):
             decode(frame[:length])
+    for length in range(len(BODIES[name])):
+        with pytest.raises(WireError):
+            decode(seal(BODIES[name][:length]))
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_a_frame_with_any_bit_flipped_is_refused_or_is_the_frame_of_another_message(name: str) -> None:
-    frame = FRAMES[name]
-    for bit in range(8 * len(frame)):
-        flipped = bytearray(frame)
-        flipped[bit // 8] ^= 1 << bit % 8
-        decodes_or_refuses(bytes(flipped))
+def test_a_frame_with_any_bit_flipped_is_refused(name: str) -> None:
+    for flipped in with_a_bit_flipped(FRAMES[name]):
+        with pytest.raises(WireError):
+            decode(flipped)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_sealed_frame_with_any_bit_flipped_is_refused_or_is_the_frame_of_another_message(name: str) -> None:
+    for flipped in with_a_bit_flipped(BODIES[name]):
+        decodes_or_refuses(seal(flipped))
 
 
 @pytest.mark.parametrize("name", FRAMES)
 def test_bytes_behind_the_end_are_refused(name: str) -> None:
     with pytest.raises(WireError, match="behind the end"):
+        decode(seal(BODIES[name] + b"\0"))
+    with pytest.raises(WireError, match="checksum"):
         decode(FRAMES[name] + b"\0")
 
 
@@ -123,7 +156,7 @@ def test_bytes_behind_the_end_are_refused(name: str) -> None:
     ("offset", "value", "reason"),
     [
         (0, b"AMSE", "not a frame"),
-        (4, b"\x01\x00", "protocol version 1, this side speaks 4"),
+        (4, b"\x01\x00", "protocol version 1, this side speaks 5"),
         (6, b"\x00\x00", "unknown message kind 0"),
         (6, b"\x63\x00", "unknown message kind 99"),
         (24, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
@@ -138,33 +171,33 @@ def test_bytes_behind_the_end_are_refused(name: str) -> None:
     ],
 )
 def test_a_bad_value_is_refused_with_its_reason(offset: int, value: bytes, reason: str) -> None:
-    frame = bytearray(FRAMES["Candidate"])
+    frame = bytearray(BODIES["Candidate"])
     frame[offset : offset + len(value)] = value
     with pytest.raises(WireError, match=reason):
-        decode(bytes(frame))
+        decode(seal(bytes(frame)))
 
 
 def test_bad_utf8_and_oversized_texts_and_names_are_refused() -> None:
-    frame = FRAMES["Failed"]
+    frame = BODIES["Failed"]
     head, text_length = frame[:29], struct.unpack_from("<I", frame, 25)[0]
     with pytest.raises(WireError, match="not UTF-8"):
-        decode(frame[:33] + b"\xff" * text_length + frame[33 + text_length :])
+        decode(seal(frame[:33] + b"\xff" * text_length + frame[33 + text_length :]))
     with pytest.raises(WireError, match="bytes of text, at most"):
-        decode(head[:25] + struct.pack("<II", MAX_TEXT_BYTES + 1, 0) + b"a" * (MAX_TEXT_BYTES + 1))
-    hello = encode(Hello(1, Role.DRAFT, 1, 10, "", ("a",)), NONCE)
+        decode(seal(head[:25] + struct.pack("<II", MAX_TEXT_BYTES + 1, 0) + b"a" * (MAX_TEXT_BYTES + 1)))
+    hello = encode(Hello(1, Role.DRAFT, 1, 10, "", ("a",)), NONCE)[:-4]
     with pytest.raises(WireError, match="names, at most"):
-        decode(hello[:-9] + struct.pack("<I", MAX_NAMES + 1) + b"\0" * 4 * (MAX_NAMES + 1))
+        decode(seal(hello[:-9] + struct.pack("<I", MAX_NAMES + 1) + b"\0" * 4 * (MAX_NAMES + 1)))
     with pytest.raises(WireError, match="announced"):
-        decode(hello[:-5] + struct.pack("<I", 2) + b"a")
+        decode(seal(hello[:-5] + struct.pack("<I", 2) + b"a"))
 
 
 def test_an_announced_length_allocates_nothing_before_it_is_checked() -> None:
-    frame = bytearray(FRAMES["Candidate"])
+    frame = bytearray(BODIES["Candidate"])
     frame[64:68] = struct.pack("<I", MAX_TOKENS)
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
-            decode(bytes(frame))
+            decode(seal(bytes(frame)))
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -183,13 +216,13 @@ def test_the_longest_open_fits_a_frame() -> None:
 
 
 def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
-    frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE))
+    frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE)[:-4])
     frame[-85:-81] = struct.pack("<I", MAX_TOKENS + 1)
     with pytest.raises(WireError, match=f"{MAX_TOKENS + 1} token ids, at most"):
-        decode(bytes(frame))
+        decode(seal(bytes(frame)))
     frame[-85:-81] = struct.pack("<I", 20)
     with pytest.raises(WireError, match="20 token ids announced, 61 bytes left"):
-        decode(bytes(frame))
+        decode(seal(bytes(frame)))
 
 
 @pytest.mark.parametrize(
@@ -204,10 +237,10 @@ def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
     ],
 )
 def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value: bytes, reason: str) -> None:
-    frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE))
+    frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE)[:-4])
     frame[len(frame) + offset : len(frame) + offset + len(value)] = value
     with pytest.raises(WireError, match=reason):
-        decode(bytes(frame))
+        decode(seal(bytes(frame)))
 
 
 @pytest.mark.parametrize(
