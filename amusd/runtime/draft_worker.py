@@ -76,19 +76,11 @@ class DraftWorker:
     """Monotonic second."""
 
     def run(self) -> None:
-        """Receive, roll back, propose, send; until `Shutdown` or the end of the link."""
-        # Made before the first sequence needs them: a drafter may have to prepare its device.
-        self._idle_drafters = {name: [make()] for name, make in self.drafters.items()}
-        self._idle_tree_drafters = {name: [make()] for name, make in self.tree_drafters.items()}
+        """Step by step, until `Shutdown` or the end of the link."""
+        self.prepare()
         try:
             while self._running:
-                self._receive()
-                sequence = self._take_turn()
-                if sequence is not None:
-                    self._propose(sequence)
-                    self._send(sequence)
-                    if time.monotonic() - self._last_sent >= SIGN_SECONDS:
-                        self._post(self._progress(sequence))
+                self.step()
         except PeerLostError:
             # The target decides when a run ends; its going away is one way of saying so.
             self.recorder.instant("target_gone", -1)
@@ -97,11 +89,30 @@ class DraftWorker:
                 self._forget(sequence_id)
             self.recorder.flush()
 
+    def prepare(self) -> None:
+        """Make what the first sequence needs: a drafter may have to prepare its device."""
+        self._idle_drafters = {name: [make()] for name, make in self.drafters.items()}
+        self._idle_tree_drafters = {name: [make()] for name, make in self.tree_drafters.items()}
+
+    @property
+    def has_work(self) -> bool:
+        """A sequence has room to run ahead."""
+        return any(sequence.manager.has_work for sequence in self._sequences.values())
+
+    def step(self) -> None:
+        """Receive, roll back, propose, send. Raises `PeerLostError`."""
+        self._receive()
+        sequence = self._take_turn()
+        if sequence is not None:
+            self._propose(sequence)
+            self._send(sequence)
+            if time.monotonic() - self._last_sent >= SIGN_SECONDS:
+                self._post(self._progress(sequence))
+
     def _receive(self) -> None:
         """Take in everything that has arrived; wait for something when there is nothing to draft."""
         verdicts: dict[int, Verdict] = {}
-        may_draft = any(sequence.manager.has_work for sequence in self._sequences.values())
-        message = self.link.receive(self._patience()) if may_draft else self._wait()
+        message = self.link.receive(self._patience()) if self.has_work else self._wait()
         while message is not None:
             record_message(self.recorder, RECEIVE, message)
             if isinstance(message, Verdict):
