@@ -2,6 +2,9 @@
 
 Only waiting counts: a draft that says nothing while nobody waits for it costs nothing. Once the limit is reached the
 target stops waiting altogether, until the draft is heard again; so a draft that is stopped or hangs costs one pause.
+
+What a draft does not answer it may not have got, and it says nothing before it hears something. So it is told again, at
+longer and longer intervals: the link of a stopped one must not fill.
 """
 
 from __future__ import annotations
@@ -24,3 +27,25 @@ class Silence:
     def seconds_left(self, limit_seconds: float) -> float:
         """How much longer it may be waited for; 0: not at all, it is silent."""
         return max(0.0, limit_seconds - self._waited_seconds)
+
+
+class Reminder:
+    """When to tell a draft again what may have been lost. Times in seconds of one clock."""
+
+    def __init__(self, now: float, first_seconds: float) -> None:
+        """It is told now; without an answer again after `first_seconds`, then after twice that, and so on."""
+        self._first_seconds = first_seconds
+        self.heard(now)
+
+    def heard(self, now: float) -> None:
+        """The draft answered."""
+        self._seconds = self._first_seconds
+        self._due = now + self._seconds
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be told now; the next time is later then."""
+        if now < self._due:
+            return False
+        self._seconds *= 2
+        self._due = now + self._seconds
+        return True

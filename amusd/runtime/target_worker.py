@@ -17,7 +17,7 @@ from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.models.language_model import KVCache, LanguageModel, PathModel
 from amusd.policies.base import Policy, Wait, because
 from amusd.policies.observer import Observer
-from amusd.policies.silence import Silence
+from amusd.policies.silence import Reminder, Silence
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Prepared, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
@@ -111,6 +111,10 @@ class TargetWorker:
     _max_silence_seconds: float = 0.0
     _num_nonsense: int = 0
     """Messages in a row that the protocol forbids."""
+    _reminder: Reminder | None = None
+    """Of what the draft was told of the sequence; None as long as there is none."""
+    _is_answered: bool = False
+    """It has sent candidates of the sequence, so it has got the opening."""
     _has_progress: bool = False
     """The draft's counts have come since this was last set to False."""
 
@@ -138,9 +142,8 @@ class TargetWorker:
                 emission = self._verify(session, cache, block, stop)
                 if request.drafter is not None and not self._may_hear(session):
                     self._tally.num_tokens_alone += len(emission.token_ids)
-                # A silent draft is told nothing, or a stopped one would find its link full; a verdict is cumulative.
-                if self._may_hear(session) and emission.finish_reason is None:
-                    self._send(session.verdict(), session)
+                if emission.finish_reason is None:
+                    self._answer(session, request)
                 yield emission
                 if emission.finish_reason is not None:
                     reason = emission.finish_reason
@@ -213,23 +216,41 @@ class TargetWorker:
             return
         assert self.peer is not None
         session.attach(self.peer.incarnation)
-        self._send(
-            Open(
-                sequence_id=session.sequence_id,
-                incarnation=self.peer.incarnation,
-                token_ids=session.committed,
-                max_length=session.max_length,
-                drafter=request.drafter,
-                max_lookahead=request.policy.max_lookahead,
-                tokens_per_message=request.policy.tokens_per_message,
-                # a draft that joins late is told the rest
-                reference=request.reference[session.committed_length - len(request.prompt) :],
-                distribution=request.distribution,
-                fan_out=request.policy.fan_out,
-                rows_per_step=request.policy.rows_per_step,
-            ),
-            session,
+        self._reminder = Reminder(time.monotonic(), self._max_silence_seconds)
+        self._is_answered = False
+        self._send(self._opening(session, request), session)
+
+    def _opening(self, session: _Session, request: Request) -> Open:
+        assert self.peer is not None
+        assert request.drafter is not None
+        return Open(
+            sequence_id=session.sequence_id,
+            incarnation=self.peer.incarnation,
+            token_ids=session.committed,
+            max_length=session.max_length,
+            drafter=request.drafter,
+            max_lookahead=request.policy.max_lookahead,
+            tokens_per_message=request.policy.tokens_per_message,
+            # a draft that joins late is told the rest
+            reference=request.reference[session.committed_length - len(request.prompt) :],
+            distribution=request.distribution,
+            fan_out=request.policy.fan_out,
+            rows_per_step=request.policy.rows_per_step,
         )
+
+    def _answer(self, session: _Session, request: Request) -> None:
+        """Tell the draft what is committed by now.
+
+        A silent one is told now and then, or a stopped one would find its link full; a verdict is cumulative. One that
+        never sent candidates of the sequence may not have got its opening; if it has, it ignores the second one.
+        """
+        if not session.attached or self._reminder is None:
+            return
+        is_reminder = self._reminder.is_due(time.monotonic())
+        if is_reminder and not self._is_answered and not self._send(self._opening(session, request), session):
+            return
+        if is_reminder or self._may_hear(session):
+            self._send(session.verdict(), session)
 
     def _next_block(self, session: _Session, request: Request) -> Block:
         """Drain what has arrived and let the policy decide, until it decides to verify."""
@@ -438,6 +459,7 @@ class TargetWorker:
         if isinstance(message, Candidate | Prepared):
             reception = self._receive_candidate(session, message)
             record_message(self.recorder, RECEIVE, message, reception=reception)
+            self._note_answer(session, message)
             self._judge_sense(session, makes_sense=reception not in ("refused", Reception.FOREIGN.value))
             return
         record_message(self.recorder, RECEIVE, message)
@@ -456,6 +478,12 @@ class TargetWorker:
                 wait_ns=message.wait_ns,
                 open_ns=message.open_ns,
             )
+
+    def _note_answer(self, session: _Session, message: Candidate | Prepared) -> None:
+        addressed = self.peer is not None and message.incarnation == self.peer.incarnation
+        if addressed and message.sequence_id == session.sequence_id and self._reminder is not None:
+            self._is_answered = True
+            self._reminder.heard(time.monotonic())
 
     def _judge_sense(self, session: _Session, *, makes_sense: bool) -> None:
         """A draft that talks nonsense is not heard, and in the end not listened to."""

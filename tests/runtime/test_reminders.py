@@ -1,0 +1,72 @@
+"""A draft that was not told, or whose answers were lost, is told again within the running answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
+
+from amusd.drafters.oracle import always_right
+from amusd.policies.silence import Reminder
+from amusd.protocol.messages import Message, Open, Verdict
+from amusd.transport.memory import MemoryTransport
+from amusd.types import Mode
+
+NUM_TOKENS = 150
+SCHEDULES = {
+    "chain": decoding(Mode.ASYNCHRONOUS, 4, policy="chain"),
+    "windowed": decoding(Mode.ASYNCHRONOUS, 4, policy="windowed"),
+    "synchronous": decoding(Mode.SYNCHRONOUS, 4),
+}
+
+
+class Losing:
+    """A link that loses what `lost` says, on its way out."""
+
+    def __init__(self, link: MemoryTransport, lost: Callable[[Message], bool]) -> None:
+        self._link = link
+        self._lost = lost
+        self.receive, self.close = link.receive, link.close
+
+    num_rejected = sent_ns = 0
+
+    def send(self, message: Message) -> None:
+        if not self._lost(message):
+            self._link.send(message)
+
+
+def lose_first(kind: type[Message], number: int) -> Callable[[Message], bool]:
+    seen = 0
+
+    def lost(message: Message) -> bool:
+        nonlocal seen
+        seen += isinstance(message, kind)
+        return isinstance(message, kind) and seen <= number
+
+    return lost
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("kind", "number"), [(Open, 1), (Open, 2), (Verdict, 2)])
+def test_what_was_lost_is_said_again(name: str, kind: type[Message], number: int) -> None:
+    """Without an opening a draft never speaks; without a verdict it stops for ever once it has run ahead."""
+    lost = lose_first(kind, number)
+    with pair(
+        {"oracle": oracle(NUM_TOKENS, always_right())},
+        pass_seconds=0.012,
+        wrap_target_link=lambda link: Losing(link, lost),
+    ) as (engine, draft):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=SCHEDULES[name])
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert answer.metrics.num_accepted > 4
+    assert draft.error is None
+
+
+def test_reminders_come_at_longer_and_longer_intervals_until_there_is_an_answer() -> None:
+    reminder = Reminder(10.0, 0.5)
+    due = [step / 10 for step in range(100, 300) if reminder.is_due(step / 10)]
+    assert due == [10.5, 11.5, 13.5, 17.5, 25.5]
+    reminder.heard(30.0)
+    assert not reminder.is_due(30.4)
+    assert reminder.is_due(30.5)
