@@ -7,6 +7,14 @@ import random
 
 import pytest
 from protocol.harness import Faults, Violation, oracle_token
+from protocol.mutants import (
+    DoesNotCompare,
+    HangsEverythingOnTheEnd,
+    IgnoresTheLife,
+    KeepsItsTree,
+    KeepsTheTree,
+    NamesTheOldRoot,
+)
 from protocol.tree_harness import TreeHarness
 
 from amusd.errors import InvariantError, PeerProtocolError
@@ -455,44 +463,6 @@ def test_a_flawless_draft_is_heard_again_after_any_faults() -> None:
         prefix = harness.target.committed
         assert harness.target.num_candidates > 0
         assert oracle_token(prefix) in harness.target._children
-
-
-class IgnoresTheLife(TreeTargetSession):
-    def receive(self, prepared: Prepared) -> Reception:
-        return super().receive(dataclasses.replace(prepared, incarnation=self._incarnation))
-
-
-class KeepsTheTree(TreeTargetSession):
-    def _advance(self, token_ids: tuple[int, ...]) -> None:
-        children = self._children
-        super()._advance(token_ids)
-        self._children = self._children or children
-
-
-class DoesNotCompare(TreeTargetSession):
-    def _place(self, number: int, parent: int, root: int, token_id: int, weight: int) -> bool:
-        if not super()._place(number, parent, root, token_id, weight):
-            self._passed[number] = self._stream.committed_length - 1
-        return True
-
-
-class HangsEverythingOnTheEnd(TreeTargetSession):
-    def _place(self, number: int, parent: int, root: int, token_id: int, weight: int) -> bool:
-        return super()._place(number, parent, self._stream.committed_length, token_id, weight)
-
-
-class KeepsItsTree(TreeDraftSession):
-    def apply(self, adoption: Adoption) -> None:
-        children = self._root.children
-        super().apply(adoption)
-        if not self._root.children:
-            self._root.children = [child for child in children if child not in adoption.kept]
-            self._num_nodes = len(list(self._root.below()))
-
-
-class NamesTheOldRoot(TreeDraftSession):
-    def _number_of(self, parent: Node | None) -> int:
-        return 0
 
 
 @pytest.mark.parametrize("mutant", [IgnoresTheLife, KeepsTheTree, DoesNotCompare, HangsEverythingOnTheEnd])
