@@ -6,6 +6,7 @@ It knows nothing of schedules: how far it may run ahead, and how many tokens mak
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -34,6 +35,8 @@ IDLE_SECONDS = 1.0
 """How long one wait for a message lasts before the loop looks around again."""
 MAX_SEQUENCES = 64
 """Sequences open at once at most: each holds a cache."""
+MAX_CLOSED = 1024
+"""Sequences that were closed last, and that a late copy of their opening must not open again."""
 SIGN_SECONDS = 0.1
 """A draft that works for longer and has nothing to send says that it is alive; well below `max_silence_seconds`."""
 
@@ -68,6 +71,7 @@ class DraftWorker:
     """Messages that the protocol forbids, that hold ids which no model here takes, or that name an unknown sequence:
     dropped, and they change nothing."""
     _sequences: dict[int, _Sequence] = field(default_factory=dict)
+    _closed: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_CLOSED))
     _idle_drafters: dict[str, list[Drafter]] = field(default_factory=dict)
     _idle_tree_drafters: dict[str, list[TreeDrafter]] = field(default_factory=dict)
     _step_costs: dict[str, StepCost] = field(default_factory=dict)
@@ -154,7 +158,7 @@ class DraftWorker:
             self.num_ignored += 1
 
     def _open(self, opening: Open) -> None:
-        is_known = opening.sequence_id in self._sequences
+        is_known = opening.sequence_id in self._sequences or opening.sequence_id in self._closed
         if opening.incarnation != self.incarnation or is_known or len(self._sequences) >= MAX_SEQUENCES:
             self.num_ignored += 1
             return
@@ -247,6 +251,7 @@ class DraftWorker:
                 sequence.clock.sent(time.monotonic_ns())
 
     def _close(self, message: Close) -> None:
+        self._closed.append(message.sequence_id)
         sequence = self._sequences.get(message.sequence_id)
         if sequence is None:
             self.num_ignored += 1

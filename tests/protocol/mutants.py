@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from amusd.protocol.draft_session import DraftSession, Transition
 from amusd.protocol.messages import Candidate, Prepared, Verdict
@@ -66,26 +67,26 @@ class EpochIgnored(Unhashed):
 class BaseIgnored(Unhashed):
     """A new chain is believed to connect, wherever it starts."""
 
-    def receive(self, candidate: Candidate) -> Reception:
+    def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
         self._chain_end = max(self._chain_end, candidate.start)
-        return super().receive(candidate)
+        return super().receive(candidate, rows)
 
 
 class IncarnationIgnored(Unhashed):
     """Candidates of an earlier life of the draft are taken."""
 
-    def receive(self, candidate: Candidate) -> Reception:
+    def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
         self._incarnation = candidate.incarnation
-        return super().receive(candidate)
+        return super().receive(candidate, rows)
 
 
 class HeardWhileGone(Unhashed):
     """What a lost draft had sent is taken into the forgotten chain when it arrives late."""
 
-    def receive(self, candidate: Candidate) -> Reception:
+    def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
         attached, self._attached = self._attached, True
         try:
-            return super().receive(candidate)
+            return super().receive(candidate, rows)
         finally:
             self._attached = attached
 

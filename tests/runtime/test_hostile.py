@@ -120,6 +120,21 @@ def test_a_draft_that_proposes_few_ids_takes_them_all() -> None:
     assert drafters.num_ids > drafters.vocab_size
 
 
+def test_a_late_copy_of_an_opening_does_not_open_again_what_is_closed() -> None:
+    """Nobody would ever close it, and nobody wants its candidates."""
+    target, draft = memory_pair()
+    worker = DraftWorker(OneByOne(draft), {"ngram": lambda: NgramDrafter(2)}, {}, 1, Recorder("draft"))
+    later = dataclasses.replace(OPENING, sequence_id=2)
+    for message in (OPENING, Close(1, FinishReason.EOS), OPENING, Close(2, FinishReason.EOS), later, Shutdown()):
+        target.send(message)
+    worker.run()
+    assert worker.num_ignored == 3  # the copy; and of the other sequence the end, which came first, and the beginning
+    answers = []
+    while (answer := target.receive(0.0)) is not None:
+        answers.append(answer)
+    assert [type(answer) for answer in answers] == [Candidate, Progress]
+
+
 def test_no_more_sequences_are_open_than_a_draft_has_room_for() -> None:
     target, draft = memory_pair()
     worker = DraftWorker(draft, {"ngram": lambda: NgramDrafter(2)}, {}, 1, Recorder("draft"))
