@@ -1,0 +1,249 @@
+"""Draft processes: the real handshake and the real worker, one action at a time, which may be the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from faults.link import End, Wires
+from faults.models import VOCAB_SIZE, ChainDrafter, Ghost, HashTreeDrafter
+from faults.watch import Violation, Watch
+from faults.weather import Weather
+from faults.world import MS, World
+
+from amusd.errors import PeerError, PeerLostError
+from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Prepared, Verdict
+from amusd.runtime.branch_manager import BranchManager
+from amusd.runtime.draft_worker import DraftWorker, _Sequence
+from amusd.runtime.handshake import Handshake
+from amusd.runtime.rollback import RollbackManager
+from amusd.runtime.startup import failure_report
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Rendezvous
+from amusd.types import Role
+
+HANDSHAKE_SECONDS = 1.0
+"""Deadline of both sides."""
+STEP_MS = {"prefill": (4, 12), "step": (1, 6), "truncate": (0.01, 0.1), "adopt": (0.01, 0.1)}
+"""What the actions of a drafter take; a slow one's take `SLOWNESS` times as long."""
+SLOWNESS = 25
+
+
+class Killed(BaseException):
+    """The process ends here and now; nothing of it runs any more, not even its error handling."""
+
+
+@dataclass
+class WatchedDraft(DraftWorker):
+    """A draft worker whose sessions are watched, and may be replaced by a defective class."""
+
+    process: DraftProcess = field(kw_only=True)
+    _ghosts: frozenset[Ghost] = frozenset()
+    """Of the message that is being sent."""
+
+    def step(self) -> None:
+        super().step()
+        for sequence in self._sequences.values():
+            self.process.watch.draft_stepped(self.process.incarnation, sequence.manager.session)
+
+    def _manage(self, opening: Open) -> RollbackManager | BranchManager:
+        manager = super()._manage(opening)
+        defect = self.process.drafts.defects.get(type(manager.session))
+        if defect is not None:
+            manager.session.__class__ = defect  # its state is that of the real one
+        return manager
+
+    def _roll_back(self, verdict: Verdict) -> None:
+        sequence = self._sequences.get(verdict.sequence_id)
+        before = (0, 0) if sequence is None else (sequence.num_rollbacks, sequence.manager.session.num_stale)
+        super()._roll_back(verdict)
+        counts = self.process.world.counts
+        if sequence is None:
+            counts["verdict for no sequence"] += 1
+            return
+        session = sequence.manager.session
+        counts["rollback"] += sequence.num_rollbacks - before[0]
+        counts["stale verdict"] += session.num_stale - before[1]
+        has_tree = isinstance(sequence.manager, BranchManager)
+        counts["adoption"] += has_tree and sequence.num_rollbacks == before[0] and bool(session.root.children)
+
+    def _send(self, sequence: _Sequence) -> None:
+        manager = sequence.manager
+        if isinstance(manager, BranchManager):
+            self._ghosts = manager.drafter.ghosts(manager.session.root, manager.session._unsent)
+        super()._send(sequence)
+
+    def _post(self, message: Message) -> None:
+        if isinstance(message, Candidate):
+            manager = self._sequences[message.sequence_id].manager
+            self._ghosts = manager.drafter.ghosts(message.start, message.token_ids)
+        if isinstance(message, Candidate | Prepared):
+            self.process.watch.ghosts[message] = self._ghosts
+        self.process.may_end()
+        self.process.may_be_cut_off()
+        super()._post(message)
+        self.process.may_end()
+
+
+class DraftProcess:
+    """One life of the draft."""
+
+    def __init__(self, drafts: Drafts, incarnation: int, nonce: int) -> None:
+        self.drafts = drafts
+        self.world = drafts.world
+        self.watch = drafts.watch
+        self.incarnation = incarnation
+        self.ended = False
+        self._failing = False
+        self._waking = False
+        self._nonce = nonce
+        self._end: End | None = None
+        self._handshake: Handshake | None = None
+        self._worker: WatchedDraft | None = None
+        self._wake_in(self.world.between(1, self.world.random.choice((2, 40))))
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._ended("killed")
+
+    def may_end(self) -> None:
+        """At this action, if the weather has it so."""
+        weather = self.drafts.weather
+        if weather.hits("crash"):
+            raise Killed
+        if weather.hits("fail"):
+            self._failing = True
+            raise RuntimeError("the drafter fails")
+
+    def may_be_cut_off(self) -> None:
+        """The same of the link."""
+        if self.drafts.weather.hits("cut"):
+            raise PeerLostError("the link is cut")
+
+    def spend(self, action: str) -> None:
+        """The time of an action of the drafter."""
+        slow = self.world.now_ns < self.drafts.weather.slow_until_ns
+        low_ms, high_ms = STEP_MS[action]
+        self.world.draft.ahead_ns += self.world.between(low_ms, high_ms) * (SLOWNESS if slow else 1)
+        self.may_end()
+
+    # The loop, one action at a time
+
+    def _wake_in(self, delay_ns: int) -> None:
+        if not (self._waking or self.ended):
+            self._waking = True
+            self.world.plan(delay_ns, self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
+        if self.ended:
+            return
+        if self.world.now_ns < self.drafts.weather.draft_stopped_until_ns:
+            self._wake_in(10 * MS)
+            return
+        self.world.acting, self.world.draft.ahead_ns = self.world.draft, 0
+        try:
+            self._act()
+        except Killed:
+            self._ended("crashed")
+        except PeerLostError as error:
+            self._ended(f"left: {error}")
+        except Exception as error:  # noqa: BLE001 - a process that fails says why
+            self._failed(error)
+        finally:
+            self.world.acting = self.world.target
+            self.world.draft.ahead_ns = 0
+
+    def _act(self) -> None:
+        self.may_end()
+        self.may_be_cut_off()
+        if self._worker is not None:
+            self._worker.step()
+            if not self._worker._running:
+                self._ended("shut down")
+            elif self._worker.has_work or self._end.has_mail:
+                self._wake_in(MS // 100)
+            return
+        if self._handshake is None:
+            self._end = self.drafts.wires.draft_end(self._nonce, self._passes)
+            self._end.on_arrival = lambda: self._wake_in(0)
+            own = Hello(PROTOCOL_VERSION, Role.DRAFT, self.incarnation, VOCAB_SIZE, "", ("test",), ("test",))
+            self._handshake = Handshake(self._end, own, HANDSHAKE_SECONDS)
+        if self._handshake.receive(0.0) is not None:
+            self._worker = self._new_worker(self._end)
+            self._worker.prepare()
+        self._wake_in(20 * MS)
+
+    def _new_worker(self, link: End) -> WatchedDraft:
+        quality, silence = self.drafts.quality, self.drafts.silence
+        return WatchedDraft(
+            link=link,
+            drafters={"test": lambda: ChainDrafter(self.spend, quality, silence, self.incarnation)},
+            tree_drafters={"test": lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)},
+            incarnation=self.incarnation,
+            recorder=Recorder("draft"),
+            process=self,
+        )
+
+    def _passes(self, deadline_ns: int) -> bool:
+        """A draft that waits although it could work sleeps; one that has nothing to do is woken by what arrives."""
+        if self._worker is not None and self._worker.has_work:
+            self.world.draft.ahead_ns += max(0, deadline_ns - self.world.draft.ns)
+        return False
+
+    def _failed(self, error: BaseException) -> None:
+        of_the_handshake = self._worker is None and isinstance(error, PeerError)
+        if isinstance(error, Violation) or not (self._failing or of_the_handshake):
+            raise error
+        if self._end is not None:
+            self.world.note(f"failure {error!r}")
+            with suppress(PeerLostError):
+                self._end.send(failure_report(error))
+        self._ended("failed")
+
+    def _ended(self, how: str) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self.world.note(f"draft {self.incarnation} {how}")
+        if self._end is not None:
+            self._end.close()
+
+
+class Drafts:
+    """A `DraftSource`: whoever starts the processes."""
+
+    def __init__(
+        self,
+        world: World,
+        weather: Weather,
+        wires: Wires,
+        watch: Watch,
+        *,
+        quality: float,
+        silence: float,
+        defects: Mapping[type, Any],
+    ) -> None:
+        self.world = world
+        self.weather = weather
+        self.wires = wires
+        self.watch = watch
+        self.quality = quality
+        self.silence = silence
+        self.defects = defects
+        """Real session class -> the one to put in its place."""
+        self._process: DraftProcess | None = None
+
+    def newest(self) -> int:
+        assert self._process is not None
+        return self._process.incarnation + self._process.ended
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
+        if rendezvous is not None:
+            self._process = DraftProcess(self, incarnation, rendezvous.nonce)
+
+    def dismiss(self) -> None:
+        assert self._process is not None
+        self.world.plan(self.world.between(0.1, 30), self._process.kill)

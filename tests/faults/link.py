@@ -1,0 +1,213 @@
+"""Two one-way channels of real frames, and an end of theirs for each process that listens or connects.
+
+Whoever holds the other end receives what is on its way, also from a life that is over: only what the frames say tells
+them apart.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable
+
+from faults.weather import ECHO_OF_A_LIFE, TO_DRAFT, TO_TARGET, Weather
+from faults.world import Side, World
+
+from amusd.errors import PeerLostError
+from amusd.protocol.messages import Hello, Message
+from amusd.protocol.wire import encode
+from amusd.transport.base import FrameFilter
+
+MAX_COPY_MS = 50
+"""So much later at most does the copy of a frame come."""
+NUM_ECHOED = 12
+"""Of which of the frames before there may be an echo."""
+MAX_ECHO_MS = 150
+"""So long after the next life's beginning at most are frames of the last one heard."""
+HANG_UP_MS = (2, 30, 200)
+"""So long at most does it take until a side knows that the other is gone."""
+LATENCY_NS = 1_000
+"""A wait takes so much longer than was asked for, as everywhere."""
+
+
+class Channel:
+    """One direction. Frames keep their order, unless one is reordered."""
+
+    def __init__(self, world: World, weather: Weather, direction: str) -> None:
+        self._end: End | None = None
+        self._waiting: list[bytes] = []
+        """What has arrived while nobody was there."""
+        self._over: set[int] = set()
+        """Nonces of sessions whose other end is known to be gone."""
+        self._world = world
+        self._weather = weather
+        self._direction = direction
+        self._last_ns = 0
+        self._before: deque[bytes] = deque(maxlen=NUM_ECHOED)
+
+    @property
+    def end(self) -> End | None:
+        """Where what arrives goes."""
+        return self._end
+
+    def lead_to(self, end: End | None) -> None:
+        """From now on; what has waited for it is there at once."""
+        self._end = end
+        if end is not None:
+            waiting, self._waiting = self._waiting, []
+            for frame in waiting:
+                end.arrived(frame)
+            if end.nonce in self._over:
+                end.peer_gone()
+            for frame in self._before:
+                if self._weather.hits(ECHO_OF_A_LIFE):
+                    self._arrive_within(MAX_ECHO_MS, frame)
+
+    def send(self, frame: bytes) -> None:
+        """Let it go its way, or what becomes of it."""
+        self._world.note(f"{self._direction} {zlib.crc32(frame[:-4]):08x} {len(frame)}")
+        if not self._weather.blocks(self._direction, lambda: self._travel(frame)):
+            self._travel(frame)
+
+    def hang_up(self, nonce: int) -> None:
+        """Nothing will come any more: news that arrives before what is on its way, or behind it."""
+        self._world.plan(self._world.between(0.5, self._world.random.choice(HANG_UP_MS)), lambda: self._hung_up(nonce))
+
+    def _hung_up(self, nonce: int) -> None:
+        self._over.add(nonce)
+        if self._end is not None and self._end.nonce == nonce:
+            self._end.peer_gone()
+
+    def _travel(self, frame: bytes) -> None:
+        weather, world = self._weather, self._world
+        if weather.hits("duplicate"):
+            self._arrive_within(MAX_COPY_MS, frame)
+        if self._before and weather.hits("echo"):
+            self._arrive_within(MAX_COPY_MS, world.random.choice(self._before))
+        self._before.append(frame)
+        if not weather.hits("lose"):
+            arriving = weather.damaged(frame)
+            due_ns = world.between(0.1, 2) + weather.detour_ns("delay")
+            sent_ns = world.now_ns + world.acting.ahead_ns
+            due_ns = max(sent_ns + due_ns, self._last_ns)
+            self._last_ns = due_ns
+            world.plan(due_ns - sent_ns + weather.detour_ns("reorder"), lambda: self._arrive(arriving))
+
+    def _arrive_within(self, max_ms: float, frame: bytes) -> None:
+        self._world.plan(self._world.between(0, max_ms), lambda: self._arrive(frame))
+
+    def _arrive(self, frame: bytes) -> None:
+        if self._end is None:
+            self._waiting.append(frame)
+        else:
+            self._end.arrived(frame)
+
+
+class AnySession(FrameFilter):
+    """Takes every session's frames once its own has begun: so that incarnations have to hold by themselves."""
+
+    begun = False
+
+    def accept(self, frame: bytes) -> Message | None:
+        if self.begun and len(frame) >= 16:
+            self._nonce = struct.unpack_from("<Q", frame, 8)[0]
+        message = super().accept(frame)
+        self.begun |= isinstance(message, Hello)
+        return message
+
+
+class End:
+    """A `Listener`, or what connects to it. `passes(deadline_ns)` lets time pass until something may have come."""
+
+    address = "memory://"
+
+    def __init__(
+        self,
+        side: Side,
+        incoming: Channel,
+        outgoing: Channel,
+        frames: FrameFilter,
+        nonce: int,
+        passes: Callable[[int], bool],
+    ) -> None:
+        self.nonce = nonce
+        self._side = side
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._frames = frames
+        self._passes = passes
+        self._inbox: deque[bytes] = deque()
+        self._closed = False
+        self._peer_gone = False
+        self.on_arrival: Callable[[], None] = lambda: None
+        incoming.lead_to(self)
+
+    num_rejected = property(lambda self: self._frames.num_rejected)
+    sent_ns = property(lambda self: self._frames.sent_ns)
+
+    @property
+    def has_mail(self) -> bool:
+        """Something waits to be received."""
+        return bool(self._inbox) or self._peer_gone
+
+    def arrived(self, frame: bytes) -> None:
+        """A frame, or what is left of it."""
+        self._inbox.append(frame)
+        self.on_arrival()
+
+    def peer_gone(self) -> None:
+        """It has become known that the other end is."""
+        self._peer_gone = True
+        self.on_arrival()
+
+    def send(self, message: Message) -> None:
+        self._check_open()
+        if self._peer_gone:
+            raise PeerLostError("the peer is gone")
+        self._outgoing.send(encode(message, self.nonce, self._side.ns))
+
+    def receive(self, timeout: float) -> Message | None:
+        deadline_ns = self._side.ns + int(timeout * 1e9) + (LATENCY_NS if timeout > 0 else 0)
+        while True:
+            self._check_open()
+            while self._inbox:
+                message = self._frames.accept(self._inbox.popleft())
+                if message is not None:
+                    return message
+            if self._peer_gone:
+                raise PeerLostError("the peer is gone")
+            if not self._passes(deadline_ns):
+                return None
+
+    def close(self) -> None:
+        """Or what the system does when the process ends; the peer gets to know of it, sooner or later."""
+        if self._closed:
+            return
+        self._closed = True
+        self._inbox.clear()
+        if self._incoming.end is self:
+            self._incoming.lead_to(None)
+        self._outgoing.hang_up(self.nonce)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PeerLostError("this end of the link is closed")
+
+
+class Wires:
+    """Both directions."""
+
+    def __init__(self, world: World, weather: Weather, *, any_session: bool) -> None:
+        self.to_target = Channel(world, weather, TO_TARGET)
+        self.to_draft = Channel(world, weather, TO_DRAFT)
+        self._world = world
+        self._filter = AnySession if any_session else FrameFilter
+
+    def target_end(self, nonce: int, passes: Callable[[int], bool]) -> End:
+        """The target listens."""
+        return End(self._world.target, self.to_target, self.to_draft, self._filter(nonce), nonce, passes)
+
+    def draft_end(self, nonce: int, passes: Callable[[int], bool]) -> End:
+        """A draft connects."""
+        return End(self._world.draft, self.to_draft, self.to_target, self._filter(nonce), nonce, passes)

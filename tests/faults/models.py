@@ -1,0 +1,241 @@
+"""A target whose next token is a hash of the whole prefix, and drafters that know it as often as they are told to.
+
+Nothing here computes anything: a pass and a step take virtual time alone. What a token was drafted from is kept as the
+64-bit hash of that prefix, the ghost, which never travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from amusd.config import Distribution
+from amusd.drafters.tree import Guesses
+from amusd.models.language_model import ModelOutput
+from amusd.protocol import prefix_hash
+from amusd.protocol.tree_draft_session import Node
+
+VOCAB_SIZE = 7
+
+Ghost = tuple[int, int]
+"""Hash of the prefix that a token was drafted from, and the token."""
+Spend = Callable[[str], None]
+"""Take the time that an action of this name takes; it may be the last one."""
+
+
+def next_token(prefix: int) -> int:
+    """The target's choice behind the prefix with this hash."""
+    return (prefix >> 7) % VOCAB_SIZE
+
+
+def text_of(prompt: Sequence[int], max_length: int) -> tuple[int, ...]:
+    """What the target writes alone."""
+    hashes = hashes_of(prompt)
+    tokens = list(prompt)
+    while len(tokens) < max_length:
+        tokens.append(next_token(hashes[-1]))
+        hashes.append(prefix_hash.extend(hashes[-1], tokens[-1]))
+    return tuple(tokens)
+
+
+def hashes_of(token_ids: Sequence[int]) -> list[int]:
+    """Of each prefix, the empty one first."""
+    hashes = [prefix_hash.EMPTY]
+    for token_id in token_ids:
+        hashes.append(prefix_hash.extend(hashes[-1], token_id))
+    return hashes
+
+
+class HashCache:
+    """A `KVCache` that holds the hash of each prefix."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.hashes = [prefix_hash.EMPTY]
+
+    @property
+    def length(self) -> int:
+        return len(self.hashes) - 1
+
+    def truncate(self, length: int) -> None:
+        assert 0 <= length <= self.length
+        del self.hashes[length + 1 :]
+
+
+class HashModel:
+    """A `LanguageModel`. `spend` takes the time of a pass."""
+
+    vocab_size = VOCAB_SIZE
+    output_ids = None
+    tokens_per_step = 1
+
+    def __init__(self, max_length: int, spend: Spend) -> None:
+        self.max_length = max_length
+        self._spend = spend
+
+    def new_cache(self, capacity: int) -> HashCache:
+        return HashCache(capacity)
+
+    def prepare(self, cache: HashCache) -> None:
+        pass
+
+    def prefill(self, token_ids: Sequence[int], cache: HashCache) -> None:
+        self._append(token_ids, cache)
+        self._spend("prefill")
+
+    def max_rows(self, start: int) -> int:
+        return 9
+
+    def choose(self, token_ids: Sequence[int], cache: HashCache) -> list[int]:
+        choices = self._append(token_ids, cache)
+        self._spend("pass")
+        return choices
+
+    def forward(self, token_ids: Sequence[int], cache: HashCache) -> ModelOutput:
+        raise NotImplementedError("greedy decoding chooses")
+
+    def extend(self, token_ids: Sequence[int], cache: HashCache, num_tokens: int, chooser: object = None) -> list[int]:
+        raise NotImplementedError("a target makes one token a pass")
+
+    def _append(self, token_ids: Sequence[int], cache: HashCache) -> list[int]:
+        assert cache.length + len(token_ids) <= cache.capacity
+        for token_id in token_ids:
+            cache.hashes.append(prefix_hash.extend(cache.hashes[-1], token_id))
+        return [next_token(value) for value in cache.hashes[len(cache.hashes) - len(token_ids) :]]
+
+
+def _dice(prefix: int, purpose: int) -> float:
+    """In [0, 1), the same for the same prefix: what a drafter proposes depends on its context alone."""
+    return (prefix_hash.extend(prefix ^ (purpose << 32), purpose) >> 11) % (1 << 20) / (1 << 20)
+
+
+def guess(prefix: int, quality: float, life: int) -> int:
+    """The target's own token with probability `quality`; each life of a draft errs in its own way."""
+    right, own = next_token(prefix), prefix ^ (life << 24)
+    return right if _dice(own, 1) < quality else (right + 1 + own % (VOCAB_SIZE - 1)) % VOCAB_SIZE
+
+
+class ChainDrafter:
+    """A `Drafter` that is right with probability `quality`, and says nothing with probability `silence`."""
+
+    tokens_per_step = 1
+
+    def __init__(self, spend: Spend, quality: float, silence: float, life: int) -> None:
+        self._spend = spend
+        self._quality = quality
+        self._silence = silence
+        self._life = life
+        self._hashes = [prefix_hash.EMPTY]
+        self.drafted_from: dict[int, int] = {}
+        """Position -> hash of the prefix that the token now there was drafted from."""
+
+    @property
+    def length(self) -> int:
+        return len(self._hashes) - 1
+
+    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+        self._hashes = hashes_of(token_ids)
+        self.drafted_from = {}
+        self._spend("prefill")
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        self._spend("step")
+        proposed: list[int] = []
+        while len(proposed) < max_tokens and _dice(self._hashes[-1], 2) >= self._silence:
+            self.drafted_from[self.length] = self._hashes[-1]
+            proposed.append(guess(self._hashes[-1], self._quality, self._life))
+            self.commit(proposed[-1:])
+        return tuple(proposed)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self._hashes.append(prefix_hash.extend(self._hashes[-1], token_id))
+
+    def truncate(self, length: int) -> None:
+        self._spend("truncate")
+        del self._hashes[length + 1 :]
+
+    def close(self) -> None:
+        self._hashes = [prefix_hash.EMPTY]
+
+    def ghosts(self, start: int, token_ids: Sequence[int]) -> frozenset[Ghost]:
+        """Of a candidate message."""
+        positions = range(start, start + len(token_ids))
+        return frozenset(
+            (self.drafted_from[position], token_id) for position, token_id in zip(positions, token_ids, strict=True)
+        )
+
+
+class HashTreeDrafter:
+    """A `TreeDrafter` that has the target's token among its guesses, and first, with probability `quality`."""
+
+    WEIGHTS = (0.7, 0.2, 0.06)
+
+    def __init__(self, spend: Spend, quality: float, silence: float, life: int) -> None:
+        self._spend = spend
+        self._quality = quality
+        self._silence = silence
+        self._life = life
+        self._fan_out = 1
+        self._context = prefix_hash.EMPTY
+        self._hashes: dict[Node, int] = {}
+        """Of each node that was offered or computed: of the prefix up to and with it, when that was first asked."""
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        pass
+
+    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+        self._fan_out = min(fan_out, len(self.WEIGHTS))
+        self._context = hashes_of(token_ids)[-1]
+        self._hashes = {}
+        self._spend("prefill")
+
+    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+        self._spend("step")
+        return [self._guesses(self.hash_of(root, node)) for node in nodes]
+
+    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+        self._spend("adopt")
+        for token_id in (*(node.token_id for node in kept), *token_ids):
+            self._context = prefix_hash.extend(self._context, token_id)
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        if _dice(self._context, 3) < 0.5:
+            return (), 0.0
+        value, found = self._context, []
+        for _ in range(3):
+            found.append(guess(value, self._quality, self._life))
+            value = prefix_hash.extend(value, found[-1])
+        return tuple(found), 0.85
+
+    def close(self) -> None:
+        self._hashes = {}
+
+    def hash_of(self, root: Node, node: Node) -> int:
+        """Of the prefix up to and with it. A node's prefix never changes: what it was at first is its ghost."""
+        known = self._hashes.get(node)
+        if known is None:
+            above = node.parent
+            if node is root:
+                known = self._context
+            else:
+                known = prefix_hash.extend(self.hash_of(root, root if above is None else above), node.token_id)
+            self._hashes[node] = known
+        return known
+
+    def ghosts(self, root: Node, nodes: Sequence[Node]) -> frozenset[Ghost]:
+        """Of nodes that are to be offered, parents first."""
+        for node in nodes:
+            self.hash_of(root, node)
+        return frozenset(
+            (self.hash_of(root, root if node.parent is None else node.parent), node.token_id) for node in nodes
+        )
+
+    def _guesses(self, prefix: int) -> Guesses:
+        if _dice(prefix, 2) < self._silence:
+            return ()
+        right, own = next_token(prefix), prefix ^ (self._life << 24)
+        others = [token_id for token_id in range(VOCAB_SIZE) if token_id != right]
+        first = own % len(others)
+        guesses = (others[first:] + others[:first])[: self._fan_out]
+        guesses.insert(0 if _dice(own, 1) < self._quality else self._fan_out - int(_dice(own, 4) < 0.5), right)
+        return list(zip(guesses[: self._fan_out], self.WEIGHTS, strict=False))

@@ -1,0 +1,155 @@
+"""Test of the tester: seeded defects that the simulation must find, each within the seeds of the ordinary suite.
+
+Hash and nonce, the last lines of defence, are switched off for all of them. Left out, because another rule of this
+protocol makes them harmless:
+
+*   A restart that guesses its epoch: an epoch means nothing without its incarnation, and the target takes any that is
+    not below its floor.
+*   A target that hears a draft it has given up: the link of that draft is closed by then.
+*   A tree target that ignores the life of a draft: a node's place is compared with what is committed, and a number of
+    an earlier life mostly names nothing. `protocol/tree_harness.py`, which restarts far more often, finds it.
+
+    python -m tests.faults mutants         seeds that each one took
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from faults.simulation import Simulation
+from faults.target import Session, WatchedTarget
+from protocol import mutants as sessions
+
+from amusd.policies.base import Decision, Policy, TargetView, Wait
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.messages import Candidate, Prepared
+from amusd.protocol.target_session import TargetSession
+from amusd.protocol.tree_draft_session import TreeDraftSession
+from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.verification import Block
+from amusd.runtime.target_worker import Request
+
+
+@dataclass(frozen=True)
+class Patient:
+    """Waits for a candidate, however long it takes."""
+
+    policy: Policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def decide(self, view: TargetView) -> Decision:
+        if view.num_candidates == 0 and view.max_candidates > 0:
+            return Wait(0.05)
+        return self.policy.decide(view)
+
+
+class NeedsTheDraft(WatchedTarget):
+    """The target does not go on without a candidate."""
+
+    def _next_block(self, session: Session, request: Request) -> Block:
+        return super()._next_block(session, replace(request, policy=Patient(request.policy)))
+
+
+class NeverReminds(WatchedTarget):
+    """What a silent draft was told is believed to have arrived."""
+
+    def _answer(self, session: Session, request: Request) -> None:
+        if self._may_hear(session):
+            self._send(session.verdict(), session)
+
+
+class AnyLifeAnswers(WatchedTarget):
+    """Candidates of an earlier life count as an answer to the opening."""
+
+    def _note_answer(self, session: Session, message: Candidate | Prepared) -> None:
+        assert self.peer is not None
+        super()._note_answer(session, replace(message, incarnation=self.peer.incarnation))
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One defect."""
+
+    sessions: Mapping[type, Any] = field(default_factory=dict)
+    """Real session class -> the defective one."""
+    worker: type[WatchedTarget] = WatchedTarget
+    patches: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted name -> what stands there instead."""
+    num_tokens_beyond: int = 0
+    """So much later than it should does the stop checker, another defence, end the answer."""
+
+
+def _of(kind: type, *classes: type) -> dict[str, Mutant]:
+    return {cls.__name__: Mutant({kind: cls}) for cls in classes}
+
+
+MUTANTS: dict[str, Mutant] = {
+    **_of(
+        TargetSession,
+        sessions.IncarnationIgnored,
+        sessions.RejectionKeepsEpoch,
+        sessions.LateContradictionIgnored,
+        sessions.FloorPlusOne,
+        sessions.EpochIgnored,
+        sessions.BaseIgnored,
+        sessions.StaleTailKept,
+        sessions.LateCandidateUnjudged,
+    ),
+    **_of(
+        DraftSession,
+        sessions.EpochKeptOnRollback,
+        sessions.TailKeptOverRollback,
+        sessions.FloorNotAdopted,
+        sessions.TailNotOfferedAgain,
+        sessions.OldVerdictApplied,
+    ),
+    "Overshoot": Mutant({TargetSession: sessions.Overshoot}, num_tokens_beyond=1),
+    **_of(
+        TreeTargetSession,
+        sessions.KeepsTheTree,
+        sessions.DoesNotCompare,
+        sessions.HangsEverythingOnTheEnd,
+    ),
+    **_of(TreeDraftSession, sessions.KeepsItsTree, sessions.NamesTheOldRoot),
+    "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
+    "NeverReminds": Mutant(worker=NeverReminds),
+    "AnyLifeAnswers": Mutant(worker=AnyLifeAnswers),
+    "ReopensTheClosed": Mutant(patches={"amusd.runtime.draft_worker.MAX_CLOSED": 0}),
+    "DamageIsBelieved": Mutant(patches={"amusd.protocol.wire.zlib": SimpleNamespace(crc32=lambda _: 0)}),
+}
+
+
+@dataclass(frozen=True)
+class Find:
+    """How a mutant was found."""
+
+    num_seeds: int
+    """That it took, the one that found it included."""
+    violation: str
+
+    @property
+    def rule(self) -> str:
+        """Which invariant broke, or which error a worker raised."""
+        return self.violation.split(":")[0] if ":" in self.violation else "refused"
+
+
+def find(mutant: Mutant, num_seeds: int) -> Find | None:
+    """By the first of so many seeds that shows it; None where none does."""
+    with ExitStack() as stack:
+        for name, replacement in mutant.patches.items():
+            stack.enter_context(patch(name, replacement))
+        for seed in range(num_seeds):
+            simulation = Simulation(
+                seed, mutant.sessions, worker=mutant.worker, num_tokens_beyond=mutant.num_tokens_beyond
+            )
+            violation = simulation.run().violation
+            if violation is not None:
+                return Find(seed + 1, violation)
+    return None

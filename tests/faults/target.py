@@ -1,0 +1,98 @@
+"""The real target worker, watched: what is committed, what is evaluated, and how long it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from faults.models import HashCache
+from faults.watch import Violation, Watch
+from faults.weather import Weather
+from faults.world import World
+
+from amusd.protocol.messages import Candidate, Prepared
+from amusd.protocol.target_session import Reception, TargetSession
+from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.verification import Block
+from amusd.runtime.target_worker import Request, TargetWorker
+from amusd.sampling.stopping import Emission, StopChecker
+
+Session = TargetSession[Any] | TreeTargetSession
+
+
+@dataclass
+class WatchedTarget(TargetWorker):
+    """A target worker whose sessions may be replaced by a defective class."""
+
+    world: World = field(kw_only=True)
+    weather: Weather = field(kw_only=True)
+    watch: Watch = field(kw_only=True)
+    defects: Mapping[type, Any] = field(kw_only=True)
+    """Real session class -> the one to put in its place."""
+    num_passes: int = 0
+    num_accepted: int = 0
+    num_refused: int = 0
+    num_stale: int = 0
+    _ready_ns: int = 0
+    """When the next pass could begin."""
+    _num_waits: int = 0
+    """Since then."""
+
+    def _new_session(self, request: Request) -> Session:
+        session = super()._new_session(request)
+        defect = self.defects.get(type(session))
+        if defect is not None:
+            session.__class__ = defect  # its state is that of the real one
+        return session
+
+    def _tell_draft(self, session: Session, request: Request) -> None:
+        super()._tell_draft(session, request)
+        self.watch.attached()
+        self.watch.committed(session)
+
+    def _next_block(self, session: Session, request: Request) -> Block:
+        self._ready_ns, self._num_waits = self.world.now_ns, 0
+        block = super()._next_block(session, request)
+        self.watch.evaluated(session, block.candidates)
+        return block
+
+    def _drain(self, session: Session) -> None:
+        if self.weather.target_stops_for_ns:
+            duration_ns, self.weather.target_stops_for_ns = self.weather.target_stops_for_ns, 0
+            self.world.advance(duration_ns)
+            self._ready_ns += duration_ns
+        super()._drain(session)
+        if session._block is not None:
+            self.watch.evaluated(session, session.candidates_to_judge())
+
+    def _wait(self, session: Session, seconds: float, reason: dict[str, str]) -> None:
+        super()._wait(session, seconds, reason)
+        self._num_waits += 1
+        self.watch.waited(self.world.now_ns - self._ready_ns, self._num_waits)
+
+    def _receive_candidate(self, session: Session, message: Candidate | Prepared) -> str:
+        assert self.peer is not None
+        if message.incarnation != self.peer.incarnation:
+            self.world.counts["candidate of an earlier life"] += 1
+        elif message.sequence_id != session.sequence_id:
+            self.world.counts["candidate of an earlier answer"] += 1
+        else:
+            self.watch.received(message)
+        reception = super()._receive_candidate(session, message)
+        self.world.happened(f"reception {reception}")
+        if reception in ("refused", Reception.FOREIGN.value):
+            raise Violation(f"honesty: {message} of an honest draft was taken for {reception}")
+        return reception
+
+    def _verify(self, session: Session, cache: HashCache, block: Block, stop: StopChecker) -> Emission:
+        emission = super()._verify(session, cache, block, stop)
+        self.watch.committed(session)
+        return emission
+
+    def _pass_done(self, session: Session, block: Block, start_ns: int, end_ns: int, **judged: Any) -> None:
+        super()._pass_done(session, block, start_ns, end_ns, **judged)
+        num_accepted = len(judged["accepted"])
+        self.num_passes += 1
+        self.num_accepted += num_accepted
+        self.world.note(f"pass {len(block.candidates)} {num_accepted} {session.committed_length}")
