@@ -7,8 +7,9 @@ docs/protocol.md; `Violation` names the one that broke.
 from __future__ import annotations
 
 import random
-from collections import deque
 from dataclasses import dataclass, field
+
+from protocol.channel import Channel
 
 from amusd.errors import AmusdError
 from amusd.protocol import prefix_hash
@@ -84,11 +85,9 @@ class Harness:
             max_lookahead=self.max_lookahead,
         )
         self.incarnation = 0
-        self.to_target: deque[tuple[Candidate, list[tuple[int, ...]]]] = deque()
+        self.to_target = Channel[tuple[Candidate, list[tuple[int, ...]]]](self.random)
         self.drafted_from: dict[int, tuple[int, ...]] = {}
-        self.old_verdicts: list[Verdict] = []
-        self.to_draft: deque[Verdict] = deque()
-        self.copies: list[tuple[Candidate, list[tuple[int, ...]]]] = []
+        self.to_draft = Channel[Verdict](self.random)
         self.ghosts: dict[int, tuple[int, ...]] = {}
         self.block: tuple[int, ...] | None = None
         self.committed_before = self.prompt
@@ -135,38 +134,35 @@ class Harness:
 
     def offer(self) -> None:
         candidate = self.draft.offer()
-        if candidate is None or self.random.random() < self.faults.lose:
+        if candidate is None:
             return
         ghosts = [self.drafted_from[candidate.start + offset] for offset in range(len(candidate.token_ids))]
-        self.to_target.append((candidate, ghosts))
-        if self.random.random() < self.faults.duplicate:
-            self.copies.append((candidate, ghosts))
+        self.to_target.send((candidate, ghosts), lose=self.faults.lose, duplicate=self.faults.duplicate)
 
     def deliver_candidate(self) -> None:
-        if self.to_target:
-            self._receive(*self.to_target.popleft())
+        self._receive(self.to_target.next())
 
     def deliver_copy(self) -> None:
-        """A message once more, any time after it was sent: with a loss, that is a message out of order."""
-        if self.copies:
-            self._receive(*self.copies.pop(self.random.randrange(len(self.copies))))
+        self._receive(self.to_target.any_copy())
 
-    def _receive(self, candidate: Candidate, ghosts: list[tuple[int, ...]]) -> None:
+    def _receive(self, sent: tuple[Candidate, list[tuple[int, ...]]] | None) -> None:
+        if sent is None:
+            return
+        candidate, ghosts = sent
         reception = self.target.receive(candidate)
         self.receptions.append(reception)
         if reception is Reception.TAKEN:
             self.ghosts.update((candidate.start + offset, ghost) for offset, ghost in enumerate(ghosts))
 
     def deliver_verdict(self) -> None:
-        if self.to_draft:
-            self._hear(self.to_draft.popleft())
+        self._hear(self.to_draft.next())
 
     def deliver_old_verdict(self) -> None:
-        """A verdict once more, any time after it was sent, also to a later life of the draft."""
-        if self.old_verdicts:
-            self._hear(self.old_verdicts.pop(self.random.randrange(len(self.old_verdicts))))
+        self._hear(self.to_draft.any_copy())
 
-    def _hear(self, verdict: Verdict) -> None:
+    def _hear(self, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
         transition = self.draft.preview(verdict)
         if transition is not None:
             self.draft.apply(transition)
@@ -200,10 +196,7 @@ class Harness:
         if not self.target.attached:
             self.num_alone += len(token_ids)
             return
-        if self.random.random() >= self.faults.lose:
-            self.to_draft.append(self.target.verdict())
-        if self.random.random() < self.faults.duplicate:
-            self.old_verdicts.append(self.target.verdict())
+        self.to_draft.send(self.target.verdict(), lose=self.faults.lose, duplicate=self.faults.duplicate)
 
     # The run
 

@@ -6,9 +6,9 @@ As `harness.py`, whose oracle and faults it shares.
 from __future__ import annotations
 
 import random
-from collections import deque
 from dataclasses import dataclass, field
 
+from protocol.channel import Channel
 from protocol.harness import VOCAB_SIZE, Faults, Violation, oracle_token
 
 from amusd.errors import AmusdError
@@ -51,10 +51,8 @@ class TreeHarness:
             max_lookahead=self.max_lookahead,
         )
         self.incarnation = 0
-        self.to_target: deque[tuple[Prepared, set[Drafted]]] = deque()
-        self.copies: list[tuple[Prepared, set[Drafted]]] = []
-        self.to_draft: deque[Verdict] = deque()
-        self.old_verdicts: list[Verdict] = []
+        self.to_target = Channel[tuple[Prepared, set[Drafted]]](self.random)
+        self.to_draft = Channel[Verdict](self.random)
         self.drafted: set[Drafted] = set()
         self.block: Block | None = None
         self.prefixes: list[tuple[int, ...]] = []
@@ -118,36 +116,35 @@ class TreeHarness:
     def offer(self) -> None:
         unsent = list(self.draft._unsent)
         prepared = self.draft.offer()
-        if prepared is None or self.random.random() < self.faults.lose:
+        if prepared is None:
             return
         drafted = {((*self.prefix_of(node)[:-1],), node.token_id) for node in unsent}
-        self.to_target.append((prepared, drafted))
-        if self.random.random() < self.faults.duplicate:
-            self.copies.append((prepared, drafted))
+        self.to_target.send((prepared, drafted), lose=self.faults.lose, duplicate=self.faults.duplicate)
 
     def deliver(self) -> None:
-        if self.to_target:
-            self._receive(*self.to_target.popleft())
+        self._receive(self.to_target.next())
 
     def deliver_copy(self) -> None:
-        if self.copies:
-            self._receive(*self.copies.pop(self.random.randrange(len(self.copies))))
+        self._receive(self.to_target.any_copy())
 
-    def _receive(self, prepared: Prepared, drafted: set[Drafted]) -> None:
+    def _receive(self, sent: tuple[Prepared, set[Drafted]] | None) -> None:
+        if sent is None:
+            return
+        prepared, drafted = sent
         reception = self.target.receive(prepared)
         self.receptions.append(reception)
         if prepared.incarnation == self.incarnation:
             self.drafted |= drafted
 
     def deliver_verdict(self) -> None:
-        if self.to_draft:
-            self._hear(self.to_draft.popleft())
+        self._hear(self.to_draft.next())
 
     def deliver_old_verdict(self) -> None:
-        if self.old_verdicts:
-            self._hear(self.old_verdicts.pop(self.random.randrange(len(self.old_verdicts))))
+        self._hear(self.to_draft.any_copy())
 
-    def _hear(self, verdict: Verdict) -> None:
+    def _hear(self, verdict: Verdict | None) -> None:
+        if verdict is None:
+            return
         adoption = self.draft.preview(verdict)
         if adoption is not None:
             self.draft.apply(adoption)
@@ -183,10 +180,7 @@ class TreeHarness:
         self.block = None
         if not self.target.attached:
             return
-        if self.random.random() >= self.faults.lose:
-            self.to_draft.append(self.target.verdict())
-        if self.random.random() < self.faults.duplicate:
-            self.old_verdicts.append(self.target.verdict())
+        self.to_draft.send(self.target.verdict(), lose=self.faults.lose, duplicate=self.faults.duplicate)
 
     # The run
 
