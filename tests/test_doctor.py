@@ -26,7 +26,7 @@ def test_it_says_who_computes_target_and_drafters_and_that_widths_do_not_show() 
     assert found["drafter"].ok
     assert found["drafter"].text == "embedded, bfloat16: transformers adapter: model_impl=transformers; ngram"
     assert found["exactness"].ok
-    assert "32 of 32 rows equal bit for bit" in found["exactness"].text
+    assert "64 of 64 rows equal bit for bit in blocks of 1 to 8 rows and beside other paths" in found["exactness"].text
 
 
 @pytest.mark.parametrize("model_impl", ["auto", "transformers"])
