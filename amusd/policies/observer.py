@@ -60,17 +60,19 @@ class Observer:
         num_candidates: int,
         num_judged: int,
         num_accepted: int,
+        num_rescued: int = 0,
         num_tokens: int,
         foreseen: bool,
     ) -> None:
         """The pass on which the last view was decided is over.
 
-        `num_judged` includes a late candidate; `foreseen`: the draft does not start anew behind it.
+        `num_judged` includes a late candidate; `num_rescued` of the accepted ones were alternatives; `foreseen`: the
+        draft does not start anew behind it.
         """
         memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
         self._pass_seconds = memory * self._pass_seconds + (1 - memory) * (end_ns - start_ns) / 1e9
         if num_candidates and self._first_weight is not None:
-            self._estimates.judged_first(self._first_weight, accepted=num_accepted > 0)
+            self._estimates.judged_first(self._first_weight, accepted=num_accepted > num_rescued)
         since_ns = start_ns if self._last_end_ns is None else self._last_end_ns
         self._last_end_ns = end_ns
         self._estimates.passed(

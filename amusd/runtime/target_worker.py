@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from amusd.config import GREEDY, Distribution
 from amusd.errors import PeerLostError, PeerProtocolError
-from amusd.models.language_model import KVCache, LanguageModel, PathModel
+from amusd.models.language_model import KVCache, LanguageModel
 from amusd.policies.base import Policy, Wait, because
 from amusd.policies.observer import Observer
 from amusd.policies.silence import Reminder, Silence
@@ -25,9 +25,8 @@ from amusd.protocol.verification import Block
 from amusd.runtime.handshake import told
 from amusd.runtime.succession import Succession, last_line
 from amusd.runtime.tally import Tally
-from amusd.sampling.equality import Acceptance, accept_along, accept_equal
+from amusd.runtime.verifier import Session, Verifier
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
-from amusd.sampling.sampler import TargetSampler
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
@@ -44,9 +43,6 @@ MAX_DRAINED = 1_000
 
 MAX_NONSENSE = 100
 """So many messages in a row that the protocol forbids, and the draft counts as lost."""
-
-
-_Session = TargetSession[ProbabilityRow] | TreeTargetSession
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +102,7 @@ class TargetWorker:
     """Why it is as long as it is, for its event."""
     _tally: Tally = field(default_factory=Tally)
     _observer: Observer = field(default_factory=Observer)
-    _sampler: TargetSampler | None = None
+    _verifier: Verifier = field(init=False)
     _silence: Silence = field(default_factory=Silence)
     _max_silence_seconds: float = 0.0
     _num_nonsense: int = 0
@@ -133,7 +129,7 @@ class TargetWorker:
         self._observer.open(request.drafter, has_tree=bool(request.policy.fan_out))
         self._max_silence_seconds = request.max_silence_seconds + self.round_trip_seconds
         session = self._new_session(request)
-        self._sampler = self._new_sampler(request)
+        self._verifier = Verifier(self.model, request.distribution, request.prompt, logprobs=request.logprobs)
         reason = FinishReason.ABORTED
         try:
             cache = self._open(session, request)
@@ -170,7 +166,7 @@ class TargetWorker:
 
     # One sequence, from its opening to its end
 
-    def _new_session(self, request: Request) -> _Session:
+    def _new_session(self, request: Request) -> Session:
         sequence_id = self._next_sequence_id
         self._next_sequence_id += 1
         if request.policy.fan_out:
@@ -190,15 +186,7 @@ class TargetWorker:
             wants_rows=request.distribution.rule == "rejection",
         )
 
-    def _new_sampler(self, request: Request) -> TargetSampler | None:
-        """None where each token is that of the largest logit: then logits need not leave the device."""
-        if request.distribution.is_argmax and not request.logprobs:
-            return None
-        return TargetSampler(
-            request.distribution, self.model.vocab_size, prompt=request.prompt, logprobs=request.logprobs
-        )
-
-    def _open(self, session: _Session, request: Request) -> KVCache:
+    def _open(self, session: Session, request: Request) -> KVCache:
         """Send the prompt first, so that the draft prefills while the target does."""
         self._meet_next_draft(session)
         self._tell_draft(session, request)
@@ -210,7 +198,7 @@ class TargetWorker:
         self.recorder.span("target_prefill", start_ns, end_ns, session.sequence_id)
         return self._cache
 
-    def _tell_draft(self, session: _Session, request: Request) -> None:
+    def _tell_draft(self, session: Session, request: Request) -> None:
         """Have the draft work on the sequence, whatever is committed of it by now."""
         if request.drafter is None or not self.has_draft:
             return
@@ -220,7 +208,7 @@ class TargetWorker:
         self._is_answered = False
         self._send(self._opening(session, request), session)
 
-    def _opening(self, session: _Session, request: Request) -> Open:
+    def _opening(self, session: Session, request: Request) -> Open:
         assert self.peer is not None
         assert request.drafter is not None
         return Open(
@@ -238,7 +226,7 @@ class TargetWorker:
             rows_per_step=request.policy.rows_per_step,
         )
 
-    def _answer(self, session: _Session, request: Request) -> None:
+    def _answer(self, session: Session, request: Request) -> None:
         """Tell the draft what is committed by now.
 
         A silent one is told now and then, or a stopped one would find its link full; a verdict is cumulative. One that
@@ -252,7 +240,7 @@ class TargetWorker:
         if is_reminder or self._may_hear(session):
             self._send(session.verdict(), session)
 
-    def _next_block(self, session: _Session, request: Request) -> Block:
+    def _next_block(self, session: Session, request: Request) -> Block:
         """Drain what has arrived and let the policy decide, until it decides to verify."""
         policy = request.policy
         ready_ns = time.monotonic_ns()
@@ -269,24 +257,17 @@ class TargetWorker:
             if not isinstance(decision, Wait):
                 self._reason = because(decision)
                 self._max_candidates = min(limit, policy.max_lookahead)
-                return self._begin(session, policy, min(decision.num_candidates, limit))
+                return self._verifier.begin(session, min(decision.num_candidates, limit), policy.breadth)
             seconds = min(decision.seconds, self._silence.seconds_left(self._max_silence_seconds))
             self._wait(session, seconds, because(decision))
 
-    def _begin(self, session: _Session, policy: Policy, num_candidates: int) -> Block:
-        """The next block; with alternatives, where the policy wants them and the pass has room."""
-        if isinstance(session, TreeTargetSession) and policy.breadth > 1 and isinstance(self.model, PathModel):
-            num_tracks = min(policy.breadth, self.model.num_tracks(session.committed_length - 1))
-            return session.begin(num_candidates, num_tracks=num_tracks, max_rows=self.model.width)
-        return session.begin(num_candidates)
-
-    def _verify(self, session: _Session, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
+    def _verify(self, session: Session, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
         start_ns = time.monotonic_ns()
-        acceptance, end_ns = (self._judge_paths if block.alternatives else self._judge)(session, cache, block)
+        acceptance, end_ns = self._verifier.judge(session, block, cache, lambda: self._drain(session))
         emission = stop.push(acceptance.token_ids)
-        if self._sampler is not None and self._sampler.logprobs:
-            emission = replace(emission, logprobs=self._sampler.logprobs[: len(emission.token_ids)])
+        if self._verifier.logprobs:
+            emission = replace(emission, logprobs=self._verifier.logprobs[: len(emission.token_ids)])
         accepted = emission.token_ids[: acceptance.num_accepted]
         judged = session.judged(accepted)
         session.commit(emission.token_ids, len(accepted))
@@ -297,37 +278,9 @@ class TargetWorker:
         self._pass_done(session, block, start_ns, end_ns, num_judged=num_judged, accepted=accepted)
         return emission
 
-    def _judge(self, session: _Session, cache: KVCache, block: Block) -> tuple[Acceptance, int]:
-        """Of one path; also returns when the pass ended, of which choosing is a part."""
-        if self._sampler is None:
-            choices = self.model.choose(block.token_ids, cache)  # [1 + candidates]
-            end_ns = time.monotonic_ns()
-            self._drain(session)
-            return accept_equal(choices, session.candidates_to_judge()), end_ns
-        logits = self.model.forward(block.token_ids, cache).logits  # [1 + candidates, ids]
-        self._drain(session)
-        rows = session.rows_to_judge() if isinstance(session, TargetSession) else ()
-        judged = session.candidates_to_judge()
-        acceptance = self._sampler.accept(logits, block.start, block.token_ids, judged, rows)
-        return acceptance, time.monotonic_ns()
-
-    def _judge_paths(self, session: _Session, cache: KVCache, block: Block) -> tuple[Acceptance, int]:
-        """The same of several, of which the cache keeps the accepted one."""
-        assert isinstance(self.model, PathModel)
-        if self._sampler is None:
-            choices = self.model.choose_paths(block.token_ids, block.parents, cache)  # [1 + candidates]
-            acceptance, rows = accept_along(choices.__getitem__, block.next_row, len(choices))
-        else:
-            logits = self.model.forward_paths(block.token_ids, block.parents, cache).logits  # [1 + candidates, ids]
-            acceptance, rows = self._sampler.accept_paths(logits, block)
-        self.model.keep(rows, cache)
-        end_ns = time.monotonic_ns()
-        self._drain(session)
-        return acceptance, end_ns
-
     def _pass_done(
         self,
-        session: _Session,
+        session: Session,
         block: Block,
         start_ns: int,
         end_ns: int,
@@ -345,7 +298,8 @@ class TargetWorker:
             end_ns,
             num_candidates=num_candidates,
             num_judged=num_judged,
-            num_accepted=num_accepted - num_rescued,
+            num_accepted=num_accepted,
+            num_rescued=num_rescued,
             num_tokens=num_tokens,
             foreseen=not session.draft_restarting,
         )
@@ -374,7 +328,7 @@ class TargetWorker:
             committed_length=session.committed_length,
         )
 
-    def _record_sequence(self, session: _Session, request: Request, reason: FinishReason) -> None:
+    def _record_sequence(self, session: Session, request: Request, reason: FinishReason) -> None:
         self.recorder.span(
             "sequence",
             self._tally.start_ns,
@@ -387,13 +341,13 @@ class TargetWorker:
             finish_reason=reason.value,
         )
 
-    def _close(self, session: _Session, reason: FinishReason) -> None:
+    def _close(self, session: Session, reason: FinishReason) -> None:
         if session.attached and self._send(Close(session.sequence_id, reason), session):
             self._await_final_progress(session)
         session.detach()
         self.recorder.flush()
 
-    def _await_final_progress(self, session: _Session) -> None:
+    def _await_final_progress(self, session: Session) -> None:
         patience = min(FINAL_PROGRESS_SECONDS, self._silence.seconds_left(self._max_silence_seconds))
         deadline = time.monotonic() + patience
         self._has_progress = False
@@ -402,11 +356,11 @@ class TargetWorker:
 
     # The draft: whether it is there, and what it says
 
-    def _may_hear(self, session: _Session) -> bool:
+    def _may_hear(self, session: Session) -> bool:
         """A draft works on the sequence, and is not silent."""
         return session.attached and self._silence.seconds_left(self._max_silence_seconds) > 0
 
-    def _meet_next_draft(self, session: _Session) -> bool:
+    def _meet_next_draft(self, session: Session) -> bool:
         """Look for one in the place of a lost one, without waiting; whether it has come."""
         if self.succession is None or self.link is not None:
             return False
@@ -422,14 +376,14 @@ class TargetWorker:
         self.recorder.instant("draft_back", session.sequence_id, incarnation=self.peer.incarnation)
         return True
 
-    def _drain(self, session: _Session) -> None:
+    def _drain(self, session: Session) -> None:
         if session.attached and not self.has_draft:
             session.detach()
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
             if not (session.attached and self._take(session, 0.0)):
                 break
 
-    def _wait(self, session: _Session, seconds: float, reason: dict[str, str]) -> None:
+    def _wait(self, session: Session, seconds: float, reason: dict[str, str]) -> None:
         start_ns = time.monotonic_ns()
         num_candidates = session.num_candidates
         self._take(session, seconds)
@@ -438,7 +392,7 @@ class TargetWorker:
         self._observer.waited(end_ns - start_ns, num_before=num_candidates, num_after=session.num_candidates)
         self.recorder.span("target_wait", start_ns, end_ns, session.sequence_id, **reason)
 
-    def _take(self, session: _Session, timeout: float) -> bool:
+    def _take(self, session: Session, timeout: float) -> bool:
         """Receive and handle one message; False when none came."""
         if not self.has_draft:
             return False
@@ -455,7 +409,7 @@ class TargetWorker:
             self._handle(session, message)
         return message is not None
 
-    def _handle(self, session: _Session, message: Message) -> None:
+    def _handle(self, session: Session, message: Message) -> None:
         if isinstance(message, Candidate | Prepared):
             reception = self._receive_candidate(session, message)
             record_message(self.recorder, RECEIVE, message, reception=reception)
@@ -479,13 +433,13 @@ class TargetWorker:
                 open_ns=message.open_ns,
             )
 
-    def _note_answer(self, session: _Session, message: Candidate | Prepared) -> None:
+    def _note_answer(self, session: Session, message: Candidate | Prepared) -> None:
         addressed = self.peer is not None and message.incarnation == self.peer.incarnation
         if addressed and message.sequence_id == session.sequence_id and self._reminder is not None:
             self._is_answered = True
             self._reminder.heard(time.monotonic())
 
-    def _judge_sense(self, session: _Session, *, makes_sense: bool) -> None:
+    def _judge_sense(self, session: Session, *, makes_sense: bool) -> None:
         """A draft that talks nonsense is not heard, and in the end not listened to."""
         if makes_sense:
             self._silence.heard()
@@ -504,7 +458,7 @@ class TargetWorker:
         except ValueError as error:
             raise PeerProtocolError(f"candidate: {error}") from error
 
-    def _receive_candidate(self, session: _Session, message: Candidate | Prepared) -> str:
+    def _receive_candidate(self, session: Session, message: Candidate | Prepared) -> str:
         """Take it in; return what became of it, for the record."""
         try:
             if isinstance(session, TreeTargetSession):
@@ -522,7 +476,7 @@ class TargetWorker:
             self._tally.num_stale_candidates += 1
         return reception.value
 
-    def _send(self, message: Message, session: _Session | None = None) -> bool:
+    def _send(self, message: Message, session: Session | None = None) -> bool:
         """Send, or note that the draft is gone; False then. `session`: the sequence that it was working on."""
         assert self.link is not None
         record_message(self.recorder, SEND, message)
@@ -533,7 +487,7 @@ class TargetWorker:
             return False
         return True
 
-    def _lose_draft(self, session: _Session | None, reason: str) -> None:
+    def _lose_draft(self, session: Session | None, reason: str) -> None:
         """Go on without it, and look for the next one if that can be."""
         if session is not None:
             session.detach()

@@ -166,7 +166,8 @@ class TargetActor:
             start_ns + pass_ns,
             num_candidates=num_candidates,
             num_judged=num_judged,
-            num_accepted=num_accepted - num_rescued,
+            num_accepted=num_accepted,
+            num_rescued=num_rescued,
             num_tokens=len(token_ids),
             foreseen=not session.draft_restarting,
         )

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
+
 from amusd.policies.observer import Observer
+from amusd.protocol.messages import CERTAINTY, Prepared
+from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
+from amusd.protocol.tree_target_session import TreeTargetSession
 
 
 def session() -> TargetSession[bytes]:
     return TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, max_lookahead=4)
 
 
-def passed(observer: Observer, start_ns: int, end_ns: int, num_accepted: int = 0) -> None:
+def passed(observer: Observer, start_ns: int, end_ns: int, num_accepted: int = 0, num_rescued: int = 0) -> None:
     observer.passed(
         start_ns,
         end_ns,
         num_candidates=2,
         num_judged=2,
         num_accepted=num_accepted,
+        num_rescued=num_rescued,
         num_tokens=num_accepted + 1,
         foreseen=False,
     )
@@ -68,3 +74,24 @@ def test_a_wait_that_brought_nothing_counts() -> None:
     assert observer.view(session(), max_candidates=3, waited_ns=0).candidate_seconds == 0.005
     observer.waited(3_000_000, num_before=0, num_after=1)
     assert 0.005 < observer.view(session(), max_candidates=3, waited_ns=0).candidate_seconds < 0.0075
+
+
+def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_was_too_sure_of_that() -> None:
+    """And that a position with several candidates is accepted all the same."""
+    tree = TreeTargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, max_lookahead=4)
+    tree.attach(1)
+    tree.receive(Prepared(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+
+    def seen(num_rescued: int) -> tuple[float, float]:
+        observer = Observer()
+        observer.open("a", has_tree=True)
+        for _ in range(200):
+            observer.view(tree, max_candidates=3, waited_ns=0)
+            passed(observer, 0, 1000, num_accepted=2, num_rescued=num_rescued)
+        view = observer.view(tree, max_candidates=3, waited_ns=0)
+        return view.path_chance, view.acceptance
+
+    assert seen(0)[0] == pytest.approx(0.5, abs=0.001)
+    assert seen(1)[0] == pytest.approx(0.5, abs=0.001)  # a second one was
+    assert seen(2)[0] < 0.1
+    assert seen(0)[1] == seen(2)[1] > 0.9

@@ -1,0 +1,79 @@
+"""One target pass: what it computes, and which of its tokens become final."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from amusd.config import Distribution
+from amusd.models.language_model import KVCache, LanguageModel, PathModel
+from amusd.protocol.target_session import TargetSession
+from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.verification import Block
+from amusd.sampling.equality import Acceptance, accept_along, accept_equal
+from amusd.sampling.rows import ProbabilityRow
+from amusd.sampling.sampler import TargetSampler
+
+Session: TypeAlias = TargetSession[ProbabilityRow] | TreeTargetSession
+
+
+class Verifier:
+    """Of one answer."""
+
+    def __init__(
+        self, model: LanguageModel, distribution: Distribution, prompt: Sequence[int], *, logprobs: bool = False
+    ) -> None:
+        """`logprobs`: keep the log-probabilities of the tokens."""
+        self._model = model
+        # None where each token is that of the largest logit: then logits need not leave the device.
+        self._sampler: TargetSampler | None = None
+        if logprobs or not distribution.is_argmax:
+            self._sampler = TargetSampler(distribution, model.vocab_size, prompt=prompt, logprobs=logprobs)
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Of the tokens last judged; empty unless asked for."""
+        return () if self._sampler is None else self._sampler.logprobs
+
+    def begin(self, session: Session, num_candidates: int, breadth: int) -> Block:
+        """The next block; with alternatives, up to `breadth` candidates of a position, where the pass has room."""
+        if isinstance(session, TreeTargetSession) and breadth > 1 and isinstance(self._model, PathModel):
+            num_tracks = min(breadth, self._model.num_tracks(session.committed_length - 1))
+            return session.begin(num_candidates, num_tracks=num_tracks, max_rows=self._model.width)
+        return session.begin(num_candidates)
+
+    def judge(
+        self, session: Session, block: Block, cache: KVCache, drain: Callable[[], None]
+    ) -> tuple[Acceptance, int]:
+        """Compute the pass; returns what it commits, and when it ended (monotonic ns), choosing included.
+
+        `drain` takes in what has arrived meanwhile: of one path, a candidate more may be judged.
+        """
+        if block.alternatives:
+            judged_paths = self._judge_paths(block, cache)
+            drain()
+            return judged_paths
+        if self._sampler is None:
+            choices = self._model.choose(block.token_ids, cache)  # [1 + candidates]
+            end_ns = time.monotonic_ns()
+            drain()
+            return accept_equal(choices, session.candidates_to_judge()), end_ns
+        logits = self._model.forward(block.token_ids, cache).logits  # [1 + candidates, ids]
+        drain()
+        judged = session.candidates_to_judge()
+        rows = session.rows_to_judge() if isinstance(session, TargetSession) else ()
+        acceptance = self._sampler.accept(logits, block.start, block.token_ids, judged, rows)
+        return acceptance, time.monotonic_ns()
+
+    def _judge_paths(self, block: Block, cache: KVCache) -> tuple[Acceptance, int]:
+        """Of several paths, of which the cache keeps the accepted one."""
+        assert isinstance(self._model, PathModel)
+        if self._sampler is None:
+            choices = self._model.choose_paths(block.token_ids, block.parents, cache)  # [1 + candidates]
+            acceptance, rows = accept_along(choices.__getitem__, block.next_row, len(choices))
+        else:
+            logits = self._model.forward_paths(block.token_ids, block.parents, cache).logits  # [1 + candidates, ids]
+            acceptance, rows = self._sampler.accept_paths(logits, block)
+        self._model.keep(rows, cache)
+        return acceptance, time.monotonic_ns()
