@@ -51,6 +51,8 @@ class HashCache:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.hashes = [prefix_hash.EMPTY]
+        self.rows: list[int] = []
+        """Of a pass over several paths."""
 
     @property
     def length(self) -> int:
@@ -62,7 +64,7 @@ class HashCache:
 
 
 class HashModel:
-    """A `LanguageModel`. `spend` takes the time of a pass."""
+    """A `PathModel`. `spend` takes the time of a pass."""
 
     vocab_size = VOCAB_SIZE
     output_ids = None
@@ -92,6 +94,27 @@ class HashModel:
 
     def forward(self, token_ids: Sequence[int], cache: HashCache) -> ModelOutput:
         raise NotImplementedError("greedy decoding chooses")
+
+    @property
+    def width(self) -> int:
+        return 9
+
+    def num_tracks(self, start: int) -> int:
+        return 1 + start % 4
+
+    def forward_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: HashCache) -> ModelOutput:
+        raise NotImplementedError("greedy decoding chooses")
+
+    def choose_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: HashCache) -> list[int]:
+        assert len(token_ids) <= self.width
+        cache.rows = [prefix_hash.extend(cache.hashes[-1], token_ids[0])]
+        for token_id, parent in zip(token_ids[1:], parents, strict=True):
+            cache.rows.append(prefix_hash.extend(cache.rows[parent], token_id))
+        self._spend("pass")
+        return [next_token(value) for value in cache.rows]
+
+    def keep(self, rows: Sequence[int], cache: HashCache) -> None:
+        cache.hashes += [cache.rows[row] for row in rows]
 
     def extend(self, token_ids: Sequence[int], cache: HashCache, num_tokens: int, chooser: object = None) -> list[int]:
         raise NotImplementedError("a target makes one token a pass")

@@ -83,7 +83,7 @@ def scenario_of(seed: int) -> Scenario:
         BranchingPolicy(lookahead, draw.randint(1, 3), draw.randint(1, 4), draw.randint(0, 3), 1.0),
         BranchingPolicy(lookahead, draw.randint(1, 3), draw.randint(1, 4), draw.randint(0, 3), 1.0),
         AutoPolicy(max_lookahead=lookahead, fan_out=0, rows_per_step=1, max_wait_passes=1.0),
-        AutoPolicy(max_lookahead=lookahead, fan_out=3, rows_per_step=4, max_wait_passes=1.0),
+        AutoPolicy(max_lookahead=lookahead, fan_out=3, rows_per_step=4, max_wait_passes=1.0, breadth=3),
     )
     prompts = tuple(
         tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 6))) for _ in range(1 if live else 2)

@@ -20,6 +20,8 @@ MUST_HAPPEN = (
     "restart",
     "rollback",
     "adoption",
+    "alternative scored",
+    "alternative accepted",
     "stale candidate",
     "stale verdict",
     "candidate of an earlier life",

@@ -55,6 +55,8 @@ class WatchedTarget(TargetWorker):
         self._ready_ns, self._num_waits = self.world.now_ns, 0
         block = super()._next_block(session, request)
         self.watch.evaluated(session, block.candidates)
+        self.watch.scored(session, block)
+        self.world.counts["alternative scored"] += len(block.alternatives)
         return block
 
     def _drain(self, session: Session) -> None:
@@ -93,6 +95,7 @@ class WatchedTarget(TargetWorker):
     def _pass_done(self, session: Session, block: Block, start_ns: int, end_ns: int, **judged: Any) -> None:
         super()._pass_done(session, block, start_ns, end_ns, **judged)
         num_accepted = len(judged["accepted"])
+        self.world.counts["alternative accepted"] += block.num_rescued(judged["accepted"])
         self.num_passes += 1
         self.num_accepted += num_accepted
         self.world.note(f"pass {len(block.candidates)} {num_accepted} {session.committed_length}")

@@ -10,7 +10,7 @@ from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Prepared
 from amusd.protocol.tree_draft_session import TreeDraftSession
-from amusd.protocol.verification import Verification
+from amusd.protocol.verification import Block, Verification
 
 MAX_WAIT_NS = 2_000_000_000
 """Before a pass: no policy of the simulation, and no silence, has the target wait for longer."""
@@ -72,6 +72,14 @@ class Watch:
                 position = session.committed_length + offset
                 raise Violation(f"I6: candidate {token_id} at {position} was not drafted from what stands before it")
             prefix = prefix_hash.extend(prefix, token_id)
+
+    def scored(self, session: Verification[Any], block: Block) -> None:
+        """I6, of all that is in a pass."""
+        prefixes = [self._hashes[session.committed_length]]
+        for token_id, parent in zip(block.token_ids[1:], block.parents, strict=True):
+            if (prefixes[parent], token_id) not in self._drafted:
+                raise Violation(f"I6: candidate {token_id} was not drafted from the row before it")
+            prefixes.append(prefix_hash.extend(prefixes[parent], token_id))
 
     def waited(self, ns: int, number: int) -> None:
         """L1. `number`: of waits, which may have taken no time at all."""
