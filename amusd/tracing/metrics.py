@@ -75,9 +75,9 @@ class GenerationMetrics:
     num_late_accepted: int = 0
     """Of these, candidates that arrived during the pass and stood where the bonus token would have come."""
     num_alternatives: int = 0
-    """Candidates beside the likeliest path that passes scored, beyond those judged on the path that was taken."""
+    """Candidates beside the likeliest path that passes scored."""
     num_rescued: int = 0
-    """Accepted candidates that were alternatives: each is a token that the likeliest path alone would have cost."""
+    """Accepted candidates that were among them."""
     accepted_by_position: tuple[int, ...] = ()
     acceptance: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """(candidates judged, accepted) -> how many passes with candidates ended so."""
