@@ -98,8 +98,8 @@ class Follower:
     # What the sessions look like in the model's terms
 
     def _observed(self) -> State:
-        candidates = [*self._harness.to_target, *self._harness.copies]
-        verdicts = [*self._harness.to_draft, *self._harness.old_verdicts]
+        candidates = self._harness.to_target.on_its_way
+        verdicts = self._harness.to_draft.on_its_way
         return State(
             self._target(),
             self._draft(),

@@ -21,6 +21,11 @@ class Channel(Generic[Sent]):
     def __bool__(self) -> bool:
         return bool(self._queue)
 
+    @property
+    def on_its_way(self) -> tuple[Sent, ...]:
+        """All that may still arrive, copies among it."""
+        return (*self._queue, *self._copies)
+
     def send(self, sent: Sent, *, lose: float, duplicate: float) -> None:
         """With these probabilities it is lost, and there is a copy of it."""
         if self.random.random() >= lose:
