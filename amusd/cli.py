@@ -17,7 +17,7 @@ from amusd.doctor import run_doctor
 from amusd.engine import Engine, Generation
 from amusd.errors import ConfigError
 from amusd.live import LiveView, TerminalScreen
-from amusd.models.embedded_draft import export_draft
+from amusd.models.embedded_draft import export_draft, make_new_folder
 from amusd.models.zoo import embedded_target_path
 from amusd.reporting.comparison import write_comparison_page
 from amusd.runtime.startup import make_recorder
@@ -126,6 +126,7 @@ def bench(config: RunConfig, run_directory: Path) -> int:
 def export_embedded_draft(folder: Path) -> int:
     """Write the embedded draft to `folder` as a transformers checkpoint. Raises `ConfigError`."""
     console = Console(json_only=False)
+    make_new_folder(folder)  # before the target is unpacked: a mistake costs nothing
     target = embedded_target_path(report=console.note)
     export_draft(target, folder)
     console.note(f"the embedded draft is in {folder}; its target: {target}")

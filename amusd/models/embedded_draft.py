@@ -71,16 +71,24 @@ def load_embedded_draft(
     )
 
 
+def make_new_folder(folder: Path) -> None:
+    """An empty one. Raises `ConfigError` if it holds anything, or cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder}: not empty; name a new folder")
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error}") from error
+
+
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
     """Write the draft as an ordinary transformers checkpoint, with the whole head and the target's tokenizer.
 
     `target` is the target's folder. Raises `ConfigError` if `folder` holds anything, or cannot be written.
     """
     draft = read_draft(draft_file)
+    make_new_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder}: not empty; name a new folder")
         model = _build(target, draft, dtype="bfloat16", max_model_len=1, model_impl="transformers")
         with quiet_transformers():
             model.save_pretrained(folder)
