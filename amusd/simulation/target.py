@@ -253,11 +253,9 @@ def _accept(session: Session, block: Block) -> tuple[tuple[int, ...], int]:
     """
     start = block.start + 1 - PROMPT_LENGTH
     if block.alternatives:
-        row, token_ids = 0, [target_token(start)]
-        while (behind := block.next_row(row, token_ids[-1])) is not None:
-            row = behind
-            token_ids.append(target_token(start + len(token_ids)))
-        return tuple(token_ids), len(token_ids) - 1
+        token_ids = tuple(target_token(start + depth) for depth in range(len(block.token_ids)))
+        num_accepted = len(block.path_along(token_ids)) - 1
+        return token_ids[: num_accepted + 1], num_accepted
     judged, num_scored = session.candidates_to_judge(), len(block.candidates) + 1
     num_accepted = 0
     while num_accepted < len(judged) and judged[num_accepted] == target_token(start + num_accepted):
