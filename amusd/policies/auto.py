@@ -1,10 +1,10 @@
-"""Asynchronous decoding that finds out by itself how long to wait.
+"""Asynchronous decoding that finds out by itself how long to wait, how much to verify, and whether to draft at all.
 
 One candidate more is worth waiting for if the tokens it may bring are more than what the pair commits in the time until
 it comes. It brings one with the chance that it and all before it are accepted. If it is the first that is not, the text
 goes on where less is prepared than behind the target's own token, which the pass would have ended with instead.
 That is the best `min_candidates` of a chain or a tree (docs/branching.md), found pass by pass, as it depends on how
-sure the draft is of what is at hand.
+sure the draft is of what is at hand. A candidate at hand is verified unless what it adds to the pass outweighs it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,21 @@ class AutoPolicy:
     tokens_per_message: int = 1
 
     def decide(self, view: TargetView) -> Decision:
-        """Verify now, or wait for one more candidate."""
+        """Verify now what is worth it, or wait for one more candidate."""
+        if not view.drafting_pays:
+            drafting, plain = view.tokens_per_second, view.plain_tokens_per_second
+            state = "the draft rests" if drafting < plain else "a rest is tried"
+            reason = f"{state}: {drafting:.1f} tokens/s with the draft, {plain:.1f} without"
+            return Verify(0, reason, tells_draft=False)
+        row_loss = view.row_seconds * max(view.tokens_per_second, view.plain_tokens_per_second)
+        num_candidates = sum(chance > row_loss for chance in view.chances)
         if view.may_get_more and view.num_candidates < view.max_candidates:
             gain = view.path_chance * (view.acceptance - (1 - view.acceptance) * view.rejection_loss)
-            loss = view.tokens_per_second * view.candidate_seconds
+            loss = view.tokens_per_second * view.candidate_seconds + row_loss
             seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
             reason = f"one more candidate: {gain:.2f} tokens for {loss:.2f}"
             if gain > loss and seconds_left > 0:
                 return Wait(seconds_left, reason)
-            return Verify(view.num_candidates, reason if seconds_left > 0 else "waited for as long as a pass takes")
-        return Verify(view.num_candidates)
+            reason = reason if seconds_left > 0 else "waited for as long as a pass takes"
+            return Verify(num_candidates, reason, min_chance=row_loss)
+        return Verify(num_candidates, min_chance=row_loss)

@@ -26,8 +26,8 @@ class TargetView:
     """Since the last pass ended."""
     pass_seconds: float
     """Running estimate of one target pass; 0 before the first."""
-    path_chance: float = 1.0
-    """Estimate that all candidates at hand are accepted; 1 where there are none."""
+    chances: tuple[float, ...] = ()
+    """Of each candidate at hand: estimate that it and those before it are accepted."""
     acceptance: float = 0.5
     """Running estimate for one candidate behind the right prefix."""
     tokens_per_second: float = 0.0
@@ -36,6 +36,17 @@ class TargetView:
     """Running estimate of the wait for a candidate; 0 before the first one."""
     rejection_loss: float = 0.0
     """Running estimate, in tokens, of what a rejection costs beyond the candidate itself."""
+    row_seconds: float = 0.0
+    """Running estimate of what one more candidate adds to a pass."""
+    drafting_pays: bool = True
+    """Decoding alone has not been found to be quicker."""
+    plain_tokens_per_second: float = 0.0
+    """What decoding alone was found to commit; before it was tried, what it may commit at most."""
+
+    @property
+    def path_chance(self) -> float:
+        """Estimate that all candidates at hand are accepted; 1 where there are none."""
+        return self.chances[-1] if self.chances else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,10 @@ class Verify:
     num_candidates: int
     reason: str = field(default="", compare=False)
     """For the timeline, where it is not always the same."""
+    min_chance: float = 0.0
+    """Candidates beside the likeliest path that are less likely than this are not worth their row."""
+    tells_draft: bool = True
+    """The draft hears what the pass commits. Else it comes to rest; the next verdict that it gets tells all."""
 
 
 @dataclass(frozen=True, slots=True)

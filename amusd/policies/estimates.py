@@ -7,14 +7,15 @@ candidate_seconds   waited for a candidate: all time that was waited, by the can
 behind a verdict that nobody foresaw takes longer than one more behind those at hand
 rejection_loss      after a rejection the draft has to start anew more often than after full acceptance; the tokens that
 the wait for its first candidate costs then
-path_chance         of all candidates at hand: the draft's own estimate, corrected by how often its first candidate
-is accepted against what it says; where it says nothing, by the acceptance alone
+chances             of each candidate at hand, with those before it: the draft's own estimate, corrected by how often
+its first candidate is accepted against what it says; where it says nothing, by the acceptance alone
 """
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
 
 HALF_LIFE = 64
 """Tested candidates after which an outcome counts half."""
@@ -87,11 +88,12 @@ class Estimates:
         less_often = max(0.0, self._foreseen[True] - self._foreseen[False])
         return less_often * self.tokens_per_second * self._waits_for_first.seconds
 
-    def path_chance(self, num_candidates: int, weights: Sequence[float]) -> float:
+    def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
         """`weights`: what the draft says of each candidate at hand, or nothing."""
         if not weights:
-            return self.acceptance**num_candidates
-        return math.prod(weights) * min(1.0, self._num_first / self._said_first) ** len(weights)
+            return tuple(self.acceptance**number for number in range(1, num_candidates + 1))
+        correction = min(1.0, self._num_first / self._said_first)
+        return tuple(accumulate((correction * weight for weight in weights), operator.mul))
 
     def passed(self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, foreseen: bool) -> None:
         """A pass is over; `seconds` since the one before it was. `foreseen`: the draft need not start anew."""

@@ -9,7 +9,9 @@ from typing import Any
 
 from amusd.policies.base import TargetView
 from amusd.policies.estimates import Estimates
-from amusd.protocol.verification import Verification
+from amusd.policies.payoff import Payoff
+from amusd.policies.row_cost import RowCost
+from amusd.protocol.verification import PassOutcome, Verification
 
 PASS_TIME_MEMORY = 0.8
 """Weight of the past in the running estimate of a pass."""
@@ -20,14 +22,16 @@ class Observer:
 
     def __init__(self) -> None:
         self._pass_seconds = 0.0
-        self._estimates = Estimates()
-        self._all_estimates: dict[tuple[str | None, bool], Estimates] = {}
+        self._row_cost = RowCost()
+        self._estimates, self._payoff = Estimates(), Payoff()
+        self._of_drafters: dict[tuple[str | None, bool], tuple[Estimates, Payoff]] = {}
         self._last_end_ns: int | None = None
         self._first_weight: float | None = None
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """An answer begins. What drafters do, and one with and without trees, is kept apart."""
-        self._estimates = self._all_estimates.setdefault((drafter, has_tree), Estimates())
+        key = drafter, has_tree
+        self._estimates, self._payoff = self._of_drafters.setdefault(key, (Estimates(), Payoff()))
         self._last_end_ns = None
 
     def view(self, session: Verification[Any], *, max_candidates: int, waited_ns: int) -> TargetView:
@@ -41,44 +45,40 @@ class Observer:
             draft_restarting=session.draft_restarting,
             waited_seconds=waited_ns / 1e9,
             pass_seconds=self._pass_seconds,
-            path_chance=self._estimates.path_chance(num_candidates, weights),
+            chances=self._estimates.chances(num_candidates, weights),
             acceptance=self._estimates.acceptance,
             tokens_per_second=self._estimates.tokens_per_second,
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
             rejection_loss=self._estimates.rejection_loss,
+            row_seconds=self._row_cost.row_ns / 1e9,
+            drafting_pays=self._payoff.drafting_pays,
+            plain_tokens_per_second=self._payoff.plain_tokens_per_second,
         )
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
         """For a message, with so many candidates at hand before and after it."""
         self._estimates.waited(num_before, ns / 1e9, came=num_after > num_before)
 
-    def passed(
-        self,
-        start_ns: int,
-        end_ns: int,
-        *,
-        num_candidates: int,
-        num_judged: int,
-        num_accepted: int,
-        num_rescued: int = 0,
-        num_tokens: int,
-        foreseen: bool,
-    ) -> None:
+    def passed(self, start_ns: int, end_ns: int, outcome: PassOutcome, *, foreseen: bool, rests: bool = False) -> None:
         """The pass on which the last view was decided is over.
 
-        `num_judged` includes a late candidate; `num_rescued` of the accepted ones were alternatives; `foreseen`: the
-        draft does not start anew behind it.
+        `foreseen`: the draft does not start anew behind it. `rests`: it is not told of it, so that what it could have
+        brought is not known.
         """
+        pass_seconds = (end_ns - start_ns) / 1e9
         memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
-        self._pass_seconds = memory * self._pass_seconds + (1 - memory) * (end_ns - start_ns) / 1e9
-        if num_candidates and self._first_weight is not None:
-            self._estimates.judged_first(self._first_weight, accepted=num_accepted > num_rescued)
-        since_ns = start_ns if self._last_end_ns is None else self._last_end_ns
+        self._pass_seconds = memory * self._pass_seconds + (1 - memory) * pass_seconds
+        self._row_cost.passed(1 + outcome.num_candidates + outcome.num_alternatives, end_ns - start_ns)
+        if outcome.num_candidates and self._first_weight is not None:
+            self._estimates.judged_first(self._first_weight, accepted=outcome.num_accepted > outcome.num_rescued)
+        seconds = (end_ns - (start_ns if self._last_end_ns is None else self._last_end_ns)) / 1e9
         self._last_end_ns = end_ns
-        self._estimates.passed(
-            num_judged=num_judged,
-            num_accepted=num_accepted,
-            num_tokens=num_tokens,
-            seconds=(end_ns - since_ns) / 1e9,
-            foreseen=foreseen,
-        )
+        if not rests:
+            self._estimates.passed(
+                num_judged=outcome.num_judged,
+                num_accepted=outcome.num_accepted,
+                num_tokens=outcome.num_tokens,
+                seconds=seconds,
+                foreseen=foreseen,
+            )
+        self._payoff.passed(num_tokens=outcome.num_tokens, seconds=seconds, pass_seconds=pass_seconds, rests=rests)

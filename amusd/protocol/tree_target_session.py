@@ -102,15 +102,17 @@ class TreeTargetSession(Verification[bytes]):
         super().attach(incarnation)
         self._epoch_floor, self._next_number = 0, 1
 
-    def begin(self, max_candidates: int, *, num_tracks: int = 1, max_rows: int = 0) -> Block:
+    def begin(self, max_candidates: int, *, num_tracks: int = 1, max_rows: int = 0, min_chance: float = 0.0) -> Block:
         """As `Verification.begin`; the block may have alternatives, where a pass has tracks for them.
 
-        Then it holds the `max_rows` - 1 likeliest candidates that the tracks have room for.
+        Then it holds the `max_rows` - 1 likeliest candidates that the tracks have room for, and none that is less
+        likely than `min_chance`.
         """
         block = super().begin(max_candidates)
         if num_tracks > 1 and block.candidates:
             depth = min(max_candidates, self.remaining - 1)
-            self._block = block = self._with_alternatives(block, depth, Tracks(num_tracks), max_rows - 1)
+            tracks = Tracks(num_tracks)
+            self._block = block = self._with_alternatives(block, depth, tracks, max_rows - 1, min_chance)
         return block
 
     def receive(self, prepared: Prepared) -> Reception:
@@ -175,7 +177,7 @@ class TreeTargetSession(Verification[bytes]):
             children = path[-1].children
         return path
 
-    def _with_alternatives(self, block: Block, depth: int, tracks: Tracks, number: int) -> Block:
+    def _with_alternatives(self, block: Block, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
         """The `number` likeliest candidates down to `depth` that have a track."""
         last = self.committed_length + depth
         guesses: list[tuple[float, int, _Node, int, int]] = []  # a heap: the likeliest first, then the oldest
@@ -190,7 +192,7 @@ class TreeTargetSession(Verification[bytes]):
         look_behind(self._children, 1.0, 0, 0)
         chosen: list[tuple[_Node, int]] = []  # with the one it follows, from 1; 0: the last committed token
         main = [0]
-        while guesses and len(chosen) < number:
+        while guesses and len(chosen) < number and -guesses[0][0] >= min_chance:
             chance, _, node, parent, parent_track = heapq.heappop(guesses)
             track = tracks.place(node.position, parent_track)
             if track is None:

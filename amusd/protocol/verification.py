@@ -74,6 +74,27 @@ class Block:
         return tuple(self.token_ids[row] for row in rows[1:])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOutcome:
+    """What came of one target pass."""
+
+    num_candidates: int
+    """On the one path that it was made for."""
+    num_judged: int
+    """Candidates tested one after another, had each been accepted; a late one included."""
+    num_accepted: int
+    num_alternatives: int
+    num_rescued: int
+    """Of the accepted ones, those that were alternatives."""
+    num_tokens: int
+    """Committed."""
+
+    @property
+    def num_late_accepted(self) -> int:
+        """Candidates accepted that came while the pass was under way: one or none."""
+        return int(self.num_accepted > self.num_candidates and not self.num_rescued)
+
+
 class Verification(abc.ABC, Generic[Row]):
     """The target's state of one sequence. No draft is attached at first."""
 
@@ -181,27 +202,33 @@ class Verification(abc.ABC, Generic[Row]):
         """The distributions that `candidates_to_judge` were drawn from; none where the draft sends none."""
         return ()
 
-    def judged(self, accepted: Sequence[int]) -> tuple[int, ...]:
-        """The path of candidates that was judged when the `accepted` ones were."""
-        block = self._verifying()
-        return block.judged_along(accepted) if block.alternatives else self.candidates_to_judge()
-
-    def commit(self, token_ids: Sequence[int], num_accepted: int) -> None:
+    def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
 
-        Raises `InvariantError` when the acceptance rule produced what it must not; nothing is changed then.
+        `ends`: the answer ends with them, as it does without being told where `remaining` is reached; the candidates
+        behind its end were not judged. Raises `InvariantError` when the acceptance rule produced what it must not;
+        nothing is changed then.
         """
         tokens = tuple(token_ids)
-        judged = self.judged(tokens[:num_accepted])
+        block, accepted = self._verifying(), tokens[:num_accepted]
+        judged = block.judged_along(accepted) if block.alternatives else self.candidates_to_judge()
         if not 1 <= len(tokens) <= self.remaining:
             raise InvariantError(f"{len(tokens)} tokens to commit, between 1 and {self.remaining} allowed")
         if not (num_accepted <= len(judged) and num_accepted <= len(tokens) <= num_accepted + 1):
             raise InvariantError(f"{len(tokens)} tokens with {num_accepted} accepted of {len(judged)} candidates")
-        if tokens[:num_accepted] != judged[:num_accepted]:
+        if accepted != judged[:num_accepted]:
             raise InvariantError("accepted tokens are not the candidates")
         self._block = None
         self._num_accepted = num_accepted
         self._advance(tokens)
+        return PassOutcome(
+            num_candidates=len(block.candidates),
+            num_judged=min(len(judged), len(tokens)) if ends or not self.remaining else len(judged),
+            num_accepted=num_accepted,
+            num_alternatives=len(block.alternatives),
+            num_rescued=block.num_rescued(accepted),
+            num_tokens=len(tokens),
+        )
 
     def verdict(self) -> Verdict:
         """The newest, cumulative verdict; may be sent at any time, and again."""

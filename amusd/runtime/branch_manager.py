@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from amusd.drafters.tree import TreeDrafter
 from amusd.errors import RollbackError
-from amusd.policies.step_cost import StepCost
+from amusd.policies.row_cost import RowCost
 from amusd.protocol.messages import Open, Prepared, Verdict
 from amusd.protocol.tree_draft_session import Adoption, TreeDraftSession
 
@@ -16,7 +16,7 @@ from amusd.protocol.tree_draft_session import Adoption, TreeDraftSession
 class BranchManager:
     """A tree session and its drafter. `step_cost` is known from earlier sequences of such a drafter."""
 
-    def __init__(self, opening: Open, drafter: TreeDrafter, step_cost: StepCost) -> None:
+    def __init__(self, opening: Open, drafter: TreeDrafter, step_cost: RowCost) -> None:
         self.session = TreeDraftSession(opening)
         self.drafter = drafter
         self._step_cost = step_cost
@@ -55,7 +55,7 @@ class BranchManager:
     def stepped(self, ns: int) -> None:
         """That step took this long. One over the root tells nothing of others: it follows a miss, caches are cold."""
         if self._num_guesses:
-            self._step_cost.stepped(self._num_guesses, ns)
+            self._step_cost.passed(self._num_guesses, ns)
 
     def offer(self) -> Prepared | None:
         """The next message for the target."""

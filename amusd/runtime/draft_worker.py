@@ -14,7 +14,7 @@ from typing import TypeVar
 from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
 from amusd.drafters.tree import TreeDrafter
 from amusd.errors import PeerLostError, PeerProtocolError
-from amusd.policies.step_cost import StepCost
+from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.drafting import check_opening
@@ -74,7 +74,7 @@ class DraftWorker:
     _closed: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_CLOSED))
     _idle_drafters: dict[str, list[Drafter]] = field(default_factory=dict)
     _idle_tree_drafters: dict[str, list[TreeDrafter]] = field(default_factory=dict)
-    _step_costs: dict[str, StepCost] = field(default_factory=dict)
+    _step_costs: dict[str, RowCost] = field(default_factory=dict)
     _running: bool = True
     _last_sent: float = 0.0
     """Monotonic second."""
@@ -186,7 +186,7 @@ class DraftWorker:
             if isinstance(tree_drafter, ReferenceDrafter):
                 tree_drafter.set_reference((*opening.token_ids, *opening.reference))
             tree_drafter.set_distribution(opening.distribution)
-            return BranchManager(opening, tree_drafter, self._step_costs.setdefault(name, StepCost()))
+            return BranchManager(opening, tree_drafter, self._step_costs.setdefault(name, RowCost(DRAFT_ROW_SHARE)))
         drafter = _take(self._idle_drafters, self.drafters, name)
         if isinstance(drafter, ReferenceDrafter):
             drafter.set_reference((*opening.token_ids, *opening.reference))

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from amusd.protocol.verification import PassOutcome
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
 
 
@@ -57,21 +58,8 @@ class Tally:
         """The policy chose to wait."""
         self._wait_ns += duration_ns
 
-    def passed(
-        self,
-        duration_ns: int,
-        *,
-        num_tokens: int,
-        num_candidates: int,
-        num_judged: int,
-        num_accepted: int,
-        num_alternatives: int = 0,
-        num_rescued: int = 0,
-    ) -> None:
-        """A pass over `num_candidates` committed `num_tokens`; `num_judged` includes a late candidate.
-
-        `num_rescued` of the accepted ones were among `num_alternatives`.
-        """
+    def passed(self, duration_ns: int, outcome: PassOutcome) -> None:
+        """A pass is over."""
         now_ns = time.monotonic_ns()
         if self._last_ns is not None:
             self._chunk_gaps_ns.append(now_ns - self._last_ns)
@@ -79,17 +67,17 @@ class Tally:
         self._first_ns = self._first_ns or now_ns
         self._pass_ns += duration_ns
         self._num_passes += 1
-        self._num_tokens += num_tokens
+        self._num_tokens += outcome.num_tokens
         # As elsewhere in the field, candidates behind the first rejected one count as verified.
-        self._num_verified += num_judged
-        self._num_drafts += num_judged > 0
-        self._num_accepted += num_accepted
-        self._num_late_accepted += num_accepted > num_candidates and not num_rescued
-        self._num_alternatives += num_alternatives
-        self._num_rescued += num_rescued
-        self._acceptance[num_judged, num_accepted] += num_judged > 0
-        self._accepted_by_position.extend([0] * (num_accepted - len(self._accepted_by_position)))
-        for position in range(num_accepted):
+        self._num_verified += outcome.num_judged
+        self._num_drafts += outcome.num_judged > 0
+        self._num_accepted += outcome.num_accepted
+        self._num_late_accepted += outcome.num_late_accepted
+        self._num_alternatives += outcome.num_alternatives
+        self._num_rescued += outcome.num_rescued
+        self._acceptance[outcome.num_judged, outcome.num_accepted] += outcome.num_judged > 0
+        self._accepted_by_position.extend([0] * (outcome.num_accepted - len(self._accepted_by_position)))
+        for position in range(outcome.num_accepted):
             self._accepted_by_position[position] += 1
 
     def metrics(self) -> GenerationMetrics:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from amusd.config import GREEDY, Distribution
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.models.language_model import KVCache, LanguageModel
-from amusd.policies.base import Policy, Wait, because
+from amusd.policies.base import Policy, Verify, Wait, because
 from amusd.policies.observer import Observer
 from amusd.policies.silence import Reminder, Silence
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Prepared, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
-from amusd.protocol.verification import Block
+from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.handshake import told
 from amusd.runtime.succession import Succession, last_line
 from amusd.runtime.tally import Tally
@@ -98,8 +98,8 @@ class TargetWorker:
     _cache: KVCache = field(init=False)
     _max_candidates: int = 0
     """How many the block under way could have held."""
-    _reason: dict[str, str] = field(default_factory=dict)
-    """Why it is as long as it is, for its event."""
+    _decision: Verify = field(default_factory=lambda: Verify(0))
+    """What the policy said of it."""
     _tally: Tally = field(default_factory=Tally)
     _observer: Observer = field(default_factory=Observer)
     _verifier: Verifier = field(init=False)
@@ -138,7 +138,7 @@ class TargetWorker:
                 emission = self._verify(session, cache, block, stop)
                 if request.drafter is not None and not self._may_hear(session):
                     self._tally.num_tokens_alone += len(emission.token_ids)
-                if emission.finish_reason is None:
+                if emission.finish_reason is None and self._decision.tells_draft:
                     self._answer(session, request)
                 yield emission
                 if emission.finish_reason is not None:
@@ -255,9 +255,10 @@ class TargetWorker:
                 view = replace(view, may_get_more=False)
             decision = policy.decide(view)
             if not isinstance(decision, Wait):
-                self._reason = because(decision)
+                self._decision = decision
                 self._max_candidates = min(limit, policy.max_lookahead)
-                return self._verifier.begin(session, min(decision.num_candidates, limit), policy.breadth)
+                num_candidates = min(decision.num_candidates, limit)
+                return self._verifier.begin(session, num_candidates, policy.breadth, decision.min_chance)
             seconds = min(decision.seconds, self._silence.seconds_left(self._max_silence_seconds))
             self._wait(session, seconds, because(decision))
 
@@ -268,64 +269,28 @@ class TargetWorker:
         emission = stop.push(acceptance.token_ids)
         if self._verifier.logprobs:
             emission = replace(emission, logprobs=self._verifier.logprobs[: len(emission.token_ids)])
-        accepted = emission.token_ids[: acceptance.num_accepted]
-        judged = session.judged(accepted)
-        session.commit(emission.token_ids, len(accepted))
+        num_accepted = min(acceptance.num_accepted, len(emission.token_ids))
+        outcome = session.commit(emission.token_ids, num_accepted, ends=emission.finish_reason is not None)
         # The last committed token is the next pass's first input: it stays outside the cache.
         cache.truncate(min(cache.length, session.committed_length - 1))
-        # An answer that ends inside the block leaves the candidates behind its end unjudged.
-        num_judged = len(judged) if emission.finish_reason is None else min(len(judged), len(emission.token_ids))
-        self._pass_done(session, block, start_ns, end_ns, num_judged=num_judged, accepted=accepted)
+        self._pass_done(session, start_ns, end_ns, outcome)
         return emission
 
-    def _pass_done(
-        self,
-        session: Session,
-        block: Block,
-        start_ns: int,
-        end_ns: int,
-        *,
-        num_judged: int,
-        accepted: tuple[int, ...],
-    ) -> None:
-        num_tokens = session.committed_length - 1 - block.start
-        num_candidates, num_accepted = len(block.candidates), len(accepted)
-        num_rescued = block.num_rescued(accepted)
-        if num_judged and self.succession is not None:
+    def _pass_done(self, session: Session, start_ns: int, end_ns: int, outcome: PassOutcome) -> None:
+        if outcome.num_judged and self.succession is not None:
             self.succession.verified()
-        self._observer.passed(
-            start_ns,
-            end_ns,
-            num_candidates=num_candidates,
-            num_judged=num_judged,
-            num_accepted=num_accepted,
-            num_rescued=num_rescued,
-            num_tokens=num_tokens,
-            foreseen=not session.draft_restarting,
-        )
-        self._tally.passed(
-            end_ns - start_ns,
-            num_tokens=num_tokens,
-            num_candidates=num_candidates,
-            num_judged=num_judged,
-            num_accepted=num_accepted,
-            num_alternatives=len(block.alternatives),
-            num_rescued=num_rescued,
-        )
+        rests = not self._decision.tells_draft
+        self._observer.passed(start_ns, end_ns, outcome, foreseen=not session.draft_restarting, rests=rests)
+        self._tally.passed(end_ns - start_ns, outcome)
         self.recorder.span(
             "target_pass",
             start_ns,
             end_ns,
             session.sequence_id,
-            num_candidates=num_candidates,
             max_candidates=self._max_candidates,
-            **self._reason,
-            num_judged=num_judged,
-            num_accepted=num_accepted,
-            num_alternatives=len(block.alternatives),
-            num_rescued=num_rescued,
-            num_tokens=num_tokens,
             committed_length=session.committed_length,
+            **asdict(outcome),
+            **because(self._decision),
         )
 
     def _record_sequence(self, session: Session, request: Request, reason: FinishReason) -> None:

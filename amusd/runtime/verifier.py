@@ -36,11 +36,12 @@ class Verifier:
         """Of the tokens last judged; empty unless asked for."""
         return () if self._sampler is None else self._sampler.logprobs
 
-    def begin(self, session: Session, num_candidates: int, breadth: int) -> Block:
+    def begin(self, session: Session, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:
         """The next block; with alternatives, up to `breadth` candidates of a position, where the pass has room."""
         if isinstance(session, TreeTargetSession) and breadth > 1 and isinstance(self._model, PathModel):
             num_tracks = min(breadth, self._model.num_tracks(session.committed_length - 1))
-            return session.begin(num_candidates, num_tracks=num_tracks, max_rows=self._model.width)
+            max_rows = self._model.width
+            return session.begin(num_candidates, num_tracks=num_tracks, max_rows=max_rows, min_chance=min_chance)
         return session.begin(num_candidates)
 
     def judge(

@@ -146,7 +146,8 @@ class _Measured:
         draft_work = _Spans(self.draft, DRAFT_WORK)
         found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
         for event in _named(self.target, "target_pass"):
-            found[draft_work.contain(event.start_ns)][event.fields["num_candidates"]].append(event.duration_ns)
+            num_scored = event.fields["num_candidates"] + event.fields.get("num_alternatives", 0)
+            found[draft_work.contain(event.start_ns)][num_scored].append(event.duration_ns)
 
         def nearest(number: int, *, together: bool) -> Duration:
             measured = found[together] or found[not together]

@@ -79,7 +79,7 @@ class Costs:
     """The times of a pair of workers and of the link between them."""
 
     passes: Mapping[int, Shared]
-    """Of a target pass, by number of candidates; for one that is not named, the nearest."""
+    """Of a target pass, by number of candidates, alternatives included; for one that is not named, the nearest."""
     draft_token: Shared
     """Of a draft step, for each token that it drafts."""
     row_ns: int = 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from amusd.protocol.messages import Message
+from amusd.protocol.verification import PassOutcome
 from amusd.simulation.clock import VirtualClock
 from amusd.tracing.messages import record_message
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
@@ -67,18 +68,7 @@ class TargetCounts:
     chunk_gaps_ns: list[int] = field(default_factory=list)
     draft: DraftCounts | None = None
 
-    def passed(
-        self,
-        now_ns: int,
-        pass_ns: int,
-        *,
-        num_tokens: int,
-        num_candidates: int,
-        num_judged: int,
-        num_accepted: int,
-        num_alternatives: int,
-        num_rescued: int,
-    ) -> None:
+    def passed(self, now_ns: int, pass_ns: int, outcome: PassOutcome) -> None:
         """As `Tally.passed`."""
         if self.num_passes:
             self.chunk_gaps_ns.append(now_ns - self.last_ns)
@@ -87,17 +77,17 @@ class TargetCounts:
         self.last_ns = now_ns
         self.pass_ns += pass_ns
         self.num_passes += 1
-        self.num_tokens += num_tokens
-        self.num_verified += num_judged
-        self.num_drafts += num_judged > 0
-        self.num_accepted += num_accepted
-        self.num_late_accepted += num_accepted > num_candidates and not num_rescued
-        self.num_alternatives += num_alternatives
-        self.num_rescued += num_rescued
-        if num_judged:
-            self.acceptance[num_judged, num_accepted] += 1
-        self.accepted_by_position.extend([0] * (num_accepted - len(self.accepted_by_position)))
-        for position in range(num_accepted):
+        self.num_tokens += outcome.num_tokens
+        self.num_verified += outcome.num_judged
+        self.num_drafts += outcome.num_judged > 0
+        self.num_accepted += outcome.num_accepted
+        self.num_late_accepted += outcome.num_late_accepted
+        self.num_alternatives += outcome.num_alternatives
+        self.num_rescued += outcome.num_rescued
+        if outcome.num_judged:
+            self.acceptance[outcome.num_judged, outcome.num_accepted] += 1
+        self.accepted_by_position.extend([0] * (outcome.num_accepted - len(self.accepted_by_position)))
+        for position in range(outcome.num_accepted):
             self.accepted_by_position[position] += 1
 
     def metrics(self) -> GenerationMetrics:

@@ -10,7 +10,7 @@ from random import Random
 
 from amusd.config import DecodingConfig
 from amusd.policies.factory import make_policy
-from amusd.policies.step_cost import StepCost
+from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Open
 from amusd.simulation.clock import DRAFT, TARGET, VirtualClock, Worker
 from amusd.simulation.cost import Costs
@@ -89,7 +89,7 @@ class Simulator:
             clock=clock,
             worker=draft_worker,
             send=to_target.send,
-            make_drafting=functools.partial(self._drafting, StepCost()),
+            make_drafting=functools.partial(self._drafting, RowCost(DRAFT_ROW_SHARE)),
             costs=self.costs,
             random=self._random("draft"),
             journal=_journal(Role.DRAFT, clock, keep, events_folder),
@@ -110,7 +110,7 @@ class Simulator:
         draft.journal.flush()
         return outcome
 
-    def _drafting(self, step_cost: StepCost, opening: Open) -> Drafting:
+    def _drafting(self, step_cost: RowCost, opening: Open) -> Drafting:
         random = self._random(f"drafting {opening.sequence_id}")
         answer = self.answers[opening.sequence_id - 1]
         if opening.fan_out:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from random import Random
 
 from amusd.errors import InvariantError
-from amusd.policies.base import Policy, Wait, because
+from amusd.policies.base import Policy, Verify, Wait, because
 from amusd.policies.observer import Observer
 from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
@@ -51,7 +51,7 @@ class TargetActor:
     """In a prefill or a pass right now."""
     finished: list[TargetCounts] = field(default_factory=list)
     _observer: Observer = field(default_factory=Observer)
-    _reason: dict[str, str] = field(default_factory=dict)
+    _decision: Verify = field(default_factory=lambda: Verify(0))
 
     def run(self) -> Process:
         """All answers, then `Shutdown`."""
@@ -110,8 +110,8 @@ class TargetActor:
             waited_ns = self.clock.now_ns - ready_ns
             decision = self.policy.decide(self._observer.view(session, max_candidates=limit, waited_ns=waited_ns))
             if not isinstance(decision, Wait):
-                self._reason = because(decision)
-                return self._begin(session, min(decision.num_candidates, limit))
+                self._decision = decision
+                return self._begin(session, decision, limit)
             start_ns, num_candidates = self.clock.now_ns, session.num_candidates
             yield Listen(math.ceil(decision.seconds * 1e9))
             if self.worker.mailbox:
@@ -121,11 +121,16 @@ class TargetActor:
             counts.wait_ns += waited_ns
             self.journal.span("target_wait", start_ns, self.clock.now_ns, session.sequence_id, **because(decision))
 
-    def _begin(self, session: Session, num_candidates: int) -> Block:
+    def _begin(self, session: Session, decision: Verify, limit: int) -> Block:
         """As the real one, at a position where a pass has room for several paths."""
+        num_candidates = min(decision.num_candidates, limit)
         if isinstance(session, TreeTargetSession):
-            num_tracks, max_rows = self.policy.breadth, self.max_candidates + 1
-            return session.begin(num_candidates, num_tracks=num_tracks, max_rows=max_rows)
+            return session.begin(
+                num_candidates,
+                num_tracks=self.policy.breadth,
+                max_rows=self.max_candidates + 1,
+                min_chance=decision.min_chance,
+            )
         return session.begin(num_candidates)
 
     def _limit(self, session: Session) -> int:
@@ -135,58 +140,34 @@ class TargetActor:
     def _verify(self, session: Session, block: Block, counts: TargetCounts) -> Process:
         """One pass; accept, commit, and answer unless the sequence is complete."""
         start_ns = self.clock.now_ns
-        num_candidates, max_candidates = len(block.candidates), self._limit(session)
-        pass_ns = self.costs.pass_ns(num_candidates, self.draft_works(), self.random)
+        max_candidates = self._limit(session)
+        pass_ns = self.costs.pass_ns(len(block.token_ids) - 1, self.draft_works(), self.random)
         self.works = True
         yield Busy(pass_ns)
         self.works = False
         self._drain(session, counts)
         token_ids, num_accepted = _accept(session, block)
-        judged, num_rescued = session.judged(token_ids[:num_accepted]), block.num_rescued(token_ids[:num_accepted])
-        session.commit(token_ids, num_accepted)
-        # An answer that ends inside the block leaves the candidates behind its end unjudged.
-        num_judged = len(judged) if session.remaining else min(len(judged), len(token_ids))
+        outcome = session.commit(token_ids, num_accepted)
         self.journal.span(
             "target_pass",
             start_ns,
             start_ns + pass_ns,
             session.sequence_id,
-            num_candidates=num_candidates,
             max_candidates=min(max_candidates, self.policy.max_lookahead),
-            **self._reason,
-            num_judged=num_judged,
-            num_accepted=num_accepted,
-            num_alternatives=len(block.alternatives),
-            num_rescued=num_rescued,
-            num_tokens=len(token_ids),
             committed_length=session.committed_length,
+            **asdict(outcome),
+            **because(self._decision),
         )
-        self._observer.passed(
-            start_ns,
-            start_ns + pass_ns,
-            num_candidates=num_candidates,
-            num_judged=num_judged,
-            num_accepted=num_accepted,
-            num_rescued=num_rescued,
-            num_tokens=len(token_ids),
-            foreseen=not session.draft_restarting,
-        )
+        tells_draft = self._decision.tells_draft
+        foreseen = not session.draft_restarting
+        self._observer.passed(start_ns, start_ns + pass_ns, outcome, foreseen=foreseen, rests=not tells_draft)
         host_ns = self.costs.host.when(self.has_draft).draw(self.random)
         before_ns = round(host_ns * self.costs.host_before_verdict)
         yield Busy(before_ns)
-        counts.passed(
-            self.clock.now_ns,
-            pass_ns,
-            num_tokens=len(token_ids),
-            num_candidates=num_candidates,
-            num_judged=num_judged,
-            num_accepted=num_accepted,
-            num_alternatives=len(block.alternatives),
-            num_rescued=num_rescued,
-        )
+        counts.passed(self.clock.now_ns, pass_ns, outcome)
         counts.host_ns += before_ns
         if session.remaining:
-            if session.attached:
+            if session.attached and tells_draft:
                 self._post(session.verdict())
             yield Busy(host_ns - before_ns)
             counts.host_ns += host_ns - before_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from amusd.policies.step_cost import StepCost
+from amusd.policies.row_cost import RowCost
 from amusd.protocol.messages import Open, Prepared, Verdict
 from amusd.protocol.tree_draft_session import Node, TreeDraftSession
 from amusd.simulation.cost import Costs
@@ -26,7 +26,7 @@ class TreeDrafting:
         weights: Sequence[float],
         costs: Costs,
         random: Random,
-        step_cost: StepCost,
+        step_cost: RowCost,
     ) -> None:
         """Begin an answer. `step_cost`: as known from earlier ones.
 
@@ -61,7 +61,7 @@ class TreeDrafting:
             session.grow(node, self._guesses(node))
         ns = self._costs.tree_step_ns(len(nodes), target_works, self._random)
         if session.root not in nodes:
-            self._step_cost.stepped(len(nodes), ns)
+            self._step_cost.passed(len(nodes), ns)
         return Work("draft_step", ns, {"num_tokens": len(nodes), "length": session.base + session.num_nodes})
 
     def apply(self, verdict: Verdict) -> Work | None:

@@ -14,6 +14,7 @@ from typing import Any
 from faults.draft import HANDSHAKE_SECONDS, Drafts
 from faults.link import End, Wires
 from faults.models import VOCAB_SIZE, HashModel, text_of
+from faults.resting import Resting
 from faults.target import WatchedTarget
 from faults.watch import Violation, Watch
 from faults.weather import Weather
@@ -91,13 +92,19 @@ def scenario_of(seed: int) -> Scenario:
     return Scenario(
         calm_after=draw.randint(3, 40) if live else None,
         bare=draw.random() < 0.5,
-        policy=draw.choice(policies),
+        policy=_resting(seed, draw.choice(policies)),
         prompts=prompts,
         num_tokens=700 if live else draw.randint(1, 80),
         quality=draw.choice((0.6, 0.8, 0.95, 1.0) if live else (0.0, 0.5, 0.8, 0.95, 1.0)),
         silence=draw.choice((0.0, 0.1)),
         pass_ms=draw.choice((10.0, 20.0, 40.0, 100.0)),
     )
+
+
+def _resting(seed: int, policy: Policy) -> Policy:
+    """Now and then it has the draft rest."""
+    draw = random.Random(f"rests {seed}")
+    return Resting(policy, draw.randint(1, 12)) if draw.random() < 0.15 else policy
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ POLICIES = ("ChainPolicy", "WindowedPolicy", "SynchronousPolicy", "BranchingPoli
 MUST_HAPPEN = (
     *FAULTS,
     *POLICIES,
+    "Resting",
     "partitioned",
     "lost",
     "restart",

@@ -14,7 +14,7 @@ from faults.world import World
 from amusd.protocol.messages import Candidate, Prepared
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
-from amusd.protocol.verification import Block
+from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.target_worker import Request, TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
 
@@ -92,10 +92,9 @@ class WatchedTarget(TargetWorker):
         self.watch.committed(session)
         return emission
 
-    def _pass_done(self, session: Session, block: Block, start_ns: int, end_ns: int, **judged: Any) -> None:
-        super()._pass_done(session, block, start_ns, end_ns, **judged)
-        num_accepted = len(judged["accepted"])
-        self.world.counts["alternative accepted"] += block.num_rescued(judged["accepted"])
+    def _pass_done(self, session: Session, start_ns: int, end_ns: int, outcome: PassOutcome) -> None:
+        super()._pass_done(session, start_ns, end_ns, outcome)
+        self.world.counts["alternative accepted"] += outcome.num_rescued
         self.num_passes += 1
-        self.num_accepted += num_accepted
-        self.world.note(f"pass {len(block.candidates)} {num_accepted} {session.committed_length}")
+        self.num_accepted += outcome.num_accepted
+        self.world.note(f"pass {outcome.num_candidates} {outcome.num_accepted} {session.committed_length}")

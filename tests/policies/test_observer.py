@@ -9,6 +9,7 @@ from amusd.protocol.messages import CERTAINTY, Prepared
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.verification import PassOutcome
 
 
 def session() -> TargetSession[bytes]:
@@ -16,16 +17,15 @@ def session() -> TargetSession[bytes]:
 
 
 def passed(observer: Observer, start_ns: int, end_ns: int, num_accepted: int = 0, num_rescued: int = 0) -> None:
-    observer.passed(
-        start_ns,
-        end_ns,
+    outcome = PassOutcome(
         num_candidates=2,
         num_judged=2,
         num_accepted=num_accepted,
+        num_alternatives=num_rescued,
         num_rescued=num_rescued,
         num_tokens=num_accepted + 1,
-        foreseen=False,
     )
+    observer.passed(start_ns, end_ns, outcome, foreseen=False)
 
 
 def test_a_view_before_anything_is_known() -> None:

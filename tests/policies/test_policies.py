@@ -99,12 +99,29 @@ def test_branching_verifies_a_path_that_is_long_enough_and_waits_for_the_rest_of
 
 def test_auto_waits_while_a_candidate_more_brings_more_than_it_costs() -> None:
     assert AUTO.decide(KNOWN) == Wait(0.02)  # 0.6 of a token
-    assert AUTO.decide(replace(KNOWN, num_candidates=1, path_chance=0.6)) == Wait(0.02)  # 0.36
-    assert AUTO.decide(replace(KNOWN, num_candidates=2, path_chance=0.36)) == Verify(2)  # 0.22
-    assert AUTO.decide(replace(KNOWN, num_candidates=1, path_chance=0.4)) == Verify(1)  # not sure of it: 0.24
+    assert AUTO.decide(replace(KNOWN, num_candidates=1, chances=(0.6,))) == Wait(0.02)  # 0.36
+    assert AUTO.decide(replace(KNOWN, num_candidates=2, chances=(0.6, 0.36))) == Verify(2)  # 0.22
+    assert AUTO.decide(replace(KNOWN, num_candidates=1, chances=(0.4,))) == Verify(1)  # not sure of it: 0.24
     assert AUTO.decide(replace(KNOWN, acceptance=0.2)) == Verify(0)
     assert AUTO.decide(replace(KNOWN, rejection_loss=0.8)) == Wait(0.02)  # 0.6 - 0.4 * 0.8 = 0.28
     assert AUTO.decide(replace(KNOWN, rejection_loss=0.9)) == Verify(0)  # 0.24
+
+
+def test_auto_verifies_what_is_worth_its_row() -> None:
+    at_hand = replace(KNOWN, num_candidates=3, chances=(0.6, 0.3, 0.1), may_get_more=False)
+    assert AUTO.decide(at_hand) == Verify(3)
+    assert AUTO.decide(replace(at_hand, row_seconds=0.004)) == Verify(2, min_chance=0.2)  # a fifth of a token
+    assert AUTO.decide(replace(at_hand, row_seconds=0.02)) == Verify(0, min_chance=1.0)  # no better than decoding alone
+    assert AUTO.decide(replace(KNOWN, row_seconds=0.006)) == Wait(0.02)  # 0.25 and 0.3 of a token for 0.6
+    assert AUTO.decide(replace(KNOWN, row_seconds=0.008)) == Verify(0, min_chance=0.4)
+
+
+def test_auto_has_the_draft_rest_where_drafting_does_not_pay() -> None:
+    resting = replace(KNOWN, num_candidates=2, chances=(0.6, 0.3), drafting_pays=False, plain_tokens_per_second=52.0)
+    assert AUTO.decide(resting) == Verify(0, tells_draft=False)
+    assert because(AUTO.decide(resting)) == {"reason": "the draft rests: 50.0 tokens/s with the draft, 52.0 without"}
+    trial = replace(resting, plain_tokens_per_second=40.0)
+    assert because(AUTO.decide(trial)) == {"reason": "a rest is tried: 50.0 tokens/s with the draft, 40.0 without"}
 
 
 def test_auto_says_why() -> None:
@@ -171,17 +188,17 @@ def test_a_rejection_costs_the_wait_that_it_leads_to_more_often() -> None:
     assert estimates.rejection_loss == pytest.approx(0, abs=0.01)
 
 
-def test_the_chance_of_a_path_is_what_the_draft_says_corrected_by_what_came_of_it() -> None:
+def test_the_chances_are_what_the_draft_says_corrected_by_what_came_of_it() -> None:
     estimates = Estimates()
-    assert estimates.path_chance(0, ()) == 1.0
-    assert estimates.path_chance(2, ()) == 0.25
-    assert estimates.path_chance(2, (0.8, 0.5)) == pytest.approx(0.4)
+    assert estimates.chances(0, ()) == ()
+    assert estimates.chances(2, ()) == (0.5, 0.25)
+    assert estimates.chances(2, (0.8, 0.5)) == pytest.approx((0.8, 0.4))
     for number in range(1000):
         estimates.judged_first(0.8, accepted=number % 2 == 0)
-    assert estimates.path_chance(2, (0.8, 0.5)) == pytest.approx(0.4 * (0.5 / 0.8) ** 2, rel=0.05)
+    assert estimates.chances(2, (0.8, 0.5)) == pytest.approx((0.5, 0.4 * (0.5 / 0.8) ** 2), rel=0.05)
     for _ in range(1000):
         estimates.judged_first(0.5, accepted=True)
-    assert estimates.path_chance(1, (0.9,)) == pytest.approx(0.9)  # never more than the draft says
+    assert estimates.chances(1, (0.9,)) == pytest.approx((0.9,))  # never more than the draft says
 
 
 def test_each_mode_has_its_policy() -> None:

@@ -49,6 +49,16 @@ def judge(session: TargetSession, *tokens: int, accepted: int, block: int = 6) -
     session.commit(tokens, accepted)
 
 
+def test_a_pass_that_ends_the_answer_has_not_judged_what_lies_behind_the_end() -> None:
+    for ends, num_judged in ((False, 4), (True, 2)):
+        session = target()
+        session.receive(candidate(4, 5, 6, 7))
+        session.begin(6)
+        outcome = session.commit((4, 5), 2, ends=ends)
+        assert (outcome.num_candidates, outcome.num_judged, outcome.num_accepted) == (4, num_judged, 2)
+        assert (outcome.num_tokens, outcome.num_late_accepted) == (2, 0)
+
+
 # Verdicts, case by case
 
 

@@ -24,6 +24,7 @@ from amusd.protocol.target_session import Reception
 from amusd.protocol.tracks import Tracks
 from amusd.protocol.tree_draft_session import Adoption, Node, TreeDraftSession
 from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.verification import PassOutcome
 
 PROMPT = (1, 2, 3)
 OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1, fan_out=2, rows_per_step=2)
@@ -415,14 +416,26 @@ def test_what_is_judged_is_the_path_that_was_taken() -> None:
     assert session.receive(nodes(1, *sent)) is Reception.TAKEN
     block = session.begin(4, num_tracks=3, max_rows=6)
     assert (block.candidates, block.alternatives, block.parents) == ((5, 7), (6, 8, 9), (0, 1, 0, 3, 4))
-    assert session.judged(()) == session.judged((5,)) == (5, 7)
-    assert session.judged((6,)) == (6, 8, 9)
+    assert block.judged_along(()) == block.judged_along((5,)) == (5, 7)
+    assert block.judged_along((6,)) == (6, 8, 9)
     assert [block.num_rescued(path) for path in ((5,), (5, 7), (6,), (6, 8))] == [0, 0, 1, 2]
     for tokens, num_accepted in (((7,), 1), ((6, 7), 2), ((5, 8, 1), 2)):
         with pytest.raises(InvariantError):
             session.commit(tokens, num_accepted)
-    session.commit((6, 8, 1), 2)
+    assert session.commit((6, 8, 1), 2) == PassOutcome(
+        num_candidates=2, num_judged=3, num_accepted=2, num_alternatives=3, num_rescued=2, num_tokens=3
+    )
     assert session.committed == (*PROMPT, 6, 8, 1)
+
+
+def test_candidates_less_likely_than_their_row_is_worth_are_left_out() -> None:
+    session = target()
+    weights = [round(share * CERTAINTY) for share in (0.6, 0.4, 0.5, 0.9, 0.9)]
+    links = [(0, 5), (0, 6), (1, 7), (2, 8), (4, 9)]
+    sent = [(parent, token, weight) for (parent, token), weight in zip(links, weights, strict=True)]
+    session.receive(nodes(1, *sent))
+    block = session.begin(4, num_tracks=3, max_rows=6, min_chance=0.35)  # 0.6, 0.4, 0.36; not 0.3, nor 0.32 behind 8
+    assert (block.candidates, block.alternatives, block.parents) == ((5,), (6, 8), (0, 0, 2))
 
 
 # Both, under random schedules

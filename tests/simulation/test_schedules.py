@@ -9,6 +9,7 @@ from simulation.builders import branching, chain, costs, simulator, speedup, syn
 
 from amusd.config import DecodingConfig
 from amusd.simulation import closed_forms
+from amusd.simulation.cost import Duration, Shared
 
 AUTO = DecodingConfig(policy="auto")
 
@@ -52,3 +53,25 @@ def test_auto_finds_nearly_the_best_of_all_settings(a: float, c: float, delay: f
 def test_auto_beside_a_draft_that_is_never_right_is_plain_decoding(delay: float, can_branch: bool) -> None:
     machine = simulator(0.0, costs(5, delay=delay), num_answers=8, num_tokens=100)
     assert speedup(replace(machine, can_branch=can_branch), AUTO) >= 0.97
+
+
+@pytest.mark.parametrize("a", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("together", [1.1, 1.3])
+def test_auto_has_a_draft_rest_that_costs_more_than_it_brings(a: float, together: float) -> None:
+    slowed = {0: Shared(Duration.of_ms(6.0, 0.05), Duration.of_ms(6.0 * together, 0.05))}
+    machine = simulator(a, costs(6, delay=0.05, spread=0.05, passes=slowed), num_answers=8, num_tokens=128)
+    machine = replace(machine, accept_next=0.1, max_candidates=7)
+    chains = replace(machine, can_branch=False)
+    assert speedup(machine, AUTO) >= 0.97
+    assert speedup(chains, AUTO) >= 0.96
+    if a == 0:
+        assert speedup(chains, chain(0, max_lookahead=16)) < 1.03 / together
+
+
+@pytest.mark.parametrize("a", [0.05, 0.3, 0.6, 0.8])
+@pytest.mark.parametrize("row_share", [0.1, 0.3, 1.0])
+def test_auto_verifies_no_more_than_is_worth_its_row(a: float, row_share: float) -> None:
+    machine = simulator(a, costs(6, spread=0.05, row_ns=round(6e6 * row_share)), num_answers=8, num_tokens=128)
+    machine = replace(machine, accept_next=0.3, max_candidates=7)
+    settings = [branching(wait, max_lookahead=16) for wait in (0, 1, 2)] + [synchronous(length) for length in (1, 2)]
+    assert speedup(machine, AUTO) >= 0.96 * max(1.0, *(speedup(machine, setting) for setting in settings))

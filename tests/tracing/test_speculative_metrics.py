@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tracing.runs import Run
 
+from amusd.protocol.verification import PassOutcome
 from amusd.runtime.tally import Tally
 from amusd.tracing.metrics import GenerationMetrics, total
 
@@ -21,7 +22,17 @@ passes = st.integers(0, 8).flatmap(
 def tally_of(blocks: list[tuple[int, int, int]]) -> GenerationMetrics:
     tally = Tally()
     for candidates, judged, accepted in blocks:
-        tally.passed(1000, num_tokens=accepted + 1, num_candidates=candidates, num_judged=judged, num_accepted=accepted)
+        tally.passed(
+            1000,
+            PassOutcome(
+                num_candidates=candidates,
+                num_judged=judged,
+                num_accepted=accepted,
+                num_alternatives=0,
+                num_rescued=0,
+                num_tokens=accepted + 1,
+            ),
+        )
     return tally.metrics()
 
 

@@ -6,38 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.policies.step_cost import PRIOR_ROW_SHARE, StepCost
+from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 
 
 @given(st.floats(0, 1), st.lists(st.integers(1, 16), min_size=30, max_size=60, unique=False))
 def test_the_share_of_a_row_is_found_whatever_the_steps(share: float, sizes: list[int]) -> None:
-    cost = StepCost()
+    cost = RowCost(DRAFT_ROW_SHARE)
     for rows in (1, 8, *sizes):
-        cost.stepped(rows, round(1e6 * (1 + share * (rows - 1))))
+        cost.passed(rows, round(1e6 * (1 + share * (rows - 1))))
     assert cost.row_share == pytest.approx(share, abs=0.001)
 
 
 def test_steps_of_one_size_tell_nothing_and_change_nothing() -> None:
-    cost = StepCost()
+    cost = RowCost(DRAFT_ROW_SHARE)
     for _ in range(100):
-        cost.stepped(4, 1_600_000)
-    assert cost.row_share == PRIOR_ROW_SHARE
+        cost.passed(4, 1_600_000)
+    assert cost.row_share == DRAFT_ROW_SHARE
     for _ in range(20):
-        cost.stepped(1, 1_000_000)
-        cost.stepped(5, 1_800_000)
+        cost.passed(1, 1_000_000)
+        cost.passed(5, 1_800_000)
     learned = cost.row_share
     for _ in range(1000):
-        cost.stepped(1, 1_000_000)
+        cost.passed(1, 1_000_000)
     assert cost.row_share == pytest.approx(learned, abs=0.05) == pytest.approx(0.2, abs=0.05)
 
 
 def test_the_share_stays_in_its_range_and_follows_a_change() -> None:
-    cost = StepCost()
+    cost = RowCost(DRAFT_ROW_SHARE)
     for _ in range(20):
-        cost.stepped(1, 2_000_000)
-        cost.stepped(8, 1_000_000)
+        cost.passed(1, 2_000_000)
+        cost.passed(8, 1_000_000)
     assert cost.row_share == 0
     for _ in range(300):
-        cost.stepped(1, 1_000_000)
-        cost.stepped(8, 8_000_000)
+        cost.passed(1, 1_000_000)
+        cost.passed(8, 8_000_000)
     assert cost.row_share == pytest.approx(1, abs=0.01)

@@ -1,0 +1,50 @@
+"""What a further row adds to a pass of a model, found from passes themselves.
+
+Rows of one pass share its fixed cost (weights are read once), so the first ones are nearly free; how nearly is a
+matter of model and machine. A straight line through recent passes tells it: time over rows. A draft's steps have one,
+and a target's passes another.
+"""
+
+from __future__ import annotations
+
+MEMORY = 0.98
+"""Weight of the past, for each pass."""
+DRAFT_ROW_SHARE = 0.06
+"""Of a draft step with one row, before steps of different sizes were seen."""
+MIN_VARIATION = 8.0
+"""Weighted sum of squared deviations of the number of rows that a line is fitted to."""
+
+
+class RowCost:
+    """A line through recent passes, those of the past weighing less."""
+
+    def __init__(self, prior_row_share: float = 0.0) -> None:
+        """`prior_row_share`: what a further row is taken to add until passes of different sizes were seen."""
+        self._num = self._rows = self._ns = self._rows_squared = self._rows_ns = 0.0
+        self._row_share = prior_row_share
+        self._row_ns = 0.0
+
+    @property
+    def row_share(self) -> float:
+        """Of a pass with one row, in [0, 1]."""
+        return self._row_share
+
+    @property
+    def row_ns(self) -> float:
+        """Nanoseconds; 0 before passes of different sizes were seen."""
+        return self._row_ns
+
+    def passed(self, num_rows: int, ns: int) -> None:
+        """A pass over `num_rows` took this long."""
+        self._num = MEMORY * self._num + 1
+        self._rows = MEMORY * self._rows + num_rows
+        self._ns = MEMORY * self._ns + ns
+        self._rows_squared = MEMORY * self._rows_squared + num_rows**2
+        self._rows_ns = MEMORY * self._rows_ns + num_rows * ns
+        variation = self._rows_squared - self._rows**2 / self._num
+        if variation < MIN_VARIATION:
+            return
+        slope = (self._rows_ns - self._rows * self._ns / self._num) / variation
+        one_row = self._ns / self._num + slope * (1 - self._rows / self._num)
+        self._row_ns = max(0.0, slope)
+        self._row_share = min(1.0, max(0.0, slope / one_row)) if one_row > 0 else 1.0
