@@ -16,6 +16,7 @@ from typing import Any
 
 from amusd.console import table
 from amusd.reporting.columns import row_kind
+from experiments import account
 from experiments.common import Document, by_category, compare, middle_half, run, speedups, write_jobs
 from experiments.request import parser_of, request_of
 
@@ -24,7 +25,7 @@ NUM_CORES = 2
 
 
 def main() -> None:
-    """Two sweeps of `amusd compare`, and the two tables that are made of them."""
+    """Two sweeps of `amusd compare`, and the tables that are made of them."""
     parser = parser_of("async_vs_sync", __doc__, num_prompts=40, num_tokens=96)
     request = request_of(parser.parse_args())
     common = [f"{TEMPERATURE}=0,0.7", "sampling.seed=1", *request.workload()]
@@ -49,9 +50,11 @@ def main() -> None:
     )
     categories = [row for job in jobs for row in categories_of(job)]
     devices = accounting(jobs, shared)
-    print(category_text(categories), device_text(devices), sep="\n\n", end="\n\n")
+    accounts = {job["settings"][TEMPERATURE]: account.account(job["rows"]) for job in jobs}
+    account_text = [f"temperature {name}\n\n{account.text(found)}" for name, found in accounts.items()]
+    print(category_text(categories), device_text(devices), *account_text, sep="\n\n", end="\n\n")
     both = [{name: value for name, value in job.items() if name != "machine"} for job in shared]
-    write_jobs(request, jobs, both_cores_in_turns=both, categories=categories, devices=devices)
+    write_jobs(request, jobs, both_cores_in_turns=both, categories=categories, devices=devices, accounts=accounts)
 
 
 def categories_of(job: Document) -> list[Document]:
