@@ -23,10 +23,12 @@ from amusd.models.ranks import Leader
 from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
 from amusd.models.zoo import Report
 from amusd.policies.factory import make_policy, policy_name
+from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.request import Request
 from amusd.runtime.startup import connect_target, device_of, load_with_followers, make_leader, make_recorder
 from amusd.runtime.succession import DraftSource
 from amusd.runtime.supervisor import DraftProcess
-from amusd.runtime.target_worker import Outcome, Request, TargetWorker
+from amusd.runtime.target_worker import Outcome, TargetWorker
 from amusd.sampling.answer_text import AnswerText
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.settings import nearest
@@ -204,7 +206,7 @@ class Engine:
         recorder = make_recorder(Role.TARGET)
         if not config.drafters:
             model, tokenizer = load_target(config, device_of(config.hardware, Role.TARGET))
-            return cls(TargetWorker(model=model, recorder=recorder), tokenizer)
+            return cls(TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size)), tokenizer)
         process = DraftProcess(config)
         try:
             return cls.connect(config, process, recorder, process=process)
@@ -242,17 +244,17 @@ class Engine:
     @property
     def draft_failure(self) -> str | None:
         """Why no draft is used any more; None while there is one, or the next one is looked for."""
-        return self._worker.draft_failure
+        return self._worker.line.failure
 
     @property
     def draft_losses(self) -> tuple[str, ...]:
         """Why drafts were lost, each in one line."""
-        return tuple(self._worker.draft_losses)
+        return tuple(self._worker.line.losses)
 
     @property
     def num_draft_restarts(self) -> int:
         """How many drafts took the place of a lost one."""
-        return self._worker.num_draft_restarts
+        return self._worker.line.num_restarts
 
     @property
     def draft_pid(self) -> int | None:
@@ -408,17 +410,17 @@ class Engine:
                 "policy=branching: not with sampling.acceptance=rejection, whose draws no draft can foresee; "
                 "allowed: chain"
             )
-        peer = self._worker.peer
+        peer = self._worker.line.peer
         if peer is not None and drafter not in peer.tree_drafters:
             allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
             raise ConfigError(f"policy=branching: drafter={drafter} drafts no trees; allowed: {allowed}")
 
     def _can_branch(self, params: SamplingParams, drafter: str | None) -> bool:
-        peer = self._worker.peer
+        peer = self._worker.line.peer
         return peer is not None and drafter in peer.tree_drafters and params.rule != "rejection"
 
     def _tells_answer(self, drafter: str | None) -> bool:
-        return drafter == SYNTHETIC and self._worker.has_draft
+        return drafter == SYNTHETIC and self._worker.line.has_draft
 
     def _plain_answer(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig

@@ -34,11 +34,18 @@ class Reminder:
 
     def __init__(self, now: float, first_seconds: float) -> None:
         """It is told now; without an answer again after `first_seconds`, then after twice that, and so on."""
-        self._first_seconds = first_seconds
-        self.heard(now)
+        self._first_seconds = self._seconds = first_seconds
+        self._due = now + first_seconds
+        self._is_answered = False
+
+    @property
+    def is_answered(self) -> bool:
+        """The draft has answered at least once, so it has got what it was told first."""
+        return self._is_answered
 
     def heard(self, now: float) -> None:
         """The draft answered."""
+        self._is_answered = True
         self._seconds = self._first_seconds
         self._due = now + self._seconds
 

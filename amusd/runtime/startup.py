@@ -24,6 +24,7 @@ from amusd.models.tokenizer import Tokenizer
 from amusd.models.zoo import Report
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
+from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.succession import FIRST_INCARNATION, DraftSource, Succession
@@ -90,10 +91,10 @@ def connect_target(
     except BaseException:
         link.close()
         raise
-    worker.round_trip_seconds = 2 * config.transport.delay_ms / 1e3
+    worker.line.round_trip_seconds = 2 * config.transport.delay_ms / 1e3
     if can_listen_again(config.transport):
         own = target_hello(model, tokenizer)
-        worker.succession = Succession(
+        worker.line.succession = Succession(
             drafts, lambda nonce: listen(config.transport, nonce), own, config.startup_timeout_seconds
         )
     return worker, tokenizer
@@ -104,7 +105,7 @@ def meet_draft(
 ) -> TargetWorker:
     """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
     peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
-    return TargetWorker(model=model, recorder=recorder, link=link, peer=peer)
+    return TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size, link, peer))
 
 
 def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:

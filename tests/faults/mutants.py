@@ -22,7 +22,7 @@ from typing import Any
 from unittest.mock import patch
 
 from faults.simulation import Simulation
-from faults.target import Session, WatchedTarget
+from faults.target import Session, WatchedLine, WatchedTarget
 from protocol import mutants as sessions
 
 from amusd.policies.base import Decision, Policy, TargetView, Wait
@@ -32,7 +32,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.tree_draft_session import TreeDraftSession
 from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block
-from amusd.runtime.target_worker import Request
+from amusd.runtime.request import Request
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,20 @@ class NeedsTheDraft(WatchedTarget):
         return super()._next_block(session, replace(request, policy=Patient(request.policy)))
 
 
-class NeverReminds(WatchedTarget):
+class NeverReminds(WatchedLine):
     """What a silent draft was told is believed to have arrived."""
 
-    def _answer(self, session: Session, request: Request) -> None:
-        if self._may_hear(session):
-            self._send(session.verdict(), session)
+    def answer(self) -> None:
+        if self.may_hear:
+            self._send(self._session.verdict())
 
 
-class AnyLifeAnswers(WatchedTarget):
+class AnyLifeAnswers(WatchedLine):
     """Candidates of an earlier life count as an answer to the opening."""
 
-    def _note_answer(self, session: Session, message: Candidate | Prepared) -> None:
+    def _note_answer(self, message: Candidate | Prepared) -> None:
         assert self.peer is not None
-        super()._note_answer(session, replace(message, incarnation=self.peer.incarnation))
+        super()._note_answer(replace(message, incarnation=self.peer.incarnation))
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class Mutant:
     sessions: Mapping[type, Any] = field(default_factory=dict)
     """Real session class -> the defective one."""
     worker: type[WatchedTarget] = WatchedTarget
+    line: type[WatchedLine] = WatchedLine
     patches: Mapping[str, Any] = field(default_factory=dict)
     """Dotted name -> what stands there instead."""
     num_tokens_beyond: int = 0
@@ -119,8 +120,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     **_of(TreeDraftSession, sessions.KeepsItsTree, sessions.NamesTheOldRoot),
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
-    "NeverReminds": Mutant(worker=NeverReminds),
-    "AnyLifeAnswers": Mutant(worker=AnyLifeAnswers),
+    "NeverReminds": Mutant(line=NeverReminds),
+    "AnyLifeAnswers": Mutant(line=AnyLifeAnswers),
     "ReopensTheClosed": Mutant(patches={"amusd.runtime.draft_worker.MAX_CLOSED": 0}),
     "DamageIsBelieved": Mutant(patches={"amusd.protocol.wire.zlib": SimpleNamespace(crc32=lambda _: 0)}),
 }
@@ -146,9 +147,7 @@ def find(mutant: Mutant, num_seeds: int) -> Find | None:
         for name, replacement in mutant.patches.items():
             stack.enter_context(patch(name, replacement))
         for seed in range(num_seeds):
-            simulation = Simulation(
-                seed, mutant.sessions, worker=mutant.worker, num_tokens_beyond=mutant.num_tokens_beyond
-            )
+            simulation = Simulation(seed, mutant.sessions, mutant.worker, mutant.line, mutant.num_tokens_beyond)
             violation = simulation.run().violation
             if violation is not None:
                 return Find(seed + 1, violation)

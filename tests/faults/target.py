@@ -15,18 +15,59 @@ from amusd.protocol.messages import Candidate, Prepared
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block, PassOutcome
-from amusd.runtime.target_worker import Request, TargetWorker
+from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.request import Request
+from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
 
 Session = TargetSession[Any] | TreeTargetSession
+
+
+@dataclass(kw_only=True)
+class WatchedLine(DraftLine):
+    """A target's line to its draft, and what comes over it."""
+
+    world: World
+    weather: Weather
+    watch: Watch
+    delayed_ns: int = 0
+    """So long the target has stood still in all."""
+
+    def _open(self) -> None:
+        super()._open()
+        self.watch.attached()
+        self.watch.committed(self._session)
+
+    def drain(self) -> None:
+        if self.weather.target_stops_for_ns:
+            duration_ns, self.weather.target_stops_for_ns = self.weather.target_stops_for_ns, 0
+            self.world.advance(duration_ns)
+            self.delayed_ns += duration_ns
+        super().drain()
+        if self._session._block is not None:
+            self.watch.evaluated(self._session, self._session.candidates_to_judge())
+
+    def _receive_candidate(self, message: Candidate | Prepared) -> str:
+        assert self.peer is not None
+        if message.incarnation != self.peer.incarnation:
+            self.world.counts["candidate of an earlier life"] += 1
+        elif message.sequence_id != self._session.sequence_id:
+            self.world.counts["candidate of an earlier answer"] += 1
+        else:
+            self.watch.received(message)
+        reception = super()._receive_candidate(message)
+        self.world.happened(f"reception {reception}")
+        if reception in ("refused", Reception.FOREIGN.value):
+            raise Violation(f"honesty: {message} of an honest draft was taken for {reception}")
+        return reception
 
 
 @dataclass
 class WatchedTarget(TargetWorker):
     """A target worker whose sessions may be replaced by a defective class."""
 
+    line: WatchedLine
     world: World = field(kw_only=True)
-    weather: Weather = field(kw_only=True)
     watch: Watch = field(kw_only=True)
     defects: Mapping[type, Any] = field(kw_only=True)
     """Real session class -> the one to put in its place."""
@@ -35,7 +76,7 @@ class WatchedTarget(TargetWorker):
     num_refused: int = 0
     num_stale: int = 0
     _ready_ns: int = 0
-    """When the next pass could begin."""
+    """When the next pass could begin, time that the target stood still left out."""
     _num_waits: int = 0
     """Since then."""
 
@@ -46,46 +87,18 @@ class WatchedTarget(TargetWorker):
             session.__class__ = defect  # its state is that of the real one
         return session
 
-    def _tell_draft(self, session: Session, request: Request) -> None:
-        super()._tell_draft(session, request)
-        self.watch.attached()
-        self.watch.committed(session)
-
     def _next_block(self, session: Session, request: Request) -> Block:
-        self._ready_ns, self._num_waits = self.world.now_ns, 0
+        self._ready_ns, self._num_waits = self.world.now_ns - self.line.delayed_ns, 0
         block = super()._next_block(session, request)
         self.watch.evaluated(session, block.candidates)
         self.watch.scored(session, block)
         self.world.counts["alternative scored"] += len(block.alternatives)
         return block
 
-    def _drain(self, session: Session) -> None:
-        if self.weather.target_stops_for_ns:
-            duration_ns, self.weather.target_stops_for_ns = self.weather.target_stops_for_ns, 0
-            self.world.advance(duration_ns)
-            self._ready_ns += duration_ns
-        super()._drain(session)
-        if session._block is not None:
-            self.watch.evaluated(session, session.candidates_to_judge())
-
     def _wait(self, session: Session, seconds: float, reason: dict[str, str]) -> None:
         super()._wait(session, seconds, reason)
         self._num_waits += 1
-        self.watch.waited(self.world.now_ns - self._ready_ns, self._num_waits)
-
-    def _receive_candidate(self, session: Session, message: Candidate | Prepared) -> str:
-        assert self.peer is not None
-        if message.incarnation != self.peer.incarnation:
-            self.world.counts["candidate of an earlier life"] += 1
-        elif message.sequence_id != session.sequence_id:
-            self.world.counts["candidate of an earlier answer"] += 1
-        else:
-            self.watch.received(message)
-        reception = super()._receive_candidate(session, message)
-        self.world.happened(f"reception {reception}")
-        if reception in ("refused", Reception.FOREIGN.value):
-            raise Violation(f"honesty: {message} of an honest draft was taken for {reception}")
-        return reception
+        self.watch.waited(self.world.now_ns - self.line.delayed_ns - self._ready_ns, self._num_waits)
 
     def _verify(self, session: Session, cache: HashCache, block: Block, stop: StopChecker) -> Emission:
         emission = super()._verify(session, cache, block, stop)

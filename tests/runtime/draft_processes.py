@@ -21,8 +21,8 @@ from amusd.engine import Answer, Engine, Generation
 from amusd.errors import AmusdError, ConfigError, PeerLostError
 from amusd.models.table import TableTokenizer
 from amusd.protocol.messages import Candidate, Message
+from amusd.runtime.draft_line import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, failure_report, serve
-from amusd.runtime.target_worker import MAX_NONSENSE
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect
