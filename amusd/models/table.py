@@ -15,7 +15,7 @@ from torch import Tensor
 from amusd.models.argmax import argmax_rows
 from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.numerics import Numerics
-from amusd.protocol.tracks import Tracks
+from amusd.protocol.tracks import place_rows
 
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
@@ -142,17 +142,14 @@ class TableModel:
     def forward_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> ModelOutput:
         """Logits [rows, vocab] float64 of several paths; see `PathModel`."""
         table, start = self._checked((), cache), cache.length
-        tracks, places = Tracks(self.num_tracks(start)), [(start, 0)]
         if not len(parents) + 1 == len(token_ids) <= self.width:
             raise ValueError(f"{len(token_ids)} rows with {len(parents)} parents: allowed are 1 to {self.width} rows")
+        depth = max(depth for depth, _ in place_rows(parents, self.num_tracks(start)))
+        if depth >= self.max_rows(start):
+            raise ValueError(f"a path of {depth + 1} rows: at most {self.max_rows(start)} from position {start}")
         paths, hashes = [list(token_ids[:1])], []
         for row, parent in enumerate(parents, start=1):
             paths.append([*paths[parent], token_ids[row]])
-            position = places[parent][0] + 1
-            track = tracks.place(position, places[parent][1])
-            if track is None or position >= start + self.max_rows(start):
-                raise ValueError(f"row {row}: no room at position {position} of a pass from {start}")
-            places.append((position, track))
         for path in paths:
             self._checked(path, cache)
             hashes.append([table.append(token_id) for token_id in path][-1])

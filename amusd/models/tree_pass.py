@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.network import Network
-from amusd.protocol.tracks import Tracks
+from amusd.protocol.tracks import place_rows
 
 Visible = npt.NDArray[np.bool_]
 """[rows, num_keys]: which slots each row attends to, its own among them."""
@@ -56,19 +56,12 @@ def lay_out_paths(
     plus `stride` times its track (`tracks.py`), of which there are `num_tracks`. Raises `ValueError` where they do not
     suffice, and for a row that comes before its parent.
     """
-    positions, slots, paths, track_of = [start], [start], [[start]], [0]
-    tracks = Tracks(num_tracks)
+    places = place_rows(parents, num_tracks)
+    positions = [start + depth for depth, _ in places]
+    slots = [start + depth + track * stride for depth, track in places]
+    paths = [[start]]
     for row, parent in enumerate(parents, start=1):
-        if not 0 <= parent < row:
-            raise ValueError(f"row {row} cannot follow row {parent}: parents come first")
-        position = positions[parent] + 1
-        track = tracks.place(position, track_of[parent])
-        if track is None:
-            raise ValueError(f"{num_tracks} tracks are not enough for the rows at position {position}")
-        positions.append(position)
-        track_of.append(track)
-        slots.append(position + track * stride)
-        paths.append([*paths[parent], slots[-1]])
+        paths.append([*paths[parent], slots[row]])
     free = max(positions) + 1
     for slot in range(free, free + num_rows - len(slots)):
         positions.append(start)
