@@ -21,7 +21,8 @@ from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.startup import devices_of
-from amusd.transport.addresses import LOOPBACK
+from amusd.transport.choice import ON_ONE_MACHINE
+from amusd.transport.factory import choose_here
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 
@@ -93,14 +94,15 @@ def _rank_names(config: EngineConfig) -> list[str]:
 
 def _links(config: EngineConfig) -> list[Finding]:
     wanted = config.transport
+    taken = _try("transport", lambda: _taken(wanted))
     if wanted.address is not None:
-        return [_link(f"link {wanted.address.partition('://')[0]}", wanted, config.hardware)]
+        return [_link(f"link {wanted.address.partition('://')[0]}", wanted, config.hardware), taken]
     links = {
-        "link shm": TransportConfig(kind="shared_memory"),
-        "link ipc": TransportConfig(kind="zeromq"),
-        "link tcp": TransportConfig(kind="zeromq", address=LOOPBACK),
-        "link gloo": TransportConfig(kind="gloo"),
-        "link nccl": TransportConfig(kind="nccl"),
+        "link shm": ON_ONE_MACHINE["shared_memory"],
+        "link ipc": ON_ONE_MACHINE["zeromq"],
+        "link tcp": ON_ONE_MACHINE["zeromq_tcp"],
+        "link gloo": ON_ONE_MACHINE["gloo"],
+        "link nccl": ON_ONE_MACHINE["nccl"],
     }
     findings = []
     for name, link in links.items():
@@ -108,7 +110,12 @@ def _links(config: EngineConfig) -> list[Finding]:
         if not finding.ok and link.kind != "zeromq" and wanted.kind != link.kind:
             finding = dataclasses.replace(finding, ok=None)  # there are others to take
         findings.append(finding)
-    return findings
+    return [*findings, taken]
+
+
+def _taken(wanted: TransportConfig) -> str:
+    choice = choose_here(wanted)
+    return f"{choice.link}: {choice.reason}"
 
 
 def _link(name: str, transport: TransportConfig, hardware: HardwareConfig) -> Finding:

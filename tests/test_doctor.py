@@ -9,6 +9,7 @@ from amusd.doctor import Finding, _devices, _links, _pair
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.explanation import explain_target
 from amusd.models.loading import load_target
+from amusd.transport.choice import Choice
 from amusd.transport.latency import OneWayTime
 
 pytestmark = pytest.mark.embedded
@@ -63,6 +64,7 @@ def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
         return OneWayTime(p50_us=12.3, p99_us=45.6, num_messages=400, poll_us=0.7, address="")
 
     monkeypatch.setattr("amusd.doctor.measure_one_way", measure)
+    monkeypatch.setattr("amusd.doctor.choose_here", lambda config: Choice("zeromq", f"for {config.kind}"))
     found = {
         finding.name: finding
         for finding in _links(EngineConfig(transport=TransportConfig(kind=wanted)))  # type: ignore[arg-type]
@@ -73,7 +75,9 @@ def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
         "link tcp": True,
         "link gloo": False if wanted == "gloo" else None,
         "link nccl": False if wanted == "nccl" else None,
+        "transport": True,
     }
+    assert found["transport"].text == f"zeromq: for {wanted}"
     assert found["link nccl"].text == "a reason"
     assert found["link ipc"].text.startswith("zeromq: 12 us one way")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
-
-import zmq
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY, TORCH_DISTRIBUTED
 from amusd.transport.base import Listener, Rendezvous, Transport
+from amusd.transport.choice import Choice, Link, choose
 from amusd.transport.curve import Keys, read_keys
 from amusd.transport.delayed import DelayedListener, DelayedTransport
 from amusd.transport.zeromq import ZeroMQTransport
@@ -22,8 +20,15 @@ GPU_EACH = ("cuda:0", "cuda:1")
 
 def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Listener:
     """The target's end; does not wait for the draft. Raises ConfigError."""
-    link = _listen(config, nonce, devices)
+    _, link = _listen(config, nonce, devices)
     return DelayedListener(link, config.delay_ms / 1e3) if config.delay_ms else link
+
+
+def choose_here(config: TransportConfig) -> Choice:
+    """The link that `listen` takes on this machine; it is tried, and closed again. Raises ConfigError."""
+    choice, link = _listen(config, 0, GPU_EACH)
+    link.close()
+    return choice
 
 
 def can_listen_again(config: TransportConfig) -> bool:
@@ -37,32 +42,28 @@ def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str,
     return DelayedTransport(link, config.delay_ms / 1e3) if config.delay_ms else link
 
 
-def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Listener:
-    """The kind of link that is wanted.
+def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tuple[Choice, Listener]:
+    """The link that is chosen, as far as it works here."""
+    failed: dict[Link, str] = {}
+    while True:
+        choice = choose(config, failed)
+        try:
+            return choice, _bind(choice.link, config, nonce, devices)
+        except ConfigError as error:
+            failed[choice.link] = str(error)
 
-    Without an address both workers are on this machine. `auto` then takes the first of these that works here: shared
-    memory, ZeroMQ over a private socket file, ZeroMQ over loopback TCP.
-    """
-    if config.kind in ("gloo", "nccl"):
+
+def _bind(link: Link, config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Listener:
+    if link == "gloo" or link == "nccl":
         from amusd.transport.torch_distributed import TorchDistributedTransport
 
         return TorchDistributedTransport.bind(
-            config.address, nonce, backend=config.kind, devices=devices, insecure=config.insecure
+            config.address, nonce, backend=link, devices=devices, insecure=config.insecure
         )
-    if config.address is not None:
-        return ZeroMQTransport.bind(config.address, nonce, insecure=config.insecure, keys=_keys(config, Role.TARGET))
-    if config.kind == "shared_memory":
+    if link == "shared_memory":
         return _bind_shared_memory(nonce)
-    if config.kind == "auto":
-        with suppress(ConfigError):
-            return _bind_shared_memory(nonce)
-    if config.kind == "zeromq" or zmq.has("ipc"):
-        try:
-            return ZeroMQTransport.bind(None, nonce)
-        except ConfigError:
-            if config.kind == "zeromq":
-                raise
-    return ZeroMQTransport.bind(LOOPBACK, nonce)
+    address = LOOPBACK if link == "zeromq_tcp" and config.address is None else config.address
+    return ZeroMQTransport.bind(address, nonce, insecure=config.insecure, keys=_keys(config, Role.TARGET))
 
 
 def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str]) -> Transport:

@@ -1,0 +1,98 @@
+"""The rule that `transport=auto` follows, and that the link which is made is the one that it names."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transport.links import NONCE
+
+from amusd.config import TransportConfig
+from amusd.errors import ConfigError
+from amusd.settings import from_mapping
+from amusd.transport.choice import ON_ONE_MACHINE, Choice, Link, choose, typed
+from amusd.transport.factory import choose_here, listen
+
+AUTO = TransportConfig()
+IN_ORDER: tuple[Link, ...] = ("shared_memory", "zeromq", "zeromq_tcp")
+SCHEMES = {"shared_memory": "shm", "zeromq": "ipc", "zeromq_tcp": "tcp", "gloo": "gloo"}
+FAR = "tcp://10.0.0.1:29500"
+
+
+@given(st.sets(st.sampled_from(get_args(Link))))
+def test_auto_takes_the_first_that_has_not_failed_and_says_why_in_one_line(failed: set[Link]) -> None:
+    reasons = {link: f"no {link}" for link in failed}
+    left = [link for link in IN_ORDER if link not in failed]
+    if not left:
+        with pytest.raises(ConfigError, match=r"^no shared_memory; no zeromq; no zeromq_tcp$"):
+            choose(AUTO, reasons)
+        return
+    choice = choose(AUTO, reasons)
+    assert choice.link == left[0]
+    assert "one machine" in choice.reason
+    assert "\n" not in choice.reason
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "zeromq", "gloo", "nccl"])
+def test_what_is_asked_for_is_taken_or_nothing(kind: Link) -> None:
+    config = TransportConfig(kind=kind)  # type: ignore[arg-type]  # parametrised text
+    assert choose(config, {}) == Choice(kind, f"transport={kind} asks for it")
+    with pytest.raises(ConfigError, match=r"^broken$"):
+        choose(config, {kind: "broken"})
+
+
+@pytest.mark.parametrize(
+    ("address", "link", "where"),
+    [
+        ("tcp://127.0.0.1:5555", "zeromq_tcp", "two processes of one machine that are to meet at tcp://127.0.0.1:5555"),
+        ("ipc:///tmp/link", "zeromq", "two processes of one machine"),
+        (FAR, "zeromq_tcp", f"two machines, at {FAR}"),
+    ],
+)
+def test_an_address_means_zeromq_and_says_where_the_workers_are(address: str, link: Link, where: str) -> None:
+    choice = choose(TransportConfig(address=address), {})
+    assert choice.link == link
+    assert choice.reason.startswith(where)
+
+
+def test_gloo_and_nccl_keep_their_address() -> None:
+    for kind in ("gloo", "nccl"):
+        assert choose(TransportConfig(kind=kind, address=FAR), {}).link == kind  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("link", ON_ONE_MACHINE)
+def test_what_is_typed_for_a_link_means_that_link(link: Link) -> None:
+    words = dict(word.split("=", 1) for word in typed(link).split())
+    mapping = {"kind": words.pop("transport")} | {key.removeprefix("transport."): text for key, text in words.items()}
+    config = from_mapping(TransportConfig, mapping)
+    assert config == ON_ONE_MACHINE[link]
+    assert choose(config, {}).link == link
+
+
+@pytest.mark.parametrize("link", SCHEMES)
+def test_the_link_that_is_chosen_is_the_one_that_is_made(link: Link) -> None:
+    if link == "shared_memory" and not hasattr(os, "memfd_create"):
+        pytest.skip("shared memory is for Linux")
+    listener = listen(ON_ONE_MACHINE[link], NONCE)
+    try:
+        assert listener.address.startswith(f"{SCHEMES[link]}://")
+    finally:
+        listener.close()
+    assert choose_here(ON_ONE_MACHINE[link]).link == link
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
+def test_choosing_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="amusd-") as folder:  # a short path: sockets need one
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        for missing, link in ((None, "shared_memory"), ("socket.AF_UNIX", "zeromq")):
+            if missing is not None:
+                monkeypatch.delattr(missing)
+            assert choose_here(AUTO).link == link
+            assert list(Path(folder).iterdir()) == []
+        monkeypatch.undo()
