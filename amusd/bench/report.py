@@ -15,7 +15,7 @@ def bench_text(document: dict[str, Any]) -> str:
         _passes(document["target"], document["draft"]),
         _sampling(document["sampling"]),
         _decoding(document["decoding"]),
-        _links(document["transport"]),
+        _links(document["transport"]) + "\n" + document["transport_choice"]["text"],
         _idle(document["pair"]["idle"]),
         _memory(document["pair"]["memory"]),
     ]

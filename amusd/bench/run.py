@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from amusd.bench.bandwidth import read_bandwidth
 from amusd.bench.forward import measure_decoding, measure_passes
+from amusd.bench.links import measure_links, recommend
 from amusd.bench.pair import measure_pair
 from amusd.bench.peer import GeneratePeer
 from amusd.bench.prompt import english
 from amusd.bench.sampling import measure_sampling
 from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
-from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import load_draft_model, load_target, target_path
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.startup import device_of
-from amusd.transport.latency import OneWayTime, measure_one_way
+from amusd.transport.factory import choose_here
 from amusd.types import Role
-
-LINKS = {
-    "shared_memory": TransportConfig(kind="shared_memory"),
-    "zeromq": TransportConfig(kind="zeromq"),
-    "zeromq_tcp": TransportConfig(kind="zeromq", address="tcp://127.0.0.1:0"),
-    "gloo": TransportConfig(kind="gloo"),
-    "nccl": TransportConfig(kind="nccl"),
-}
-"""What is measured between two processes of this machine."""
 
 
 def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
@@ -40,7 +31,7 @@ def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
     engine = config.engine()
     allowed = allowed_cores()
     device = device_of(engine.hardware, Role.TARGET)
-    links = _measure_links(config, allowed, console)
+    links = measure_links(config, allowed, console)
     console.note("the pair at work, in processes of its own")
     pair = measure_pair(_for_one_draft(engine), config.bench)
     if device == "cpu":
@@ -66,33 +57,9 @@ def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
         "sampling": sampling,
         "decoding": decoding,
         "transport": links,
+        "transport_choice": asdict(recommend(choose_here(TransportConfig()), links)),
         "peer": {"hf_generate_ms_per_token": decoding["ms_per_token"].get("peer")},
         "pair": pair,
-    }
-
-
-def _measure_links(config: RunConfig, allowed: list[int], console: Console) -> dict[str, Any]:
-    """One-way times over every link that works here; of the others, why they do not."""
-    cores = (
-        cores_for(Role.TARGET, allowed, config.hardware),
-        cores_for(Role.DRAFT, allowed, config.hardware),
-    )
-    found: dict[str, Any] = {}
-    for name, link in LINKS.items():
-        console.note(f"messages over {name}")
-        try:
-            found[name] = _described(measure_one_way(link, num_messages=config.bench.num_messages, cores=cores))
-        except (ConfigError, PeerLostError) as error:
-            found[name] = {"unavailable": str(error)}
-    return found
-
-
-def _described(time: OneWayTime) -> dict[str, Any]:
-    return {
-        "one_way_us_p50": time.p50_us,
-        "one_way_us_p99": time.p99_us,
-        "poll_us": time.poll_us,
-        "num_messages": time.num_messages,
     }
 
 

@@ -140,8 +140,16 @@ def test_the_pair_reports_idle_time_and_memory_and_everything_is_printed(model: 
             "zeromq": {"one_way_us_p50": 1.0, "one_way_us_p99": 2.0, "poll_us": 0.5, "num_messages": 2},
             "shared_memory": {"unavailable": "not here"},
         },
+        "transport_choice": {"text": "transport=auto takes zeromq here"},
         "pair": pair,
     }
     text = bench_text(document)
-    for line in ("target, 4 rows", "draft step, hf", "verify_width=bucketed", "shared_memory", "asynchronous"):
+    for line in (
+        "target, 4 rows",
+        "draft step, hf",
+        "verify_width=bucketed",
+        "shared_memory",
+        "auto takes zeromq",
+        "asynchronous",
+    ):
         assert line in text
