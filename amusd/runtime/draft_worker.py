@@ -1,15 +1,17 @@
-"""The draft's loop: receive, roll back, propose, send. It waits only when no sequence has room to run ahead.
+"""The draft's loop: receive, roll back, propose, send. It waits only when its sequence has no room to run ahead.
 
 It knows nothing of schedules: how far it may run ahead, and how many tokens make a message, came with each `Open`.
+
+The target decodes one sequence at a time and numbers them upwards. So an `Open` ends the sequence before it, whose
+`Close` was lost; and one that is not above all numbers heard before is a late copy of what is over.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
 from amusd.drafters.tree import TreeDrafter
@@ -27,23 +29,22 @@ from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Role
 
-_Made = TypeVar("_Made")
+logger = logging.getLogger(__name__)
+
 DrafterFactory = Callable[[], Drafter]
 TreeDrafterFactory = Callable[[], TreeDrafter]
 
 IDLE_SECONDS = 1.0
 """How long one wait for a message lasts before the loop looks around again."""
-MAX_SEQUENCES = 64
-"""Sequences open at once at most: each holds a cache."""
-MAX_CLOSED = 1024
-"""Sequences that were closed last, and that a late copy of their opening must not open again."""
+MAX_SHOWN = 40
+"""Characters of a name that a peer made up and that goes into a line for people."""
 SIGN_SECONDS = 0.1
 """A draft that works for longer and has nothing to send says that it is alive; well below `max_silence_seconds`."""
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One open sequence and its counters."""
+    """The open sequence and its counters."""
 
     manager: RollbackManager | BranchManager
     drafter_name: str
@@ -54,6 +55,11 @@ class _Sequence:
     num_drafted: int = 0
     num_rollbacks: int = 0
     clock: VerdictClock = field(default_factory=VerdictClock)
+
+    @property
+    def number(self) -> int:
+        """Its id."""
+        return self.manager.session.sequence_id
 
 
 @dataclass
@@ -68,12 +74,14 @@ class DraftWorker:
     num_ids: int = 0
     """Token ids that the models take in: `[0, num_ids)`; 0: any, since there is none that would compute them."""
     num_ignored: int = 0
-    """Messages that the protocol forbids, that hold ids which no model here takes, or that name an unknown sequence:
-    dropped, and they change nothing."""
-    _sequences: dict[int, _Sequence] = field(default_factory=dict)
-    _closed: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_CLOSED))
-    _idle_drafters: dict[str, list[Drafter]] = field(default_factory=dict)
-    _idle_tree_drafters: dict[str, list[TreeDrafter]] = field(default_factory=dict)
+    """Messages that the protocol forbids, that ask for what is not here (ids which no model takes, a drafter), or that
+    name another sequence than the open one: dropped, and they change nothing."""
+    _has_complained: bool = False
+    _sequence: _Sequence | None = None
+    _newest: int = -1
+    """Highest number of a sequence that was opened or closed."""
+    _made: dict[str, Drafter] = field(default_factory=dict)
+    _made_for_trees: dict[str, TreeDrafter] = field(default_factory=dict)
     _step_costs: dict[str, RowCost] = field(default_factory=dict)
     _running: bool = True
     _last_sent: float = 0.0
@@ -89,25 +97,24 @@ class DraftWorker:
             # The target decides when a run ends; its going away is one way of saying so.
             self.recorder.instant("target_gone", -1)
         finally:
-            for sequence_id in list(self._sequences):
-                self._forget(sequence_id)
+            self._forget()
             self.recorder.flush()
 
     def prepare(self) -> None:
-        """Make what the first sequence needs: a drafter may have to prepare its device."""
-        self._idle_drafters = {name: [make()] for name, make in self.drafters.items()}
-        self._idle_tree_drafters = {name: [make()] for name, make in self.tree_drafters.items()}
+        """Make the drafters before the first sequence needs one: it may have to prepare its device."""
+        self._made = {name: make() for name, make in self.drafters.items()}
+        self._made_for_trees = {name: make() for name, make in self.tree_drafters.items()}
 
     @property
     def has_work(self) -> bool:
-        """A sequence has room to run ahead."""
-        return any(sequence.manager.has_work for sequence in self._sequences.values())
+        """The sequence has room to run ahead."""
+        return self._sequence is not None and self._sequence.manager.has_work
 
     def step(self) -> None:
         """Receive, roll back, propose, send. Raises `PeerLostError`."""
         self._receive()
-        sequence = self._take_turn()
-        if sequence is not None:
+        sequence = self._sequence
+        if sequence is not None and sequence.manager.has_work:
             self._propose(sequence)
             self._send(sequence)
             if time.monotonic() - self._last_sent >= SIGN_SECONDS:
@@ -131,20 +138,19 @@ class DraftWorker:
             self._roll_back(verdict)
 
     def _patience(self) -> float:
-        """Seconds to wait for a verdict that is due before the next step would end; where one sequence is open."""
-        sequences = list(self._sequences.values())
-        if len(sequences) != 1 or not sequences[0].manager.can_wait:
+        """Seconds to wait for a verdict that is due before the next step would end."""
+        if self._sequence is None or not self._sequence.manager.can_wait:
             return 0.0
-        return sequences[0].clock.patience_ns(time.monotonic_ns()) / 1e9
+        return self._sequence.clock.patience_ns(time.monotonic_ns()) / 1e9
 
     def _wait(self) -> Message | None:
         """For a message, because nothing can be drafted before one comes."""
         start_ns = time.monotonic_ns()
         message = self.link.receive(IDLE_SECONDS)
         end_ns = time.monotonic_ns()
-        for sequence_id, sequence in self._sequences.items():
-            sequence.wait_ns += end_ns - start_ns
-            self.recorder.span("draft_wait", start_ns, end_ns, sequence_id)
+        if self._sequence is not None:
+            self._sequence.wait_ns += end_ns - start_ns
+            self.recorder.span("draft_wait", start_ns, end_ns, self._sequence.number)
         return message
 
     def _handle(self, message: Message) -> None:
@@ -158,36 +164,51 @@ class DraftWorker:
             self.num_ignored += 1
 
     def _open(self, opening: Open) -> None:
-        is_known = opening.sequence_id in self._sequences or opening.sequence_id in self._closed
-        if opening.incarnation != self.incarnation or is_known or len(self._sequences) >= MAX_SEQUENCES:
+        if opening.incarnation != self.incarnation or self._is_over(opening.sequence_id):
             self.num_ignored += 1
             return
         biased = (token_id for token_id, _ in opening.distribution.logit_bias)
         try:
             check_opening(opening)
             self._check_ids((*opening.token_ids, *opening.reference, *biased))
-        except PeerProtocolError:
+            self._check_drafter(opening)
+        except PeerProtocolError as error:
             self.num_ignored += 1
+            self._say_once(f"opened no sequence: {error}")
             return
+        self._forget()
+        self._newest = opening.sequence_id
         start_ns = time.monotonic_ns()
-        sequence = _Sequence(self._manage(opening), opening.drafter, start_ns)
-        self._sequences[opening.sequence_id] = sequence
+        self._sequence = sequence = _Sequence(self._manage(opening), opening.drafter, start_ns)
         self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids))
+
+    def _say_once(self, complaint: str) -> None:
+        """To people. The first is news; the target asks again and again, and that must not fill the log."""
+        logger.log(logging.DEBUG if self._has_complained else logging.WARNING, "%s", complaint)
+        self._has_complained = True
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         """Raises `PeerProtocolError`: a model would end the process, or a GPU's context, on an id beyond its own."""
         if self.num_ids and max(token_ids, default=0) >= self.num_ids:
             raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
+    def _check_drafter(self, opening: Open) -> None:
+        """Raises `PeerProtocolError` for a name that there is not."""
+        names = self.tree_drafters if opening.fan_out else self.drafters
+        if opening.drafter not in names:
+            kind = "a drafter of trees" if opening.fan_out else "a drafter"
+            asked = f"the target asks for {kind} {opening.drafter[:MAX_SHOWN]!r}"
+            raise PeerProtocolError(f"{asked}; this draft has: {', '.join(names) or 'none'}")
+
     def _manage(self, opening: Open) -> RollbackManager | BranchManager:
         name = opening.drafter
         if opening.fan_out:
-            tree_drafter = _take(self._idle_tree_drafters, self.tree_drafters, name)
+            tree_drafter = self._made_for_trees[name]
             if isinstance(tree_drafter, ReferenceDrafter):
                 tree_drafter.set_reference((*opening.token_ids, *opening.reference))
             tree_drafter.set_distribution(opening.distribution)
             return BranchManager(opening, tree_drafter, self._step_costs.setdefault(name, RowCost(DRAFT_ROW_SHARE)))
-        drafter = _take(self._idle_drafters, self.drafters, name)
+        drafter = self._made[name]
         if isinstance(drafter, ReferenceDrafter):
             drafter.set_reference((*opening.token_ids, *opening.reference))
         if isinstance(drafter, SamplingDrafter):
@@ -195,7 +216,7 @@ class DraftWorker:
         return RollbackManager(opening, drafter)
 
     def _roll_back(self, verdict: Verdict) -> None:
-        sequence = self._sequences.get(verdict.sequence_id)
+        sequence = self._open_one(verdict.sequence_id)
         if sequence is None:
             self.num_ignored += 1
             return
@@ -223,15 +244,6 @@ class DraftWorker:
         # The verdict may leave nothing to draft (no room); the target should hear that at once.
         self._send(sequence)
 
-    def _take_turn(self) -> _Sequence | None:
-        """The sequence that has waited longest for a step, among those that may run further ahead."""
-        for sequence_id, sequence in self._sequences.items():
-            if sequence.manager.has_work:
-                # Move it to the end, so that sequences take turns.
-                self._sequences[sequence_id] = self._sequences.pop(sequence_id)
-                return sequence
-        return None
-
     def _propose(self, sequence: _Sequence) -> None:
         start_ns = time.monotonic_ns()
         num_tokens = sequence.manager.propose()
@@ -251,13 +263,13 @@ class DraftWorker:
                 sequence.clock.sent(time.monotonic_ns())
 
     def _close(self, message: Close) -> None:
-        self._closed.append(message.sequence_id)
-        sequence = self._sequences.get(message.sequence_id)
+        self._newest = max(self._newest, message.sequence_id)
+        sequence = self._open_one(message.sequence_id)
         if sequence is None:
             self.num_ignored += 1
             return
         progress = self._progress(sequence)
-        self._forget(message.sequence_id)
+        self._forget()
         record_message(self.recorder, SEND, progress)
         self.recorder.flush()  # the target may read the events as soon as it has the counts
         self.link.send(progress)
@@ -265,7 +277,7 @@ class DraftWorker:
     def _progress(self, sequence: _Sequence) -> Progress:
         return Progress(
             role=Role.DRAFT,
-            sequence_id=sequence.manager.session.sequence_id,
+            sequence_id=sequence.number,
             num_steps=sequence.num_steps,
             num_drafted=sequence.num_drafted + sequence.manager.num_looked_up,
             num_rollbacks=sequence.num_rollbacks,
@@ -280,29 +292,28 @@ class DraftWorker:
         self.link.send(message)
         self._last_sent = time.monotonic()
 
-    def _forget(self, sequence_id: int) -> None:
-        sequence = self._sequences.pop(sequence_id)
+    def _is_over(self, number: int) -> bool:
+        """Or has begun: it or one behind it was heard of before."""
+        return number <= self._newest
+
+    def _open_one(self, number: int) -> _Sequence | None:
+        """The open sequence, if that is its number."""
+        return self._sequence if self._sequence is not None and self._sequence.number == number else None
+
+    def _forget(self) -> None:
+        """The open sequence, if there is one."""
+        sequence, self._sequence = self._sequence, None
+        if sequence is None:
+            return
         self.recorder.span(
-            "sequence", sequence.opened_ns, time.monotonic_ns(), sequence_id, drafter=sequence.drafter_name
+            "sequence", sequence.opened_ns, time.monotonic_ns(), sequence.number, drafter=sequence.drafter_name
         )
-        manager = sequence.manager
-        manager.close()
-        if isinstance(manager, BranchManager):
-            self._idle_tree_drafters[sequence.drafter_name].append(manager.drafter)
-        else:
-            self._idle_drafters[sequence.drafter_name].append(manager.drafter)
+        sequence.manager.close()
 
     def _account(self, sequence: _Sequence, name: str, start_ns: int, **fields: object) -> None:
         end_ns = time.monotonic_ns()
         sequence.busy_ns += end_ns - start_ns
-        self.recorder.span(name, start_ns, end_ns, sequence.manager.session.sequence_id, **fields)
-
-
-def _take(idle: Mapping[str, list[_Made]], makers: Mapping[str, Callable[[], _Made]], name: str) -> _Made:
-    """An idle drafter of that name, or a new one. Raises `PeerProtocolError` for a name that there is not."""
-    if name not in makers:
-        raise PeerProtocolError(f"the target asks for drafter {name!r}, which this draft does not have")
-    return idle[name].pop() if idle[name] else makers[name]()
+        self.recorder.span(name, start_ns, end_ns, sequence.number, **fields)
 
 
 def _foreseen(change: Transition | Adoption) -> dict[str, list[int]]:

@@ -45,8 +45,13 @@ class WatchedDraft(DraftWorker):
 
     def step(self) -> None:
         super().step()
-        for sequence in self._sequences.values():
-            self.process.watch.draft_stepped(self.process.incarnation, sequence.manager.session)
+        if self._sequence is not None:
+            self.process.watch.draft_stepped(self.process.incarnation, self._sequence.manager.session)
+
+    def _open(self, opening: Open) -> None:
+        before = self._sequence
+        super()._open(opening)
+        self.process.world.counts["end of a sequence lost"] += before not in (None, self._sequence)
 
     def _manage(self, opening: Open) -> RollbackManager | BranchManager:
         manager = super()._manage(opening)
@@ -56,7 +61,7 @@ class WatchedDraft(DraftWorker):
         return manager
 
     def _roll_back(self, verdict: Verdict) -> None:
-        sequence = self._sequences.get(verdict.sequence_id)
+        sequence = self._open_one(verdict.sequence_id)
         before = (0, 0) if sequence is None else (sequence.num_rollbacks, sequence.manager.session.num_stale)
         super()._roll_back(verdict)
         counts = self.process.world.counts
@@ -77,7 +82,8 @@ class WatchedDraft(DraftWorker):
 
     def _post(self, message: Message) -> None:
         if isinstance(message, Candidate):
-            manager = self._sequences[message.sequence_id].manager
+            assert self._sequence is not None
+            manager = self._sequence.manager
             self._ghosts = manager.drafter.ghosts(message.start, message.token_ids)
         if isinstance(message, Candidate | Prepared):
             self.process.watch.ghosts[message] = self._ghosts

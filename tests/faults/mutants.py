@@ -122,7 +122,9 @@ MUTANTS: dict[str, Mutant] = {
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
     "NeverReminds": Mutant(line=NeverReminds),
     "AnyLifeAnswers": Mutant(line=AnyLifeAnswers),
-    "ReopensTheClosed": Mutant(patches={"amusd.runtime.draft_worker.MAX_CLOSED": 0}),
+    "ReopensTheClosed": Mutant(
+        patches={"amusd.runtime.draft_worker.DraftWorker._is_over": lambda draft, number: bool(draft._open_one(number))}
+    ),
     "DamageIsBelieved": Mutant(patches={"amusd.protocol.wire.zlib": SimpleNamespace(crc32=lambda _: 0)}),
 }
 

@@ -25,6 +25,7 @@ MUST_HAPPEN = (
     "alternative accepted",
     "stale candidate",
     "stale verdict",
+    "end of a sequence lost",
     "candidate of an earlier life",
     "candidate of an earlier answer",
     "reception taken",

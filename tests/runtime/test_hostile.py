@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from models import tiny
+from runtime.pair import KeepingRecorder
 
 from amusd.config import Distribution, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -24,7 +25,7 @@ from amusd.protocol.messages import (
     Shutdown,
     Verdict,
 )
-from amusd.runtime.draft_worker import MAX_SEQUENCES, DraftWorker
+from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve
 from amusd.tracing.recorder import Recorder
@@ -76,10 +77,7 @@ def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> No
         target.send(message)
     worker.run()
     assert worker.num_ignored == 1
-    answers = []
-    while (answer := target.receive(0.0)) is not None:
-        answers.append(answer)
-    assert isinstance(answers[-1], Progress)
+    assert isinstance(answers_at(target)[-1], Progress)
 
 
 def test_a_draft_without_a_model_takes_any_id() -> None:
@@ -107,9 +105,7 @@ def test_a_model_drafts_on_after_ids_that_it_does_not_have() -> None:
     ):
         target.send(message)
     serve(OneByOne(draft), drafters, Recorder("draft"), 1, 5.0)
-    answers = []
-    while (answer := target.receive(0.0)) is not None:
-        answers.append(answer)
+    answers = answers_at(target)
     assert [type(answer) for answer in answers[-1:]] == [Progress]
     assert any(isinstance(answer, Candidate) and answer.sequence_id == 1 for answer in answers)
 
@@ -129,20 +125,50 @@ def test_a_late_copy_of_an_opening_does_not_open_again_what_is_closed() -> None:
         target.send(message)
     worker.run()
     assert worker.num_ignored == 3  # the copy; and of the other sequence the end, which came first, and the beginning
+    assert [type(answer) for answer in answers_at(target)] == [Candidate, Progress]
+
+
+def test_the_next_opening_ends_a_sequence_whose_end_was_lost() -> None:
+    """Else it would be drafted for in turns with the next one, and its memory would never be free again."""
+    target, draft = memory_pair()
+    recorder = KeepingRecorder("draft")
+    worker = DraftWorker(OneByOne(draft), {"ngram": lambda: NgramDrafter(2)}, {}, 1, recorder)
+    later = dataclasses.replace(OPENING, sequence_id=2)
+    lost = Close(1, FinishReason.EOS)
+    for message in (OPENING, later, lost, Verdict(1, 1, 0, 4, (1,), 0), Close(2, FinishReason.EOS), Shutdown()):
+        target.send(message)
+    worker.run()
+    spans = [event.sequence_id for event in recorder.events if event.name == "sequence"]
+    assert spans == [1, 2]
+    assert worker.num_ignored == 2  # what came too late
+    assert [type(answer) for answer in answers_at(target)] == [Candidate, Candidate, Progress]
+
+
+@pytest.mark.parametrize("opening", [OPENING, dataclasses.replace(OPENING, fan_out=2)])
+def test_a_drafter_that_there_is_not_is_refused_in_one_line_and_the_draft_goes_on(
+    opening: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, draft = memory_pair()
+    worker = DraftWorker(OneByOne(draft), {"ngram": lambda: NgramDrafter(2)}, {}, 1, Recorder("draft"))
+    wanted = dataclasses.replace(opening, drafter="\x1b[2Jwishful\nthinking")
+    for message in (wanted, wanted, OPENING, Close(1, FinishReason.EOS), Shutdown()):
+        target.send(message)
+    worker.run()
+    assert worker.num_ignored == 2
+    lines = [record.getMessage() for record in caplog.records]
+    kind, there = ("a drafter of trees", "none") if opening.fan_out else ("a drafter", "ngram")
+    assert lines == [
+        f"opened no sequence: the target asks for {kind} '\\x1b[2Jwishful\\nthinking'; this draft has: {there}"
+    ]
+    assert [type(answer) for answer in answers_at(target)] == [Candidate, Progress]
+
+
+def answers_at(target: Transport) -> list[Message]:
+    """All that has come there."""
     answers = []
     while (answer := target.receive(0.0)) is not None:
         answers.append(answer)
-    assert [type(answer) for answer in answers] == [Candidate, Progress]
-
-
-def test_no_more_sequences_are_open_than_a_draft_has_room_for() -> None:
-    target, draft = memory_pair()
-    worker = DraftWorker(draft, {"ngram": lambda: NgramDrafter(2)}, {}, 1, Recorder("draft"))
-    for number in range(MAX_SEQUENCES + 3):
-        target.send(dataclasses.replace(OPENING, sequence_id=number))
-    target.send(Shutdown())
-    worker.run()
-    assert worker.num_ignored == 3
+    return answers
 
 
 @pytest.mark.parametrize(("own", "incarnation"), [(Role.TARGET, 0), (Role.DRAFT, 1)])

@@ -9,7 +9,7 @@ from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
 from amusd.drafters.oracle import always_right
 from amusd.policies.silence import Reminder
-from amusd.protocol.messages import Message, Open, Verdict
+from amusd.protocol.messages import Close, Message, Open, Verdict
 from amusd.transport.memory import MemoryTransport
 from amusd.types import Mode
 
@@ -60,6 +60,21 @@ def test_what_was_lost_is_said_again(name: str, kind: type[Message], number: int
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=SCHEDULES[name])
     assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
     assert answer.metrics.num_accepted > 4
+    assert draft.error is None
+
+
+def test_a_lost_end_of_a_sequence_costs_the_next_one_nothing() -> None:
+    """Synchronously every block is there in time, so the draft's steps and counts are the same, whoever went before."""
+    with pair(
+        {"oracle": oracle(NUM_TOKENS, always_right())},
+        wrap_target_link=lambda link: Losing(link, lambda message: isinstance(message, Close)),
+    ) as (engine, draft):
+        answers = [engine.generate(PROMPT, params(20), decoding=SCHEDULES["synchronous"]) for _ in range(3)]
+    assert {answer.metrics.num_accepted for answer in answers} == {16}
+    assert [answer.metrics.draft for answer in answers] == [None] * 3  # nobody asked for its counts
+    begun = [event.sequence_id for event in draft.recorder.events if event.name == "draft_prefill"]
+    ended = [event.sequence_id for event in draft.recorder.events if event.name == "sequence"]
+    assert begun == ended == [1, 2, 3]
     assert draft.error is None
 
 
