@@ -310,11 +310,13 @@ class Engine:
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         self._check_sampling(params, name, policy_name(decoding))
+        policy = make_policy(decoding, can_branch=self._can_branch(params, name))
+        self._check_offered(name, as_tree=bool(policy.fan_out))
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
         request = Request(
             prompt=prompt_ids,
             max_length=max_length,
-            policy=make_policy(decoding, can_branch=self._can_branch(params, name)),
+            policy=policy,
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs,
@@ -414,6 +416,15 @@ class Engine:
         if peer is not None and drafter not in peer.tree_drafters:
             allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
             raise ConfigError(f"policy=branching: drafter={drafter} drafts no trees; allowed: {allowed}")
+
+    def _check_offered(self, drafter: str | None, *, as_tree: bool) -> None:
+        """Raises `ConfigError` for a drafter that the draft at the other end of the link has not named."""
+        peer = self._worker.line.peer
+        if drafter is None or peer is None:
+            return
+        offered = peer.tree_drafters if as_tree else peer.drafters
+        if drafter not in offered:
+            raise ConfigError(f"drafter={drafter}: the draft has {', '.join(offered) or 'none'}")
 
     def _can_branch(self, params: SamplingParams, drafter: str | None) -> bool:
         peer = self._worker.line.peer

@@ -18,6 +18,7 @@ from amusd.drafters.oracle import (
     right_up_to,
     right_with_probability,
 )
+from amusd.errors import ConfigError
 from amusd.types import FinishReason, Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
@@ -147,6 +148,17 @@ def test_requests_of_different_modes_and_drafters_share_one_engine() -> None:
                 assert answer.token_ids == reference(30)[len(PROMPT) :]
                 if mode is not Mode.AUTOREGRESSIVE:
                     assert answer.metrics.as_dict()["acceptance_rate"] == (1.0 if drafter == "right" else 0.0)
+
+
+def test_a_drafter_that_the_draft_has_not_named_is_one_line_and_the_engine_goes_on() -> None:
+    with pair({"oracle": oracle(20, always_right())}) as (engine, draft):
+        engine._drafters = ["oracle", "ngram"]  # as configured for this side alone
+        for policy, there in (("chain", "oracle"), ("branching", "none")):
+            schedule = decoding(Mode.ASYNCHRONOUS, policy=policy)
+            with pytest.raises(ConfigError, match=f"drafter=ngram.*{there}"):
+                engine.stream(PROMPT, params(5), decoding=schedule, drafter="ngram")
+        assert engine.generate(PROMPT, params(5)).token_ids == reference(5)[len(PROMPT) :]
+    assert draft.error is None
 
 
 def test_the_context_limit_ends_an_answer_like_a_length() -> None:
