@@ -41,21 +41,20 @@ from .terminal import tell
 BACKEND = "amusd"
 _ENDPOINT = "--rdzv-endpoint="
 _OUTCOME = "--outcome-file="
-_AT_THE_END = "torchelastic/agent/terminal_state"
-"""What keys begin with that torchrun's agents wait for before they end: for five minutes, left to itself."""
 END_SECONDS = 5.0
-"""How long the agents wait for each other when the run is over."""
+"""How long the agents wait for each other when the run is over; five minutes, left to torchrun."""
 _LOOK_SECONDS = 0.05
 _PERMISSIONS = ("transport.keys=", "transport.insecure=true")
 
 
 class _AgentStore(PrefixStore):
-    """What torchrun sees of the store. A machine that is gone at the end is not waited for long, nor told of."""
+    """What torchrun sees of the store. A machine that is gone at the end is not waited for long, nor told of.
 
-    def wait(self, keys: list[str], *timeout: timedelta) -> None:
-        if not any(key.startswith(_AT_THE_END) for key in keys):
-            super().wait(keys, *timeout)
-            return
+    An agent that has this store has seen all others there (`OneAddress`), so their end is all that is left to wait for,
+    whatever torchrun calls it; values it reads with `get`, whose deadline stays as it is.
+    """
+
+    def wait(self, keys: list[str], *_timeout: timedelta) -> None:
         with suppress(DistError):
             super().wait(keys, timedelta(seconds=END_SECONDS))
 

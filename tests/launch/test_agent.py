@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pickle
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerState
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from launch.agent import _check_endpoint
+from launch.agent import END_SECONDS, _AgentStore, _check_endpoint
 from launch.group import Group, Job
 from launch.job import Options, own_transport, store_secret
 from launch.main import main
-from launch.store import Place, Store
+from launch.store import Place, Store, serve_store
 from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_command, run
 
 NODE = "127.0.0.2"
@@ -45,6 +50,28 @@ def test_the_script_refuses_in_one_line_before_anything_listens(tmp_path: Path) 
     assert done.returncode == 2
     assert done.stderr.startswith(f"amusd: {host}:29500: not on this machine, and neither transport.keys=FOLDER")
     assert done.stderr.count("\n") == 1
+
+
+def test_an_agent_whose_others_are_gone_ends_soon_and_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torchrun's own barrier, which would wait for five minutes: a torch that waits otherwise is found here."""
+    monkeypatch.setattr("launch.agent.END_SECONDS", 0.1)
+    store = _AgentStore("run", serve_store(NODE, 0))
+    group = SimpleNamespace(state=WorkerState.SUCCEEDED, group_world_size=2)
+    agent: Any = SimpleNamespace(_worker_group=group, _exit_barrier_timeout=300.0, _store=store)
+    begun = time.monotonic()
+    SimpleElasticAgent._exit_barrier(agent)
+    assert 0.1 <= time.monotonic() - begun < 60
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_agents_that_end_together_do_not_wait() -> None:
+    store = _AgentStore("run", serve_store(NODE, 0))
+    store.set("the end of the other", "")
+    begun = time.monotonic()
+    store.wait(["the end of the other"])
+    assert time.monotonic() - begun < END_SECONDS
 
 
 @pytest.mark.long
