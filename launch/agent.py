@@ -8,6 +8,7 @@ loopback unless workers run on two machines, and holds texts that nobody execute
 from __future__ import annotations
 
 import ipaddress
+import logging
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
     __import__(__package__)
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # missing in its __all__
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -124,13 +126,22 @@ class OneAddress(RendezvousHandler):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run torchrun; return the exit code of this machine's first rank, unless `amusd` is told it."""
+    """Run torchrun; return the exit code of this machine's first rank, unless `amusd` is told it.
+
+    A rank that is killed is one line, not torchrun's report and log.
+    """
+    logging.disable(logging.ERROR)
     try:
         _check_endpoint(arguments)
         return _run(arguments)
     except ConfigError as error:
         tell(str(error))
         return 2
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
+        tell(f"local rank {failure.local_rank} (pid {failure.pid}) {how}")
+        return 1
 
 
 def _run(arguments: Sequence[str]) -> int:

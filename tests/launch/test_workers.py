@@ -115,11 +115,17 @@ def test_an_interruption_ends_every_process_within_two_seconds(
 def test_a_killed_target_ends_every_process_and_the_run_with_an_error(tmp_path: Path) -> None:
     with started(tmp_path, "wait") as process:
         tree = descendants(process.pid)
-        os.kill(json.loads((tmp_path / "out" / "workers.json").read_text())["target"][0], signal.SIGKILL)
+        target = json.loads((tmp_path / "out" / "workers.json").read_text())["target"][0]
+        os.kill(target, signal.SIGKILL)
         assert process.wait(SECONDS) == 1
         assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
         assert process.stderr is not None
-        assert process.stderr.read().count("amusd: the workers ended without a result") == 1
+        lines = process.stderr.read().splitlines()
+    assert lines == [
+        f"amusd: run directory: {tmp_path / 'out'}",
+        f"amusd: local rank 0 (pid {target}) was killed by SIGKILL",
+        "amusd: the workers ended without a result (torchrun: 1); what they said is above",
+    ]
 
 
 def test_workers_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
