@@ -206,7 +206,7 @@ def _compare(
     comparison = Comparison.of(config)
     complete = False
     try:
-        run_comparison(engine, config, prompts, comparison, console.progress)
+        run_comparison(engine, config, prompts, comparison, console.progress, console.note)
         complete = True
     finally:
         console.clear_progress()

@@ -1,12 +1,14 @@
 """Plain, synchronous and asynchronous decoding on the same prompts, models and devices, in one run.
 
 Contestants take turns prompt by prompt (and in rotating order), so that a machine whose speed drifts treats them alike.
-A synchronous row is tuned: every length of `compare.synchronous_lengths` runs, the table shows the fastest.
+A synchronous row is tuned: every length of `compare.synchronous_lengths` runs, the table shows the fastest. Where a
+draft is lost, the next one is waited for before anything else is measured.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +22,8 @@ from amusd.types import Mode
 from amusd.workload import WorkloadPrompt
 
 WARM_UP_TOKENS = 8
+LOOK_SECONDS = 0.1
+"""How often it is looked whether the next draft is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +101,15 @@ def run_comparison(
     prompts: Sequence[WorkloadPrompt],
     comparison: Comparison,
     progress: Callable[[str, int, int], None],
+    note: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Let every contestant answer every prompt, into `comparison`. `progress` hears what, how many of how many."""
+    """Let every contestant answer every prompt, into `comparison`.
+
+    `progress` hears what, how many of how many; `note` is told in a line when a lost draft is waited for.
+    """
     contestants = comparison.contestants
-    for contestant in contestants:
-        params = replace(config.sampling, max_new_tokens=WARM_UP_TOKENS, stop=())
-        engine.generate("Hello", params, decoding=contestant.decoding, drafter=contestant.drafter)
+    drafts = _Drafts(engine, config, contestants, note)
+    drafts.warm_up()
     for turn, prompt in enumerate(prompts):
         try:
             encoded = engine.encode(prompt.turns, raw=config.workload.raw)
@@ -114,6 +121,7 @@ def run_comparison(
             index = (turn + step) % len(contestants)
             contestant = contestants[index]
             done = turn * len(contestants) + step
+            drafts.wait()
             progress(f"prompt {prompt.number}: {contestant.name}", done, len(prompts) * len(contestants))
             answers[index] = engine.generate(
                 encoded, config.sampling, decoding=contestant.decoding, drafter=contestant.drafter
@@ -121,6 +129,48 @@ def run_comparison(
         comparison.add(prompt, encoded, answers)
     if not comparison.prompts:
         raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {comparison.refused[0][1]}")
+
+
+@dataclass
+class _Drafts:
+    """Sees to it that a draft is there, and warm, when something is measured."""
+
+    engine: Engine
+    config: RunConfig
+    contestants: Sequence[Contestant]
+    note: Callable[[str], None]
+    num_given_up: int = 0
+    """Losses after which no draft came in time: nobody waits again before there is another."""
+
+    def warm_up(self) -> None:
+        """A short answer of every contestant, which nobody measures."""
+        for contestant in self.contestants:
+            self._answer(contestant, WARM_UP_TOKENS)
+
+    def wait(self) -> None:
+        """Where the draft was lost: until the next one is there, or `startup_timeout_seconds` are over."""
+        if not self._is_one_missing() or len(self.engine.draft_losses) == self.num_given_up:
+            return
+        self.note("the draft was lost; nothing is measured before the next one is there")
+        timeout = self.config.startup_timeout_seconds
+        deadline = time.monotonic() + timeout
+        while self._is_one_missing() and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            self._answer(self.contestants[0], 1)  # the target looks for a draft when it begins; this one needs none
+            if self.engine.worker.line.has_draft:
+                self.warm_up()
+        if self._is_one_missing():
+            self.num_given_up = len(self.engine.draft_losses)
+            self.note(f"no draft came within {timeout:g} seconds; what follows is measured without one")
+
+    def _is_one_missing(self) -> bool:
+        """One was lost, and another one may come."""
+        engine = self.engine
+        return bool(engine.draft_losses) and not engine.worker.line.has_draft and engine.draft_failure is None
+
+    def _answer(self, contestant: Contestant, num_tokens: int) -> None:
+        params = replace(self.config.sampling, max_new_tokens=num_tokens, stop=())
+        self.engine.generate("Hello", params, decoding=contestant.decoding, drafter=contestant.drafter)
 
 
 def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:

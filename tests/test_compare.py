@@ -1,0 +1,81 @@
+"""What `amusd compare` does where a draft is lost on the way. Its rows are in `test_engine.py`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from runtime.draft_processes import MUTE, Survivor, survivor
+from runtime.pair import TIMEOUT_SECONDS, decoding
+
+from amusd.compare import Comparison, Contestant, run_comparison
+from amusd.config import RunConfig
+from amusd.runtime import succession
+from amusd.runtime.succession import MAX_RESTARTS, Succession
+from amusd.settings import from_mapping
+from amusd.types import Mode
+from amusd.workload import user_prompt
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared memory links are Linux's")
+
+NUM_TOKENS = 12
+KILLED_AT = 2
+"""In this answer, the first one with a draft of the second prompt."""
+WAITING = "the draft was lost; nothing is measured before the next one is there"
+PROMPTS = [user_prompt("bad", 1), user_prompt("fade", 2), user_prompt("cafe", 3)]
+
+
+class Killing:
+    """Hears of the progress, and kills the draft during it."""
+
+    def __init__(self, pair: Survivor) -> None:
+        self.pair = pair
+        self.notes: list[str] = []
+
+    def progress(self, _label: str, done: int, _num: int) -> None:
+        if done == KILLED_AT:
+            self.pair.kill()
+            process = self.pair.drafts._process
+            assert process is not None
+            process.join(TIMEOUT_SECONDS)
+
+
+def compare(lives: Mapping[int, str], **settings: object) -> tuple[Comparison, list[str], Survivor]:
+    """Plain decoding and the chain answer the prompts in turns."""
+    schedule = decoding(Mode.ASYNCHRONOUS, policy="chain", max_silence_seconds=60.0)
+    contestants = [Contestant(replace(schedule, mode=Mode.AUTOREGRESSIVE), None), Contestant(schedule, "oracle")]
+    comparison = Comparison(contestants, answers=[[], []])
+    config = from_mapping(RunConfig, {"sampling": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}, **settings})
+    with survivor("shared_memory", lives) as pair:
+        killing = Killing(pair)
+        run_comparison(pair.engine, config, PROMPTS, comparison, killing.progress, killing.notes.append)
+        return comparison, killing.notes, pair
+
+
+def alone(comparison: Comparison) -> list[int]:
+    """Tokens of each answer of the chain that were decoded without a draft."""
+    return [answer.metrics.num_tokens_alone for answer in comparison.answers[1]]
+
+
+def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured() -> None:
+    comparison, notes, pair = compare({})
+    assert alone(comparison) == [0, NUM_TOKENS, 0]
+    assert notes == [WAITING]
+    assert (len(pair.engine.draft_losses), pair.engine.num_draft_restarts) == (1, 1)
+
+
+def test_a_draft_that_cannot_come_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "BACK_OFF_SECONDS", 0.001)
+    comparison, notes, pair = compare(dict.fromkeys(range(2, 20), MUTE))
+    assert alone(comparison) == [0, NUM_TOKENS, NUM_TOKENS]
+    assert notes == [WAITING]
+    assert f"{MAX_RESTARTS} restarts in a row" in (pair.engine.draft_failure or "")
+
+
+def test_the_wait_has_a_deadline_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Succession, "poll", lambda _: None)
+    comparison, notes, _ = compare({}, startup_timeout_seconds=0.3)
+    assert alone(comparison) == [0, NUM_TOKENS, NUM_TOKENS]
+    assert notes == [WAITING, "no draft came within 0.3 seconds; what follows is measured without one"]
