@@ -15,7 +15,7 @@ from strategies import EXAMPLES, messages, nonces
 
 from amusd.config import Distribution
 from amusd.errors import WireError
-from amusd.protocol import wire
+from amusd.protocol.layouts import LAYOUTS
 from amusd.protocol.messages import (
     PROTOCOL_VERSION,
     Candidate,
@@ -100,11 +100,11 @@ def test_a_frame_is_sealed_by_the_checksum_of_all_that_is_in_it() -> None:
 
 
 def test_every_message_type_has_a_layout_with_its_fields_in_order() -> None:
-    assert {layout.message_type for layout in wire._LAYOUTS} == set(typing.get_args(Message))
-    assert [layout.kind for layout in wire._LAYOUTS] == list(range(1, len(wire._LAYOUTS) + 1))
-    for layout in wire._LAYOUTS:
+    assert {layout.message_type for layout in LAYOUTS} == set(typing.get_args(Message))
+    assert [layout.kind for layout in LAYOUTS] == list(range(1, len(LAYOUTS) + 1))
+    for layout in LAYOUTS:
         assert layout.field_names == tuple(field.name for field in dataclasses.fields(layout.message_type))
-    assert [type(message) for message in EXAMPLES] == [layout.message_type for layout in wire._LAYOUTS]
+    assert [type(message) for message in EXAMPLES] == [layout.message_type for layout in LAYOUTS]
 
 
 @settings(max_examples=300, deadline=None)
