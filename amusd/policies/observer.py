@@ -22,7 +22,7 @@ class Observer:
 
     def __init__(self) -> None:
         self._pass_seconds = 0.0
-        self._row_cost = RowCost()
+        self._row_cost, self._num_sequences = RowCost(), 1
         self._estimates, self._payoff = Estimates(), Payoff()
         self._of_drafters: dict[tuple[str | None, bool], tuple[Estimates, Payoff]] = {}
         self._last_end_ns: int | None = None
@@ -50,7 +50,7 @@ class Observer:
             tokens_per_second=self._estimates.tokens_per_second,
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
             rejection_loss=self._estimates.rejection_loss,
-            row_seconds=self._row_cost.row_ns / 1e9,
+            row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
             drafting_pays=self._payoff.drafting_pays,
             plain_tokens_per_second=self._payoff.plain_tokens_per_second,
         )
@@ -59,16 +59,29 @@ class Observer:
         """For a message, with so many candidates at hand before and after it."""
         self._estimates.waited(num_before, ns / 1e9, came=num_after > num_before)
 
-    def passed(self, start_ns: int, end_ns: int, outcome: PassOutcome, *, foreseen: bool, rests: bool = False) -> None:
+    def passed(
+        self,
+        start_ns: int,
+        end_ns: int,
+        outcome: PassOutcome,
+        *,
+        foreseen: bool,
+        rests: bool = False,
+        num_rows: int | None = None,
+        num_sequences: int = 1,
+    ) -> None:
         """The pass on which the last view was decided is over.
 
         `foreseen`: the draft does not start anew behind it. `rests`: it is not told of it, so that what it could have
-        brought is not known.
+        brought is not known. `num_rows`: of all `num_sequences` in the pass, where there are several: each row costs
+        all of them its time, so that its price is the time of as many.
         """
         pass_seconds = (end_ns - start_ns) / 1e9
         memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
         self._pass_seconds = memory * self._pass_seconds + (1 - memory) * pass_seconds
-        self._row_cost.passed(1 + outcome.num_candidates + outcome.num_alternatives, end_ns - start_ns)
+        own_rows = 1 + outcome.num_candidates + outcome.num_alternatives
+        self._row_cost.passed(own_rows if num_rows is None else num_rows, end_ns - start_ns)
+        self._num_sequences = num_sequences
         if outcome.num_candidates and self._first_weight is not None:
             self._estimates.judged_first(self._first_weight, accepted=outcome.num_accepted > outcome.num_rescued)
         seconds = (end_ns - (start_ns if self._last_end_ns is None else self._last_end_ns)) / 1e9

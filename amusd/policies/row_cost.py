@@ -29,6 +29,10 @@ class RowCost:
         """Of a pass with one row, in [0, 1]."""
         return self._row_share
 
+    def share_for_each_of(self, num_sequences: int) -> float:
+        """The same of one more row for each of so many sequences, of a pass with one row for each."""
+        return self._row_share * num_sequences / (1 + self._row_share * (num_sequences - 1))
+
     @property
     def row_ns(self) -> float:
         """Nanoseconds; 0 before passes of different sizes were seen."""

@@ -1,6 +1,7 @@
 """A virtual clock, and workers that are busy or listen on it. Times are whole nanoseconds, so that runs repeat exactly.
 
-At equal times messages arrive first, then the draft goes on, then the target: what was sent in time is seen.
+At equal times messages arrive first, then the draft goes on, then the target: what was sent in time is seen. Last,
+work begins that several have asked for.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeAlias
 from amusd.errors import InvariantError
 from amusd.protocol.messages import Message
 
-ARRIVAL, DRAFT, TARGET = range(3)
+ARRIVAL, DRAFT, TARGET, BEGINNING = range(4)
 """Ranks: who comes first at equal times."""
 
 
@@ -33,7 +34,16 @@ class Listen:
     ns: int | None
 
 
-Process: TypeAlias = Generator[Busy | Listen, None, None]
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Until somebody else has it go on; messages that arrive meanwhile wait."""
+
+
+PARKED = Parked()
+
+Spent: TypeAlias = Busy | Listen | Parked
+
+Process: TypeAlias = Generator[Spent, None, None]
 """What a worker does, as a generator that yields how it spends its time."""
 
 
@@ -76,9 +86,17 @@ class Worker:
     def deliver(self, message: Message) -> None:
         """A message arrives."""
         self.mailbox.append(message)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have it stop listening, as though a message had come."""
         if self._listening:
             self._listening = False
             self._wake_at(self._clock.now_ns)
+
+    def resume(self) -> None:
+        """Have it go on where it is parked."""
+        self._resume(self._num_wakes)
 
     def check_ended(self) -> None:
         """Raise `InvariantError` when the process still waits although nothing can happen any more."""
@@ -99,6 +117,8 @@ class Worker:
                 if spent.ns:
                     self._wake_at(self._clock.now_ns + spent.ns)
                     return
+            elif isinstance(spent, Parked):
+                return
             elif not self.mailbox:
                 self._listening = True
                 if spent.ns is None:

@@ -83,12 +83,18 @@ class Costs:
     draft_token: Shared
     """Of a draft step, for each token that it drafts."""
     row_ns: int = 0
-    """Added to a target pass for each candidate."""
+    """Added to a target pass for each row beyond the first: for each candidate, and for each further sequence."""
+    sequence_ns: int = 0
+    """Added to a target pass for each sequence beyond the first, whatever its rows: reading its cache."""
     tree_steps: Mapping[int, Shared] = field(default_factory=dict)
     """Of a draft step that computes so many nodes of a tree; for a number that is not named, the nearest. One node
     costs what a token does where nothing is named at all."""
     tree_row_ns: int = 0
-    """Added to a step for each node that it has beyond the nearest number."""
+    """Added to a step for each node that it has beyond the nearest number; of chains, for each further sequence."""
+    draft_sequence_ns: int = 0
+    """As `sequence_ns`, added to a draft step."""
+    knee_rows: int | None = None
+    """From here on a pass or step costs in proportion to its rows: computing takes longer than reading the weights."""
     host: Shared = field(default_factory=lambda: Shared.same(NOTHING))
     """Of the target's host after each pass: decoding without a draft (`alone`), and with one."""
     host_before_verdict: float = 1.0
@@ -104,23 +110,37 @@ class Costs:
     to_draft: Duration = NOTHING
     """The other way."""
 
-    def pass_ns(self, num_candidates: int, draft_works: bool, random: Random) -> int:
-        """How long the target's next pass takes."""
-        shared = self.passes.get(num_candidates)
+    def pass_ns(self, num_candidates: int, draft_works: bool, random: Random, *, num_sequences: int = 1) -> int:
+        """How long the target's next pass takes, over the candidates of so many sequences together."""
+        num_rows = num_candidates + num_sequences
+        more = self._below_knee(num_rows) - 1
+        shared = self.passes.get(more)
         if shared is None:
-            shared = self.passes[min(self.passes, key=lambda known: (abs(known - num_candidates), known))]
-        return shared.when(draft_works).draw(random) + self.row_ns * num_candidates
+            shared = self.passes[min(self.passes, key=lambda known: (abs(known - more), known))]
+        ns = shared.when(draft_works).draw(random) + self.row_ns * more
+        return self._beyond_knee(ns, num_rows) + self.sequence_ns * (num_sequences - 1)
 
-    def step_ns(self, num_tokens: int, target_works: bool, random: Random) -> int:
-        """How long the draft's next step takes."""
+    def step_ns(self, num_tokens: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
+        """How long the draft's next step takes: so many tokens one after another, of each sequence."""
         duration = self.draft_token.when(target_works)
-        return sum(duration.draw(random) for _ in range(num_tokens))
+        more_ns = self.tree_row_ns * (self._below_knee(num_sequences) - 1)
+        ns = sum(self._beyond_knee(duration.draw(random) + more_ns, num_sequences) for _ in range(num_tokens))
+        return ns + num_tokens * self.draft_sequence_ns * (num_sequences - 1)
 
-    def tree_step_ns(self, num_nodes: int, target_works: bool, random: Random) -> int:
-        """How long the draft's next step takes on a tree."""
-        steps = self.tree_steps or {1: self.draft_token}
-        nearest = min(steps, key=lambda known: (abs(known - num_nodes), known))
-        return max(0, steps[nearest].when(target_works).draw(random) + self.tree_row_ns * (num_nodes - nearest))
+    def tree_step_ns(self, num_nodes: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
+        """How long the draft's next step takes on trees, with so many nodes in all."""
+        steps, counted = self.tree_steps or {1: self.draft_token}, self._below_knee(num_nodes)
+        nearest = min(steps, key=lambda known: (abs(known - counted), known))
+        ns = max(0, steps[nearest].when(target_works).draw(random) + self.tree_row_ns * (counted - nearest))
+        return self._beyond_knee(ns, num_nodes) + self.draft_sequence_ns * (num_sequences - 1)
+
+    def _below_knee(self, num_rows: int) -> int:
+        return num_rows if self.knee_rows is None else min(num_rows, self.knee_rows)
+
+    def _beyond_knee(self, ns: int, num_rows: int) -> int:
+        if self.knee_rows is None or num_rows <= self.knee_rows:
+            return ns
+        return round(ns * num_rows / self.knee_rows)
 
     @property
     def steps_per_pass(self) -> float:
@@ -138,9 +158,12 @@ class Costs:
         return {
             "target_pass": {str(num): shared.as_dict() for num, shared in sorted(self.passes.items())},
             "row_ms": self.row_ns / 1e6,
+            "sequence_ms": self.sequence_ns / 1e6,
             "draft_token": self.draft_token.as_dict(),
             "tree_step": {str(num): shared.as_dict() for num, shared in sorted(self.tree_steps.items())},
             "tree_row_ms": self.tree_row_ns / 1e6,
+            "draft_sequence_ms": self.draft_sequence_ns / 1e6,
+            "knee_rows": self.knee_rows,
             "host": self.host.as_dict(),
             "host_before_verdict": self.host_before_verdict,
         } | {

@@ -1,4 +1,7 @@
-"""The simulated draft: the loop of `DraftWorker`, around something that says what the draft does with its time."""
+"""The simulated draft: the loop of `DraftWorker`, around something that says what the draft does with its time.
+
+One for each slot of a batch: they share a device.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession, Transition
 from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown, Verdict
 from amusd.protocol.tree_draft_session import Adoption
-from amusd.simulation.clock import Busy, Listen, Process, VirtualClock, Worker
+from amusd.simulation.clock import Listen, Process, VirtualClock, Worker
 from amusd.simulation.cost import Costs
+from amusd.simulation.device import Device
+from amusd.simulation.joint import Step, StepPart
 from amusd.simulation.journal import Journal
 from amusd.simulation.tokens import Answer, draft_token
 from amusd.tracing.messages import RECEIVE, SEND
@@ -47,8 +52,17 @@ class Drafting(Protocol):
         """The target has candidates, so nothing is urgent before the next verdict."""
         ...
 
-    def step(self, target_works: bool) -> Work:
-        """Draft on; only where there is work. `num_tokens` of the fields says how many tokens were drafted."""
+    @property
+    def length(self) -> int:
+        """Of the sequence as far as it is drafted."""
+        ...
+
+    def step(self, target_works: bool) -> StepPart:
+        """Draft on; only where there is work."""
+        ...
+
+    def stepped(self, step: Step) -> None:
+        """What that step came to, with those of other sequences."""
         ...
 
     def apply(self, verdict: Verdict) -> Work | None:
@@ -101,14 +115,21 @@ class ChainDrafting:
         """A chain never has all that the next block could take."""
         return False
 
-    def step(self, target_works: bool) -> Work:
+    @property
+    def length(self) -> int:
+        """As the session has it."""
+        return self._session.length
+
+    def step(self, target_works: bool) -> StepPart:
         """The next tokens by the answer."""
         session = self._session
         start = session.length - self._prompt_length
         num_tokens = min(session.room, self._tokens_per_step)
         session.extend([draft_token(i, self._answer[i]) for i in range(start, start + num_tokens)])
-        ns = self._costs.step_ns(num_tokens, target_works, self._random)
-        return Work("draft_step", ns, {"num_tokens": num_tokens, "length": session.length})
+        return StepPart(num_tokens, is_tree=False, target_works=target_works, random=self._random)
+
+    def stepped(self, step: Step) -> None:
+        """Nothing depends on it."""
 
     def apply(self, verdict: Verdict) -> Work | None:
         """As the real rollback manager does."""
@@ -147,12 +168,11 @@ class DraftActor:
     worker: Worker
     send: Callable[[Message], None]
     make_drafting: DraftingFactory
+    device: Device[StepPart, Step]
     costs: Costs
     random: Random
     journal: Journal
     target_works: Callable[[], bool]
-    works: bool = False
-    """Spends time on a step, a verdict or a prompt right now."""
     _sequence: _Sequence | None = None
     _running: bool = True
 
@@ -198,11 +218,15 @@ class DraftActor:
             yield from self._roll_back(self._sequence, newest)
 
     def _propose(self, sequence: _Sequence) -> Process:
-        work = sequence.drafting.step(self.target_works())
+        start_ns, drafting = self.clock.now_ns, sequence.drafting
+        part = drafting.step(self.target_works())
+        fields = {"num_tokens": part.num_tokens, "length": drafting.length}
         sequence.num_steps += 1
-        sequence.num_drafted += work.fields["num_tokens"]
-        sequence.verdict_clock.stepped(work.ns)
-        yield from self._spend(sequence, work)
+        sequence.num_drafted += part.num_tokens
+        step = yield from self.device.together(self.worker, part)
+        drafting.stepped(step)
+        sequence.verdict_clock.stepped(step.ns)
+        self._spent(sequence, "draft_step", start_ns, fields)
         self._offer(sequence)
 
     def _open(self, opening: Open) -> Process:
@@ -222,11 +246,13 @@ class DraftActor:
 
     def _spend(self, sequence: _Sequence, work: Work) -> Process:
         start_ns = self.clock.now_ns
-        self.works = True
-        yield Busy(work.ns)
-        self.works = False
-        sequence.busy_ns += work.ns
-        self.journal.span(work.name, start_ns, start_ns + work.ns, sequence.sequence_id, **work.fields)
+        yield from self.device.alone(self.worker, work.ns)
+        self._spent(sequence, work.name, start_ns, work.fields)
+
+    def _spent(self, sequence: _Sequence, name: str, start_ns: int, fields: dict[str, Any]) -> None:
+        """The time since then, that of the others before its own turn among it."""
+        sequence.busy_ns += self.clock.now_ns - start_ns
+        self.journal.span(name, start_ns, self.clock.now_ns, sequence.sequence_id, **fields)
 
     def _offer(self, sequence: _Sequence) -> None:
         candidate = sequence.drafting.offer()

@@ -1,20 +1,27 @@
-"""Draft, target and link put together: one schedule on given answers and costs, from its figures to its events."""
+"""Draft, target and link put together: one schedule on given answers and costs, from its figures to its events.
+
+Several answers may be decoded together: a slot of the batch is a target and a draft as they are for a single one.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from amusd.config import DecodingConfig
-from amusd.policies.factory import make_policy
+from amusd.policies.factory import make_policy, policy_name
 from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Open
 from amusd.simulation.clock import DRAFT, TARGET, VirtualClock, Worker
 from amusd.simulation.cost import Costs
+from amusd.simulation.device import Device
 from amusd.simulation.draft import ChainDrafting, DraftActor, Drafting
+from amusd.simulation.gathering import Gathering
+from amusd.simulation.intake import Intake, Throughput
+from amusd.simulation.joint import Pass, PassPart, PassPrice, Step, StepPart, StepPrice
 from amusd.simulation.journal import Journal
 from amusd.simulation.link import Link
 from amusd.simulation.target import TargetActor
@@ -34,6 +41,7 @@ class Outcome:
     """Of each answer, the time of the target's host up to the last token."""
     target_events: tuple[Event, ...]
     draft_events: tuple[Event, ...]
+    throughput: Throughput
 
     @property
     def metrics(self) -> GenerationMetrics:
@@ -56,6 +64,15 @@ class Simulator:
     can_branch: bool = True
     """Whether the draft can draft trees; `auto` has it do so then."""
     seed: int = 0
+    batch_size: int = 1
+    """Answers that are decoded together, where there are so many."""
+    num_groups: int = 1
+    """Parts of the batch that take turns at the target: one drafts while another is verified."""
+
+    @property
+    def num_slots(self) -> int:
+        """Answers that are decoded together."""
+        return min(self.batch_size, len(self.answers))
 
     @property
     def accept(self) -> float:
@@ -63,65 +80,99 @@ class Simulator:
         return sum(map(sum, self.answers)) / sum(map(len, self.answers))
 
     def run(self, decoding: DecodingConfig, *, keep_events: bool = False, events_folder: Path | None = None) -> Outcome:
-        """Decode all answers, one after another, under the schedule of `decoding`.
+        """Decode all answers, `batch_size` of them at a time, under the schedule of `decoding`.
 
+        Each has sessions, policy and estimates of its own; devices, and the rule by which a pass begins, are shared.
         Events are kept in the outcome, written to `events_folder` as a run's are, or not recorded at all.
         """
         keep = keep_events or events_folder is not None
         clock = VirtualClock()
+        machine = _Machine(self, decoding, clock)
+        journals = {role: _journal(role, clock, keep, events_folder) for role in (Role.TARGET, Role.DRAFT)}
+        workers = [worker for number in range(self.num_slots) for worker in machine.add_slot(number, journals)]
+        clock.run()
+        for worker in workers:
+            worker.check_ended()
+        counts, throughput = machine.intake.counts, machine.intake.throughput
+        assert throughput is not None
+        outcome = Outcome(
+            answers=tuple(count.metrics() for count in counts),
+            host_ns=tuple(count.host_ns for count in counts),
+            target_events=journals[Role.TARGET].events,
+            draft_events=journals[Role.DRAFT].events,
+            throughput=throughput,
+        )
+        for journal in journals.values():
+            journal.flush()
+        return outcome
+
+
+class _Machine:
+    """What the slots of a batch share, and the slots."""
+
+    def __init__(self, simulator: Simulator, decoding: DecodingConfig, clock: VirtualClock) -> None:
+        self._simulator, self._decoding, self._clock = simulator, decoding, clock
+        self._has_draft = decoding.mode is not Mode.AUTOREGRESSIVE
+        costs, self._target_random = simulator.costs, self._random("target")
+        pass_price = PassPrice(costs, self._has_draft, self._target_random)
+        self._target_device = Device[PassPart, Pass](clock, TARGET, pass_price)
+        self._draft_device = Device[StepPart, Step](clock, DRAFT, StepPrice(costs))
+        self._draft_random = self._random("draft")
+        self._to_draft_random, self._to_target_random = self._random("to draft"), self._random("to target")
+        groups = [range(first, simulator.num_slots, simulator.num_groups) for first in range(simulator.num_groups)]
+        in_lock_step = decoding.mode is Mode.SYNCHRONOUS or policy_name(decoding) == "windowed"
+        self._gatherings = [Gathering(clock, len(group), in_lock_step=in_lock_step) for group in groups]
+        self.intake = Intake(clock, simulator.answers, simulator.num_slots)
+
+    def add_slot(self, number: int, journals: Mapping[Role, Journal]) -> tuple[Worker, Worker]:
+        """A target's and a draft's side, which begin now."""
+        simulator, clock = self._simulator, self._clock
         target_worker, draft_worker = Worker(clock, TARGET), Worker(clock, DRAFT)
-        to_draft = Link(clock, draft_worker, self.costs.to_draft, self._random("to draft"))
-        to_target = Link(clock, target_worker, self.costs.to_target, self._random("to target"))
+        to_draft = Link(clock, draft_worker, simulator.costs.to_draft, self._to_draft_random)
+        to_target = Link(clock, target_worker, simulator.costs.to_target, self._to_target_random)
         target = TargetActor(
             clock=clock,
             worker=target_worker,
             send=to_draft.send,
-            answers=self.answers,
-            policy=make_policy(decoding, can_branch=self.can_branch),
-            max_candidates=self.max_candidates,
-            has_draft=decoding.mode is not Mode.AUTOREGRESSIVE,
-            costs=self.costs,
-            random=self._random("target"),
-            journal=_journal(Role.TARGET, clock, keep, events_folder),
-            draft_works=lambda: draft.works,
+            intake=self.intake,
+            device=self._target_device,
+            gathering=self._gatherings[number % simulator.num_groups],
+            policy=make_policy(self._decoding, can_branch=simulator.can_branch),
+            max_candidates=simulator.max_candidates,
+            has_draft=self._has_draft,
+            costs=simulator.costs,
+            random=self._target_random,
+            journal=journals[Role.TARGET],
+            draft_works=lambda: self._draft_device.works,
         )
         draft = DraftActor(
             clock=clock,
             worker=draft_worker,
             send=to_target.send,
             make_drafting=functools.partial(self._drafting, RowCost(DRAFT_ROW_SHARE)),
-            costs=self.costs,
-            random=self._random("draft"),
-            journal=_journal(Role.DRAFT, clock, keep, events_folder),
-            target_works=lambda: target.works,
+            device=self._draft_device,
+            costs=simulator.costs,
+            random=self._draft_random,
+            journal=journals[Role.DRAFT],
+            target_works=lambda: self._target_device.works,
         )
         draft_worker.start(draft.run())
         target_worker.start(target.run())
-        clock.run()
-        target_worker.check_ended()
-        draft_worker.check_ended()
-        outcome = Outcome(
-            answers=tuple(counts.metrics() for counts in target.finished),
-            host_ns=tuple(counts.host_ns for counts in target.finished),
-            target_events=target.journal.events,
-            draft_events=draft.journal.events,
-        )
-        target.journal.flush()
-        draft.journal.flush()
-        return outcome
+        return target_worker, draft_worker
 
     def _drafting(self, step_cost: RowCost, opening: Open) -> Drafting:
+        simulator = self._simulator
         random = self._random(f"drafting {opening.sequence_id}")
-        answer = self.answers[opening.sequence_id - 1]
+        answer = simulator.answers[opening.sequence_id - 1]
         if opening.fan_out:
-            seed = f"{opening.sequence_id} {self.seed}"
-            places = guess_places(answer, self.accept_next, opening.fan_out, seed)
-            weights = guess_weights(self.accept, self.accept_next, opening.fan_out)
-            return TreeDrafting(opening, places, weights, self.costs, random, step_cost)
-        return ChainDrafting(opening, answer, self.costs, random, self.tokens_per_step)
+            seed = f"{opening.sequence_id} {simulator.seed}"
+            places = guess_places(answer, simulator.accept_next, opening.fan_out, seed)
+            weights = guess_weights(simulator.accept, simulator.accept_next, opening.fan_out)
+            return TreeDrafting(opening, places, weights, simulator.costs, random, step_cost)
+        return ChainDrafting(opening, answer, simulator.costs, random, simulator.tokens_per_step)
 
     def _random(self, purpose: str) -> Random:
-        return Random(f"{purpose} {self.seed}")  # noqa: S311 - nothing here is secret
+        return Random(f"{purpose} {self._simulator.seed}")  # noqa: S311 - nothing here is secret
 
 
 def _journal(role: Role, clock: VirtualClock, keep: bool, folder: Path | None) -> Journal:

@@ -1,9 +1,12 @@
-"""The simulated target: the loop of `TargetWorker`, with a pass that only takes time."""
+"""The simulated target: the loop of `TargetWorker`, with a pass that only takes time.
+
+One for each slot of a batch: they share a device, the rule by which its passes begin, and the answers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field
 from random import Random
 
@@ -14,10 +17,14 @@ from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, P
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block
-from amusd.simulation.clock import Busy, Listen, Process, VirtualClock, Worker
+from amusd.simulation.clock import Busy, Listen, Process, Spent, VirtualClock, Worker
 from amusd.simulation.cost import Costs
+from amusd.simulation.device import Device
+from amusd.simulation.gathering import Gathering
+from amusd.simulation.intake import Intake
+from amusd.simulation.joint import Pass, PassPart
 from amusd.simulation.journal import Journal, TargetCounts
-from amusd.simulation.tokens import Answer, target_token, vocab_size
+from amusd.simulation.tokens import target_token, vocab_size
 from amusd.tracing.messages import RECEIVE, SEND
 from amusd.tracing.metrics import DraftCounts
 from amusd.types import FinishReason
@@ -38,7 +45,9 @@ class TargetActor:
     clock: VirtualClock
     worker: Worker
     send: Callable[[Message], None]
-    answers: Sequence[Answer]
+    intake: Intake
+    device: Device[PassPart, Pass]
+    gathering: Gathering
     policy: Policy
     max_candidates: int
     """That a pass can take."""
@@ -47,20 +56,17 @@ class TargetActor:
     random: Random
     journal: Journal
     draft_works: Callable[[], bool]
-    works: bool = False
-    """In a prefill or a pass right now."""
-    finished: list[TargetCounts] = field(default_factory=list)
     _observer: Observer = field(default_factory=Observer)
     _decision: Verify = field(default_factory=lambda: Verify(0))
 
     def run(self) -> Process:
-        """All answers, then `Shutdown`."""
-        for index, answer in enumerate(self.answers):
-            yield from self._decode(index + 1, len(answer))
+        """Answers as long as there are any, then `Shutdown`."""
+        while (taken := self.intake.take(PROMPT_LENGTH)) is not None:
+            sequence_id, answer, counts = taken
+            yield from self._decode(sequence_id, len(answer), counts)
         self._post(Shutdown())
 
-    def _decode(self, sequence_id: int, num_tokens: int) -> Process:
-        counts = TargetCounts(self.clock.now_ns, PROMPT_LENGTH)
+    def _decode(self, sequence_id: int, num_tokens: int, counts: TargetCounts) -> Process:
         kind = TreeTargetSession if self.policy.fan_out else TargetSession[bytes]
         session = kind(
             sequence_id=sequence_id,
@@ -70,12 +76,13 @@ class TargetActor:
             max_lookahead=self.policy.max_lookahead,
         )
         self._observer.open(_DRAFTER if self.has_draft else None, has_tree=bool(self.policy.fan_out))
+        self.gathering.enter(sequence_id, self.worker)
         yield from self._open(session, counts)
         while session.remaining:
             block = yield from self._next_block(session, counts)
             yield from self._verify(session, block, counts)
+        self.gathering.leave(sequence_id)
         yield from self._close(session, counts)
-        self.finished.append(counts)
 
     def _open(self, session: Session, counts: TargetCounts) -> Process:
         """The prompt goes out first, so that the draft prefills while the target does."""
@@ -95,29 +102,29 @@ class TargetActor:
                 )
             )
         start_ns = self.clock.now_ns
-        counts.prefill_ns = self.costs.target_prefill.draw(self.random)
-        self.works = True
-        yield Busy(counts.prefill_ns)
-        self.works = False
+        yield from self.device.alone(self.worker, self.costs.target_prefill.draw(self.random))
+        counts.prefill_ns = self.clock.now_ns - start_ns
         self.journal.span("target_prefill", start_ns, self.clock.now_ns, session.sequence_id)
 
-    def _next_block(self, session: Session, counts: TargetCounts) -> Generator[Busy | Listen, None, Block]:
-        """Drain what has arrived and let the policy decide, until it decides to verify."""
+    def _next_block(self, session: Session, counts: TargetCounts) -> Generator[Spent, None, Block]:
+        """Drain what has arrived and let the policy decide, until the pass begins."""
         ready_ns = self.clock.now_ns
         limit = self._limit(session)
         while True:
             self._drain(session, counts)
             waited_ns = self.clock.now_ns - ready_ns
             decision = self.policy.decide(self._observer.view(session, max_candidates=limit, waited_ns=waited_ns))
-            if not isinstance(decision, Wait):
-                self._decision = decision
-                return self._begin(session, decision, limit)
+            waits = isinstance(decision, Wait)
+            if self.gathering.decide(session.sequence_id, waits=waits):
+                self._decision = Verify(session.num_candidates) if isinstance(decision, Wait) else decision
+                return self._begin(session, self._decision, limit)
             start_ns, num_candidates = self.clock.now_ns, session.num_candidates
-            yield Listen(math.ceil(decision.seconds * 1e9))
+            yield Listen(math.ceil(decision.seconds * 1e9) if isinstance(decision, Wait) else None)
             if self.worker.mailbox:
                 self._handle(session, self.worker.mailbox.popleft(), counts)
             waited_ns = self.clock.now_ns - start_ns
-            self._observer.waited(waited_ns, num_before=num_candidates, num_after=session.num_candidates)
+            if waits:
+                self._observer.waited(waited_ns, num_before=num_candidates, num_after=session.num_candidates)
             counts.wait_ns += waited_ns
             self.journal.span("target_wait", start_ns, self.clock.now_ns, session.sequence_id, **because(decision))
 
@@ -139,12 +146,13 @@ class TargetActor:
 
     def _verify(self, session: Session, block: Block, counts: TargetCounts) -> Process:
         """One pass; accept, commit, and answer unless the sequence is complete."""
-        start_ns = self.clock.now_ns
+        ready_ns = self.clock.now_ns
         max_candidates = self._limit(session)
-        pass_ns = self.costs.pass_ns(len(block.token_ids) - 1, self.draft_works(), self.random)
-        self.works = True
-        yield Busy(pass_ns)
-        self.works = False
+        part = PassPart(len(block.token_ids) - 1, self.draft_works())
+        done = yield from self.device.together(self.worker, part, self.gathering)
+        pass_ns, host_ns = done.ns, done.host_ns
+        start_ns = self.clock.now_ns - pass_ns
+        counts.wait_ns += start_ns - ready_ns
         self._drain(session, counts)
         token_ids, num_accepted = _accept(session, block)
         outcome = session.commit(token_ids, num_accepted)
@@ -160,8 +168,15 @@ class TargetActor:
         )
         tells_draft = self._decision.tells_draft
         foreseen = not session.draft_restarting
-        self._observer.passed(start_ns, start_ns + pass_ns, outcome, foreseen=foreseen, rests=not tells_draft)
-        host_ns = self.costs.host.when(self.has_draft).draw(self.random)
+        self._observer.passed(
+            start_ns,
+            start_ns + pass_ns,
+            outcome,
+            foreseen=foreseen,
+            rests=not tells_draft,
+            num_rows=done.num_rows,
+            num_sequences=done.num_sequences,
+        )
         before_ns = round(host_ns * self.costs.host_before_verdict)
         yield Busy(before_ns)
         counts.passed(self.clock.now_ns, pass_ns, outcome)

@@ -10,6 +10,7 @@ from amusd.protocol.messages import Open, Prepared, Verdict
 from amusd.protocol.tree_draft_session import Node, TreeDraftSession
 from amusd.simulation.cost import Costs
 from amusd.simulation.draft import Work, verdict_work
+from amusd.simulation.joint import Step, StepPart
 from amusd.simulation.tokens import draft_token
 
 
@@ -39,6 +40,8 @@ class TreeDrafting:
         self._costs = costs
         self._random = random
         self._step_cost = step_cost
+        self._step_had_root = False
+        self._num_sequences = 1
 
     @property
     def num_stale(self) -> int:
@@ -53,16 +56,25 @@ class TreeDrafting:
         """While something is prepared for the committed prefix."""
         return bool(self._session.root.children)
 
-    def step(self, target_works: bool) -> Work:
+    @property
+    def length(self) -> int:
+        """With all nodes of the tree."""
+        return self._session.base + self._session.num_nodes
+
+    def step(self, target_works: bool) -> StepPart:
         """The likeliest nodes."""
         session = self._session
-        nodes = session.next_nodes(self._step_cost.row_share)
+        nodes = session.next_nodes(self._step_cost.share_for_each_of(self._num_sequences))
         for node in nodes:
             session.grow(node, self._guesses(node))
-        ns = self._costs.tree_step_ns(len(nodes), target_works, self._random)
-        if session.root not in nodes:
-            self._step_cost.passed(len(nodes), ns)
-        return Work("draft_step", ns, {"num_tokens": len(nodes), "length": session.base + session.num_nodes})
+        self._step_had_root = session.root in nodes
+        return StepPart(len(nodes), is_tree=True, target_works=target_works, random=self._random)
+
+    def stepped(self, step: Step) -> None:
+        """What a row costs is learnt from all rows of the step."""
+        self._num_sequences = step.num_sequences
+        if not self._step_had_root:
+            self._step_cost.passed(step.num_rows, step.ns)
 
     def apply(self, verdict: Verdict) -> Work | None:
         """As the real branch manager does."""

@@ -45,6 +45,18 @@ def test_passes_and_what_lies_between_them_are_told_apart() -> None:
     assert round(view.tokens_per_second, 9) == round(1.9 / (0.9 * 0.01 + 0.03), 9)  # the first pass weighs less
 
 
+def test_a_row_of_a_pass_over_several_sequences_costs_each_of_them_its_time() -> None:
+    observer = Observer()
+    for num_rows in (6, 12, 18) * 20:
+        outcome = PassOutcome(
+            num_candidates=2, num_judged=2, num_accepted=2, num_alternatives=0, num_rescued=0, num_tokens=3
+        )
+        end_ns = 10_000_000 + 1_000 * num_rows
+        observer.passed(0, end_ns, outcome, foreseen=True, num_rows=num_rows, num_sequences=3)
+    view = observer.view(session(), max_candidates=3, waited_ns=0)
+    assert view.row_seconds == pytest.approx(3 * 1e-6)
+
+
 def test_time_between_two_answers_is_nobodys() -> None:
     observer = Observer()
     for start_ns in (0, 10**12):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -69,6 +70,32 @@ def test_a_step_on_a_tree_costs_what_the_nearest_number_of_nodes_costs_and_the_n
     ]
     assert costs.tree_step_ns(2, target_works=False, random=Random(0)) == 500
     assert costs.tree_row_share == pytest.approx(0.02)
+
+
+def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
+    passes = {0: Shared.same(Duration((1000,))), 7: Shared.same(Duration((1400,)))}
+    costs = Costs(passes=passes, draft_token=Shared.same(Duration((100,))), row_ns=10, tree_row_ns=5)
+
+    def pass_ns(costs: Costs, num_candidates: int, num_sequences: int) -> int:
+        return costs.pass_ns(num_candidates, draft_works=False, random=Random(0), num_sequences=num_sequences)
+
+    def step_ns(costs: Costs, num_sequences: int) -> int:
+        return costs.step_ns(2, target_works=False, random=Random(0), num_sequences=num_sequences)
+
+    def tree_ns(costs: Costs, num_nodes: int, num_sequences: int) -> int:
+        return costs.tree_step_ns(num_nodes, target_works=False, random=Random(0), num_sequences=num_sequences)
+
+    assert [pass_ns(costs, 0, 1), pass_ns(costs, 0, 3), pass_ns(costs, 9, 3)] == [1000, 1020, 1400 + 110]
+    assert [step_ns(costs, 1), step_ns(costs, 4)] == [200, 230]
+    cached = replace(costs, sequence_ns=50, draft_sequence_ns=7)
+    assert pass_ns(cached, 9, 3) == pass_ns(costs, 9, 3) + 100
+    assert step_ns(cached, 4) == step_ns(costs, 4) + 2 * 3 * 7
+    assert tree_ns(cached, 9, 4) == tree_ns(costs, 9, 4) + 3 * 7 == 140 + 3 * 7
+    # from four rows on, each costs a quarter of what four do; the caches are read all the same
+    bent = replace(cached, knee_rows=4)
+    assert [pass_ns(bent, 0, 4), pass_ns(bent, 3, 1), pass_ns(bent, 6, 2)] == [1030 + 150, 1030, 2060 + 50]
+    assert [step_ns(bent, 4), step_ns(bent, 8)] == [2 * 115 + 42, 2 * 230 + 98]
+    assert [tree_ns(bent, 4, 2), tree_ns(bent, 10, 2)] == [115 + 7, round(2.5 * 115) + 7]
 
 
 @given(rates, rates, st.integers(0, 5))
