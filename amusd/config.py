@@ -416,10 +416,24 @@ class SimulateConfig:
     overhead_ms: float | None = None
     """Time of the target's host after each pass; None: as calibrated, else 0."""
     row_ms: float = 0.0
-    """Added to a target pass for each candidate in it; 0, as with `verify_width=fixed`."""
+    """Added to a target pass for each row beyond the first: each candidate, and in a batch each further sequence's last
+    token; 0, as with `verify_width=fixed`."""
     draft_row_ms: float | None = None
-    """Branching: added to a draft step for each node of the tree beyond the first; None: as calibrated, else 0.06 times
-    the draft's time for one token."""
+    """Added to a draft step for each row beyond the first: each further node of a tree, and in a batch each further
+    sequence; None: as calibrated, else 0.06 times the draft's time for one token."""
+    batch_size: int = 1
+    """Answers that are decoded together: a target pass takes the candidates of all, a draft step their next tokens.
+
+    What the rows and caches of several cost is not in a calibration, which is of one at a time: `row_ms`,
+    `draft_row_ms`, `sequence_ms`, `draft_sequence_ms` and `knee_rows` say it (`amusd bench` times wider passes).
+    """
+    sequence_ms: float = 0.0
+    """In a batch: added to a target pass for each sequence beyond the first, however many rows it has (its cache)."""
+    draft_sequence_ms: float = 0.0
+    """The same of a draft step."""
+    knee_rows: int | None = None
+    """Rows of a pass or step beyond which it costs in proportion to them, because computing takes longer than reading
+    the weights; None: never."""
     jitter: float = 0.0
     """Standard deviation of passes and draft steps, relative to their time, on top of what was calibrated.
 
@@ -428,7 +442,7 @@ class SimulateConfig:
     tokens_per_step: int = 1
     """Tokens that the draft makes in one step where it runs ahead (several in one replay on GPUs)."""
     num_answers: int = 16
-    """Answers that are simulated; a calibrated replay has the run's own."""
+    """Answers that are simulated, at least one for each place of the batch; a calibrated replay has the run's own."""
     num_tokens: int = 512
     """Tokens of each of them."""
     seed: int = 0
@@ -450,12 +464,22 @@ class SimulateConfig:
     def __post_init__(self) -> None:
         overhead = self.overhead_ms
         _require(overhead is None or 0 <= overhead < math.inf, "simulate.overhead_ms", overhead, "must be at least 0")
-        _require(0 <= self.row_ms < math.inf, "simulate.row_ms", self.row_ms, "must be at least 0")
+        for name in ("row_ms", "sequence_ms", "draft_sequence_ms"):
+            value = getattr(self, name)
+            _require(0 <= value < math.inf, f"simulate.{name}", value, "must be at least 0")
         row_ms = self.draft_row_ms
         _require(row_ms is None or 0 <= row_ms < math.inf, "simulate.draft_row_ms", row_ms, "must be at least 0")
         _require(0 <= self.jitter <= 0.5, "simulate.jitter", self.jitter, "must be between 0 and 0.5")
-        for name in ("tokens_per_step", "num_answers", "num_tokens"):
+        for name in ("tokens_per_step", "num_answers", "num_tokens", "batch_size"):
             _require(getattr(self, name) >= 1, f"simulate.{name}", getattr(self, name), "must be at least 1")
+        knee = self.knee_rows
+        _require(knee is None or knee >= 1, "simulate.knee_rows", knee, "must be at least 1")
+        _require(
+            self.batch_size == 1 or not self.grid,
+            "simulate.batch_size",
+            self.batch_size,
+            "must be 1 with simulate.grid=true, whose map is of one sequence at a time",
+        )
         for name, least in (("synchronous_lengths", 1), ("min_candidates", 0)):
             values = getattr(self, name)
             _require(

@@ -1,7 +1,8 @@
 """`amusd simulate`: which schedule would win, and by how much, on a machine that need not be at hand.
 
 Plain decoding, synchronous blocks and windows of each length, chain and branching with each wait, and `auto`, on the
-same answers. Everything here is arithmetic on a virtual clock: no model, no worker process, no torch.
+same answers, one at a time or several together. Everything here is arithmetic on a virtual clock: no model, no worker
+process, no torch.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Inputs:
             "acceptance": self.acceptance,
             "num_answers": len(simulator.answers),
             "num_tokens": sum(map(len, simulator.answers)),
+            "batch_size": simulator.num_slots,
             "costs": simulator.costs.as_dict(),
             "max_candidates_in_a_pass": simulator.max_candidates,
             "tokens_per_step": simulator.tokens_per_step,
@@ -69,11 +71,12 @@ class Trial:
     decoding: DecodingConfig
     outcome: Outcome
     choice: str
+    num_groups: int = 1
+    """Of the batch, which take turns."""
 
-    @property
-    def total_ns(self) -> int:
-        """For all answers."""
-        return self.outcome.metrics.total_ns
+    def over(self, other: Trial) -> float:
+        """How many times as fast as `other`."""
+        return self.outcome.throughput.over(other.outcome.throughput)
 
 
 @dataclass
@@ -84,7 +87,7 @@ class Bench:
     decoding: DecodingConfig
     """The configured one; trials differ from it in what they are about."""
     report: Callable[[str], None] = lambda _name: None
-    _outcomes: dict[DecodingConfig, Outcome] = field(default_factory=dict)
+    _outcomes: dict[tuple[DecodingConfig, int], Outcome] = field(default_factory=dict)
 
     def plain(self) -> Trial:
         """The target alone."""
@@ -93,6 +96,16 @@ class Bench:
     def synchronous(self, lengths: Iterable[int]) -> list[Trial]:
         """Blocks of each length; the fastest is marked."""
         return self._best_of("num_speculative_tokens", lengths, mode=Mode.SYNCHRONOUS)
+
+    def in_turns(self, lengths: Iterable[int]) -> list[Trial]:
+        """The same by halves of the batch: one drafts while the other is verified; none where there is but one answer.
+
+        References:
+            MineDraft, https://arxiv.org/abs/2603.18016.
+        """
+        if self.simulator.num_slots < 2:
+            return []
+        return self._best_of("num_speculative_tokens", lengths, num_groups=2, mode=Mode.SYNCHRONOUS)
 
     def windowed(self, lengths: Iterable[int]) -> list[Trial]:
         """Windows of each length; the fastest is marked."""
@@ -109,27 +122,29 @@ class Bench:
     def _best_of(self, knob: str, values: Iterable[int], **changes: Any) -> list[Trial]:
         return _mark_best([self._trial(TRIED, **changes, **{knob: value}) for value in sorted(set(values))])
 
-    def _trial(self, choice: str, **changes: Any) -> Trial:
+    def _trial(self, choice: str, num_groups: int = 1, **changes: Any) -> Trial:
         decoding = replace(self.decoding, **changes)
-        if decoding not in self._outcomes:
+        if (decoding, num_groups) not in self._outcomes:
             self.report(_name(decoding))
-            self._outcomes[decoding] = self.simulator.run(decoding)
-        return Trial(decoding, self._outcomes[decoding], choice)
+            simulator = replace(self.simulator, num_groups=num_groups)
+            self._outcomes[decoding, num_groups] = simulator.run(decoding)
+        return Trial(decoding, self._outcomes[decoding, num_groups], choice, num_groups)
 
 
 def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
     """All rows, and the map where one is asked for; the documented JSON without `run_dir`.
 
-    `events_folder` gets the events of the first answer under the configured policy.
+    `events_folder` gets the events of the first answer, decoded alone under the configured policy.
     """
     settings, simulator = config.simulate, inputs.simulator
     waiting = _waiting(simulator)
     waits = {config.min_candidates, *settings.min_candidates}
-    num_trials = 2 + 2 * len(set(settings.synchronous_lengths)) + len(waiting) * len(waits)
+    num_block_schedules = 2 + (simulator.num_slots > 1)
+    num_trials = 2 + num_block_schedules * len(set(settings.synchronous_lengths)) + len(waiting) * len(waits)
     bench = Bench(simulator, config.decoding(), _progress(console, num_trials))
     plain = bench.plain()
     lengths = settings.synchronous_lengths
-    trials = [plain, *bench.synchronous(lengths), *bench.windowed(lengths)]
+    trials = [plain, *bench.synchronous(lengths), *bench.in_turns(lengths), *bench.windowed(lengths)]
     for policy in waiting:
         trials += [bench.asynchronous(policy), *bench.tuned(policy, settings.min_candidates)]
     trials.append(bench.asynchronous("auto"))
@@ -137,14 +152,17 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
     if settings.grid:
         result |= {"grid": _grid(config, simulator, console), "points": [asdict(point) for point in inputs.points]}
     console.clear_progress()
-    first = replace(simulator, answers=simulator.answers[:1])
+    first = replace(simulator, answers=simulator.answers[:1], batch_size=1)
     first.run(bench.asynchronous(config.policy).decoding, events_folder=events_folder)
     return result
 
 
 def simulate_text(result: dict[str, Any]) -> str:
     """What `simulate` found, for a person."""
-    texts = [_table(result["rows"])]
+    batch_size = result["inputs"]["batch_size"]
+    texts = [_table(result["rows"], in_batches=batch_size > 1)]
+    if batch_size > 1:
+        texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
     if "grid" in result:
         texts.append(_grid_text(result["grid"]))
     return "\n\n".join(texts)
@@ -183,6 +201,7 @@ def inputs_of(config: RunConfig) -> Inputs:
         accept_next=_accept_next(config, calibration),
         can_branch=config.drafter.can_branch,
         seed=settings.seed,
+        batch_size=settings.batch_size,
     )
     points = measured_points(config, calibration) if settings.grid else ()
     return Inputs(simulator, acceptance, points)
@@ -210,13 +229,19 @@ def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
 
 
 def _drawn(settings: SimulateConfig, accept: float) -> tuple[Answer, ...]:
-    return drawn_answers(accept, num_answers=settings.num_answers, num_tokens=settings.num_tokens, seed=settings.seed)
+    num_answers = max(settings.num_answers, settings.batch_size)
+    return drawn_answers(accept, num_answers=num_answers, num_tokens=settings.num_tokens, seed=settings.seed)
 
 
 def _costs(config: RunConfig, measured: Costs | None) -> Costs:
     settings = config.simulate
     costs = _with_spread(measured, settings.jitter) if measured else Costs(passes={}, draft_token=_same(0.0, 0.0))
-    given: dict[str, Any] = {"row_ns": round(settings.row_ms * 1e6)}
+    given: dict[str, Any] = {
+        "row_ns": round(settings.row_ms * 1e6),
+        "sequence_ns": round(settings.sequence_ms * 1e6),
+        "draft_sequence_ns": round(settings.draft_sequence_ms * 1e6),
+        "knee_rows": settings.knee_rows,
+    }
     if config.verify_ms is not None:
         given["passes"] = {0: _same(config.verify_ms, settings.jitter)}
     if config.draft_ms is not None:
@@ -253,13 +278,15 @@ def _same(milliseconds: float, spread: float) -> Shared:
 
 
 def _mark_best(trials: Sequence[Trial]) -> list[Trial]:
-    fastest = min(trials, key=lambda trial: trial.total_ns)
+    fastest = max(trials, key=lambda trial: trial.outcome.throughput.tokens_per_second)
     return [replace(trial, choice=BEST) if trial is fastest else trial for trial in trials]
 
 
 def _rows(trials: Sequence[Trial], plain: Trial, *, can_branch: bool) -> list[dict[str, Any]]:
     best_synchronous = next(
-        trial for trial in trials if trial.decoding.mode is Mode.SYNCHRONOUS and trial.choice == BEST
+        trial
+        for trial in trials
+        if trial.decoding.mode is Mode.SYNCHRONOUS and trial.num_groups == 1 and trial.choice == BEST
     )
     return [_row(trial, plain, best_synchronous, can_branch=can_branch) for trial in trials]
 
@@ -276,26 +303,38 @@ def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: boo
         "mode": decoding.mode.value,
         "policy": policy,
         "choice": trial.choice,
+        "num_groups": trial.num_groups,
         "num_speculative_tokens": decoding.num_speculative_tokens
         if decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
         else None,
         "min_candidates": decoding.min_candidates if policy in WAITING else None,
         "fan_out": decoding.fan_out if branches else None,
         "rows_per_step": decoding.rows_per_step if branches else None,
-        "speedup": plain.total_ns / trial.total_ns,
+        "speedup": trial.over(plain),
         # As `compare` has it: the median over the answers, not the ratio of all time.
         "speedup_vs_autoregressive": statistics.median(ratios),
-        "speedup_vs_best_synchronous": None
-        if decoding.mode is Mode.AUTOREGRESSIVE
-        else best_synchronous.total_ns / trial.total_ns,
+        "speedup_vs_best_synchronous": None if decoding.mode is Mode.AUTOREGRESSIVE else trial.over(best_synchronous),
         "tokens_per_verification": metrics["mean_acceptance_length"],
         **metrics,
+        "tokens_per_second": trial.outcome.throughput.tokens_per_second,
+        "mean_latency_ms": statistics.fmean(answer.total_ns for answer in trial.outcome.answers) / 1e6,
     }
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    header = ("mode", "tokens/s", "x plain", "x best sync", "accepted", "tokens/pass", "idle t/d", "wasted")
-    lines = []
+def _table(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
+    header: tuple[str, ...] = (
+        "mode",
+        "tokens/s",
+        "x plain",
+        "x best sync",
+        "accepted",
+        "tokens/pass",
+        "idle t/d",
+        "wasted",
+    )
+    if in_batches:
+        header = (*header, "s/answer")
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         plain = row["mode"] == Mode.AUTOREGRESSIVE.value
         lines.append(
@@ -308,6 +347,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
                 f"{row['tokens_per_verification']:.2f}",
                 _percent(row["target_idle_fraction"]) + ("" if plain else "/" + _percent(row["draft_idle_fraction"])),
                 "" if plain else _percent(row["wasted_draft_fraction"]),
+                *([f"{row['mean_latency_ms'] / 1000:.2f}"] if in_batches else []),
             )
         )
     return table(header, lines)
@@ -317,6 +357,8 @@ def _row_name(row: dict[str, Any]) -> str:
     if row["mode"] == Mode.AUTOREGRESSIVE.value:
         return str(row["mode"])
     name = str(row["policy"] or row["mode"])
+    if row["num_groups"] > 1:
+        name += " in turns"
     knob = row["min_candidates"] if row["num_speculative_tokens"] is None else row["num_speculative_tokens"]
     if knob is None:
         return name
@@ -377,8 +419,8 @@ def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) 
     tuned = {"windowed": _best(bench.windowed(settings.synchronous_lengths))}
     tuned |= {policy: _best(bench.tuned(policy, settings.min_candidates)) for policy in _waiting(simulator)}
     auto = bench.asynchronous("auto")
-    speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": plain.total_ns / synchronous.total_ns}
-    speedups |= {policy: plain.total_ns / trial.total_ns for policy, trial in tuned.items()}
+    speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": synchronous.over(plain)}
+    speedups |= {policy: trial.over(plain) for policy, trial in tuned.items()}
     ranked = sorted(speedups, key=lambda name: speedups[name], reverse=True)
     return {
         "accept": accept,
@@ -389,7 +431,7 @@ def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) 
         "min_candidates": {policy: tuned[policy].decoding.min_candidates for policy in _waiting(simulator)},
         "winner": ranked[0],
         "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
-        "auto": plain.total_ns / auto.total_ns,
+        "auto": auto.over(plain),
         "upper_bound": upper_bound(accept, ratio),
     }
 

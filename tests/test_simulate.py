@@ -244,6 +244,42 @@ def test_measured_runs_are_points_of_the_map_with_their_winner(tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
+def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path) -> None:
+    one, four = (
+        predicted(configured({"batch_size": size, "num_answers": 4, "row_ms": 1, "sequence_ms": 0.5}), tmp_path)
+        for size in (1, 4)
+    )
+    plain, best, *_ = (row for row in four["rows"] if row["choice"] != "tried")
+    assert plain["speedup"] == 1
+    assert plain["tokens_per_second"] == pytest.approx(4 * 1000 / (20 + 3 * 1.5))
+    assert plain["mean_latency_ms"] == pytest.approx(100 * 24.5)
+    assert best["speedup"] == pytest.approx(best["tokens_per_second"] / plain["tokens_per_second"])
+    assert best["speedup"] < max(row["speedup"] for row in one["rows"] if row["mode"] == "synchronous")
+    assert (one["inputs"]["batch_size"], four["inputs"]["batch_size"]) == (1, 4)
+    assert [row["num_groups"] for row in four["rows"]] == [1] * 3 + [2] * 2 + [1] * (len(one["rows"]) - 3)
+    assert {row["num_groups"] for row in one["rows"]} == {1}
+    costs = four["inputs"]["costs"]
+    assert (costs["row_ms"], costs["sequence_ms"], costs["draft_sequence_ms"], costs["knee_rows"]) == (1, 0.5, 0, None)
+    head, _, header = simulate_text(four).splitlines()[:3]
+    assert "synchronous in turns (4, best)" in simulate_text(four)
+    assert head == "4 answers at a time: tokens/s of all together, s/answer of each"
+    assert header.split() == [*simulate_text(one).splitlines()[0].split(), "s/answer"]
+
+
+def test_there_are_as_many_drawn_answers_as_a_batch_has_places(tmp_path: Path) -> None:
+    few = {"synchronous_lengths": [4], "min_candidates": [2], "num_tokens": 20}
+    inputs = predicted(configured(few | {"batch_size": 6, "num_answers": 2}), tmp_path)["inputs"]
+    assert (inputs["num_answers"], inputs["batch_size"]) == (6, 6)
+
+
+def test_a_replay_fills_no_more_places_than_it_has_answers(tmp_path: Path) -> None:
+    predicted(configured(), run_directory(tmp_path / "run"))  # its events are those of one answer
+    config = configured({"batch_size": 3, "knee_rows": 2}, accept=None, calibration=str(tmp_path / "run"))
+    result = predicted(config, run_directory(tmp_path / "again"))
+    assert result["inputs"]["batch_size"] == 1
+    assert result["inputs"]["costs"]["knee_rows"] == 2
+
+
 MISTAKES = [
     ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
     ({"draft_ms": None}, "draft_ms: required to simulate without calibration=RUN_DIR"),
@@ -258,6 +294,12 @@ MISTAKES = [
     ({"simulate": {"points": ["run"]}}, "simulate.points=['run']: needs simulate.grid=true"),
     ({"simulate": {"num_tokens": 0}}, "simulate.num_tokens=0: must be at least 1"),
     ({"simulate": {"jitter": 0.6}}, "simulate.jitter=0.6: must be between 0 and 0.5"),
+    ({"simulate": {"batch_size": 0}}, "simulate.batch_size=0: must be at least 1"),
+    ({"simulate": {"batch_size": 2, "grid": True}}, "simulate.batch_size=2: must be 1 with simulate.grid=true"),
+    ({"simulate": {"knee_rows": 0}}, "simulate.knee_rows=0: must be at least 1"),
+    ({"simulate": {"row_ms": -1}}, "simulate.row_ms=-1.0: must be at least 0"),
+    ({"simulate": {"sequence_ms": float("nan")}}, "simulate.sequence_ms=nan: must be at least 0"),
+    ({"simulate": {"draft_sequence_ms": -1}}, "simulate.draft_sequence_ms=-1.0: must be at least 0"),
     ({"simulate": {"draft_row_ms": -1}}, "simulate.draft_row_ms=-1.0: must be at least 0"),
     ({"simulate": {"overhead_ms": -1}}, "simulate.overhead_ms=-1.0: must be at least 0"),
     ({"simulate": {"synchronous_lengths": []}}, "simulate.synchronous_lengths=[]: name at least one"),
