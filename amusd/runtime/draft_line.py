@@ -18,12 +18,12 @@ from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.runtime.handshake import told
 from amusd.runtime.request import Request
 from amusd.runtime.succession import Succession, last_line
-from amusd.runtime.tally import Tally
 from amusd.runtime.verifier import Session
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.metrics import DraftCounts
 from amusd.tracing.recorder import Recorder
+from amusd.tracing.tally import Tally
 from amusd.transport.base import Transport
 from amusd.types import FinishReason
 
@@ -230,15 +230,7 @@ class DraftLine:
         self._judge_sense(makes_sense=isinstance(message, Progress))
         if isinstance(message, Progress) and message.sequence_id == self._session.sequence_id:
             self._has_progress = True
-            self._tally.draft = DraftCounts(
-                num_steps=message.num_steps,
-                num_drafted=message.num_drafted,
-                num_rollbacks=message.num_rollbacks,
-                num_stale=message.num_stale,
-                busy_ns=message.busy_ns,
-                wait_ns=message.wait_ns,
-                open_ns=message.open_ns,
-            )
+            self._tally.draft = DraftCounts.of(message)
 
     def _receive_candidate(self, message: Candidate | Prepared) -> str:
         """Take it in; return what became of it, for the record."""

@@ -18,13 +18,13 @@ from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.request import Request
-from amusd.runtime.tally import Tally
 from amusd.runtime.verifier import Session, Verifier
 from amusd.sampling.rows import ProbabilityRow
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.runs import SEQUENCES_PER_RUN
+from amusd.tracing.tally import Tally
 from amusd.types import FinishReason
 
 
@@ -51,7 +51,7 @@ class TargetWorker:
     """How many the block under way could have held."""
     _decision: Verify = field(default_factory=lambda: Verify(0))
     """What the policy said of it."""
-    _tally: Tally = field(default_factory=Tally)
+    _tally: Tally = field(init=False)
     _observer: Observer = field(default_factory=Observer)
     _verifier: Verifier = field(init=False)
 
@@ -61,7 +61,7 @@ class TargetWorker:
 
     def decode(self, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
         """Yield what each pass commits; return how it ended. Closing the generator aborts the sequence."""
-        self._tally = Tally(num_prompt_tokens=len(request.prompt))
+        self._tally = Tally(time.monotonic_ns(), len(request.prompt))
         self._observer.open(request.drafter, has_tree=bool(request.policy.fan_out))
         session = self._new_session(request)
         self._verifier = Verifier(self.model, request.distribution, request.prompt, logprobs=request.logprobs)
@@ -122,7 +122,7 @@ class TargetWorker:
         start_ns = time.monotonic_ns()
         self.model.prefill(request.prompt[:-1], self._cache)
         end_ns = time.monotonic_ns()
-        self._tally.prefilled(end_ns - start_ns)
+        self._tally.prefill_ns += end_ns - start_ns
         self.recorder.span("target_prefill", start_ns, end_ns, session.sequence_id)
         return self._cache
 
@@ -165,7 +165,7 @@ class TargetWorker:
             self.line.verified()
         rests = not self._decision.tells_draft
         self._observer.passed(start_ns, end_ns, outcome, foreseen=not session.draft_restarting, rests=rests)
-        self._tally.passed(end_ns - start_ns, outcome)
+        self._tally.passed(time.monotonic_ns(), end_ns - start_ns, outcome)
         self.recorder.span(
             "target_pass",
             start_ns,
@@ -195,6 +195,6 @@ class TargetWorker:
         num_candidates = session.num_candidates
         self.line.take(seconds)
         end_ns = time.monotonic_ns()
-        self._tally.waited(end_ns - start_ns)
+        self._tally.wait_ns += end_ns - start_ns
         self._observer.waited(end_ns - start_ns, num_before=num_candidates, num_after=session.num_candidates)
         self.recorder.span("target_wait", start_ns, end_ns, session.sequence_id, **reason)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amusd.simulation.clock import BEGINNING, VirtualClock
-from amusd.simulation.journal import TargetCounts
 from amusd.simulation.tokens import Answer
+from amusd.tracing.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class Intake:
         self._clock = clock
         self._answers = answers
         self._num_slots = num_slots
-        self._counts: list[TargetCounts] = []
+        self._counts: list[Tally] = []
         self._is_over = False
         self.throughput: Throughput | None = None
         """None until a slot has found no further answer."""
 
     @property
-    def counts(self) -> tuple[TargetCounts, ...]:
+    def counts(self) -> tuple[Tally, ...]:
         """Of all answers that have begun, in their order."""
         return tuple(self._counts)
 
-    def take(self, num_prompt_tokens: int) -> tuple[int, Answer, TargetCounts] | None:
+    def take(self, num_prompt_tokens: int) -> tuple[int, Answer, Tally] | None:
         """The next answer, the id of its sequence, and its counts, which begin now; None: there is none left."""
         index = len(self._counts)
         if index == len(self._answers):
@@ -58,7 +58,7 @@ class Intake:
                 self._is_over = True
                 self._clock.schedule(self._clock.now_ns, BEGINNING, self._measure)
             return None
-        self._counts.append(TargetCounts(self._clock.now_ns, num_prompt_tokens))
+        self._counts.append(Tally(self._clock.now_ns, num_prompt_tokens))
         return index + 1, self._answers[index], self._counts[index]
 
     def _measure(self) -> None:

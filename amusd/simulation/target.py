@@ -23,10 +23,11 @@ from amusd.simulation.device import Device
 from amusd.simulation.gathering import Gathering
 from amusd.simulation.intake import Intake
 from amusd.simulation.joint import Pass, PassPart
-from amusd.simulation.journal import Journal, TargetCounts
+from amusd.simulation.journal import Journal
 from amusd.simulation.tokens import target_token, vocab_size
 from amusd.tracing.messages import RECEIVE, SEND
 from amusd.tracing.metrics import DraftCounts
+from amusd.tracing.tally import Tally
 from amusd.types import FinishReason
 
 PROMPT_LENGTH = 1
@@ -66,7 +67,7 @@ class TargetActor:
             yield from self._decode(sequence_id, len(answer), counts)
         self._post(Shutdown())
 
-    def _decode(self, sequence_id: int, num_tokens: int, counts: TargetCounts) -> Process:
+    def _decode(self, sequence_id: int, num_tokens: int, counts: Tally) -> Process:
         kind = TreeTargetSession if self.policy.fan_out else TargetSession[bytes]
         session = kind(
             sequence_id=sequence_id,
@@ -84,7 +85,7 @@ class TargetActor:
         self.gathering.leave(sequence_id)
         yield from self._close(session, counts)
 
-    def _open(self, session: Session, counts: TargetCounts) -> Process:
+    def _open(self, session: Session, counts: Tally) -> Process:
         """The prompt goes out first, so that the draft prefills while the target does."""
         if self.has_draft:
             session.attach(_INCARNATION)
@@ -106,7 +107,7 @@ class TargetActor:
         counts.prefill_ns = self.clock.now_ns - start_ns
         self.journal.span("target_prefill", start_ns, self.clock.now_ns, session.sequence_id)
 
-    def _next_block(self, session: Session, counts: TargetCounts) -> Generator[Spent, None, Block]:
+    def _next_block(self, session: Session, counts: Tally) -> Generator[Spent, None, Block]:
         """Drain what has arrived and let the policy decide, until the pass begins."""
         ready_ns = self.clock.now_ns
         limit = self._limit(session)
@@ -144,7 +145,7 @@ class TargetActor:
         """Candidates that the next pass can take."""
         return min(session.remaining - 1, self.max_candidates)
 
-    def _verify(self, session: Session, block: Block, counts: TargetCounts) -> Process:
+    def _verify(self, session: Session, block: Block, counts: Tally) -> Process:
         """One pass; accept, commit, and answer unless the sequence is complete."""
         ready_ns = self.clock.now_ns
         max_candidates = self._limit(session)
@@ -187,7 +188,7 @@ class TargetActor:
             yield Busy(host_ns - before_ns)
             counts.host_ns += host_ns - before_ns
 
-    def _close(self, session: Session, counts: TargetCounts) -> Process:
+    def _close(self, session: Session, counts: Tally) -> Process:
         """Wait for the draft's own counts: it answers every `Close`."""
         self.journal.span(
             "sequence",
@@ -211,12 +212,12 @@ class TargetActor:
         self.journal.message(SEND, message)
         self.send(message)
 
-    def _drain(self, session: Session, counts: TargetCounts) -> None:
+    def _drain(self, session: Session, counts: Tally) -> None:
         mailbox = self.worker.mailbox
         while mailbox:
             self._handle(session, mailbox.popleft(), counts)
 
-    def _handle(self, session: Session, message: Message, counts: TargetCounts) -> None:
+    def _handle(self, session: Session, message: Message, counts: Tally) -> None:
         if isinstance(message, Candidate | Prepared):
             reception = _receive(session, message)
             if reception is Reception.FOREIGN:
@@ -225,15 +226,7 @@ class TargetActor:
             self.journal.message(RECEIVE, message, reception=reception.value)
         elif isinstance(message, Progress):
             self.journal.message(RECEIVE, message)
-            counts.draft = DraftCounts(
-                num_steps=message.num_steps,
-                num_drafted=message.num_drafted,
-                num_rollbacks=message.num_rollbacks,
-                num_stale=message.num_stale,
-                busy_ns=message.busy_ns,
-                wait_ns=message.wait_ns,
-                open_ns=message.open_ns,
-            )
+            counts.draft = DraftCounts.of(message)
 
 
 def _receive(session: Session, message: Candidate | Prepared) -> Reception:

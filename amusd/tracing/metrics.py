@@ -34,6 +34,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from amusd.protocol.messages import Progress
+
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCounts:
@@ -47,6 +49,19 @@ class DraftCounts:
     wait_ns: int = 0
     """Waiting because there was nothing to draft: the run-ahead cap was reached."""
     open_ns: int = 0
+
+    @classmethod
+    def of(cls, progress: Progress) -> DraftCounts:
+        """What the message says."""
+        return cls(
+            num_steps=progress.num_steps,
+            num_drafted=progress.num_drafted,
+            num_rollbacks=progress.num_rollbacks,
+            num_stale=progress.num_stale,
+            busy_ns=progress.busy_ns,
+            wait_ns=progress.wait_ns,
+            open_ns=progress.open_ns,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tracing.runs import Run
 
 from amusd.protocol.verification import PassOutcome
-from amusd.runtime.tally import Tally
 from amusd.tracing.metrics import GenerationMetrics, total
+from amusd.tracing.tally import Tally
 
 passes = st.integers(0, 8).flatmap(
     lambda candidates: st.tuples(st.just(candidates), st.integers(candidates, candidates + 1)).flatmap(
@@ -20,9 +20,10 @@ passes = st.integers(0, 8).flatmap(
 
 
 def tally_of(blocks: list[tuple[int, int, int]]) -> GenerationMetrics:
-    tally = Tally()
+    tally = Tally(0, 1)
     for candidates, judged, accepted in blocks:
         tally.passed(
+            5000,
             1000,
             PassOutcome(
                 num_candidates=candidates,
