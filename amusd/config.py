@@ -523,7 +523,7 @@ class EngineConfig:
     target_tensor_parallel_size: int = 1
     """Processes that share the target's weights and cache, each on a device of its own."""
     draft_tensor_parallel_size: int = 1
-    """The same of the draft: 1 is all that there is."""
+    """The same of the draft, whose only drafter has a model."""
 
     def __post_init__(self) -> None:
         _require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
@@ -541,10 +541,10 @@ class EngineConfig:
             "must be at least 1",
         )
         _require(
-            self.draft_tensor_parallel_size == 1,
+            self.draft_tensor_parallel_size >= 1,
             "draft_tensor_parallel_size",
             self.draft_tensor_parallel_size,
-            "the draft runs in one process; allowed: 1",
+            "must be at least 1",
         )
         devices = self.hardware.devices
         _require(
@@ -553,7 +553,8 @@ class EngineConfig:
             list(devices),
             "name two: the target's, the draft's"
             if self.num_ranks == 2
-            else f"name {self.num_ranks}: the target's {self.target_tensor_parallel_size}, the draft's",
+            else f"name {self.num_ranks}: the target's {self.target_tensor_parallel_size}, the draft's"
+            f"{'' if self.draft_tensor_parallel_size == 1 else f' {self.draft_tensor_parallel_size}'}",
         )
         _require(
             self.hardware.synthetic is None or self.target.kind != "hf",
@@ -563,11 +564,28 @@ class EngineConfig:
         )
         for drafter in self.drafters:
             self._check_fits_target(drafter)
+        if self.draft_tensor_parallel_size > 1:
+            self._check_has_one_model()
 
     @property
     def num_ranks(self) -> int:
         """Processes that compute: the target's, then the draft's."""
         return self.target_tensor_parallel_size + self.draft_tensor_parallel_size
+
+    def _check_has_one_model(self) -> None:
+        kinds = [drafter.kind for drafter in self.drafters]
+        _require(
+            "ngram" not in kinds,
+            "draft_tensor_parallel_size",
+            self.draft_tensor_parallel_size,
+            "drafter=ngram has no model to share; allowed: 1",
+        )
+        _require(
+            len(kinds) < 2,
+            "draft_tensor_parallel_size",
+            self.draft_tensor_parallel_size,
+            f"ranks share the model of one drafter, not of {', '.join(kinds)}; allowed: 1",
+        )
 
     def _check_fits_target(self, drafter: DrafterConfig) -> None:
         shape = self.hardware.synthetic

@@ -20,6 +20,7 @@ from amusd.models.loading import load_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores, cores_for
+from amusd.runtime.seats import seats
 from amusd.runtime.startup import devices_of
 from amusd.transport.choice import ON_ONE_MACHINE
 from amusd.transport.factory import choose_here
@@ -86,10 +87,13 @@ def _devices(config: EngineConfig) -> list[Finding]:
 
 def _rank_names(config: EngineConfig) -> list[str]:
     """What each rank does, in the order of `devices_of`."""
-    size = config.target_tensor_parallel_size
-    if size == 1:
+    if config.num_ranks == 2:
         return ["target", "draft"]
-    return [*(f"rank {rank} (target)" for rank in range(size)), f"rank {size} (draft)"]
+    several = config.draft_tensor_parallel_size > 1
+    return [
+        f"rank {number} ({f'{seat}' if several and seat.role is Role.DRAFT else seat.role.value})"
+        for number, seat in enumerate(seats(config))
+    ]
 
 
 def _links(config: EngineConfig) -> list[Finding]:
@@ -146,10 +150,11 @@ def _pair(config: EngineConfig) -> list[Finding]:
 
     def drafters() -> str:
         device = devices_of(config)[-1]
+        texts = [_drafter_text(drafter, config, device) for drafter in config.drafters]
         draft = load_drafters(config, device)
         if loaded and draft.tokenizer_hash not in ("", loaded[0][1].fingerprint):
             raise AmusdError("the drafter's tokenizer differs from the target's")
-        return "; ".join(_drafter_text(drafter, config, device) for drafter in config.drafters)
+        return "; ".join(texts)
 
     findings = [_try("target", target), _try("drafter", drafters)]
     if loaded:
@@ -158,7 +163,8 @@ def _pair(config: EngineConfig) -> list[Finding]:
 
 
 def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> str:
-    forward = explain_drafter(drafter, device, config.hardware.synthetic)
+    num_ranks = config.draft_tensor_parallel_size
+    forward = explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=num_ranks)
     return drafter.kind if forward is None else f"{drafter.kind}, {drafter.dtype}: {forward}"
 
 

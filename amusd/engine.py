@@ -20,11 +20,13 @@ from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingPa
 from amusd.errors import ConfigError
 from amusd.models.loading import load_target
 from amusd.models.ranks import Leader
+from amusd.models.sharding import setting_of
 from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
 from amusd.models.zoo import Report
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.request import Request
+from amusd.runtime.seats import num_ranks_of
 from amusd.runtime.startup import connect_target, device_of, load_with_followers, make_leader, make_recorder
 from amusd.runtime.succession import DraftSource
 from amusd.runtime.supervisor import DraftProcess
@@ -197,11 +199,12 @@ class Engine:
     @classmethod
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
-        if config.target_tensor_parallel_size > 1:
-            raise ConfigError(
-                f"target_tensor_parallel_size={config.target_tensor_parallel_size}: not from Python, where the target "
-                "is this process; allowed: 1, or start the ranks with the amusd command"
-            )
+        for role, does in ((Role.TARGET, "is this process"), (Role.DRAFT, "is a child of this process")):
+            if (size := num_ranks_of(config, role)) > 1:
+                raise ConfigError(
+                    f"{setting_of(role)}={size}: not from Python, where the {role.value} {does}; allowed: 1, or start "
+                    "the ranks with the amusd command"
+                )
         torch.set_num_threads(config.hardware.num_threads)
         recorder = make_recorder(Role.TARGET)
         if not config.drafters:
@@ -229,7 +232,7 @@ class Engine:
         The target's other ranks find it with what the first draft is told. `report` is told what takes long; `process`,
         if given, is the draft to end with the engine.
         """
-        leader = make_leader(config)
+        leader = make_leader(config, Role.TARGET)
         try:
             worker, tokenizer = connect_target(
                 config, lambda: load_with_followers(config, leader, report), drafts, recorder, leader

@@ -8,6 +8,7 @@
     |   +-- PeerProtocolError  it sent what the protocol forbids; nothing was changed by the message
     |   |   +-- WireError      the bytes are not a frame of this version
     |   +-- PeerLostError      it is gone, or silent beyond the deadline
+    |   |   +-- RankLostError  it shared this one's model
     |   +-- PeerFailedError    it reported its own failure (carries its traceback)
     +-- DeviceError            the device's: it is there but does not answer
     +-- RollbackError          ours: stream, cache and drafter disagree after a rollback
@@ -49,6 +50,10 @@ class WireError(PeerProtocolError):
 
 class PeerLostError(PeerError):
     """The peer closed the link, or stopped reading or answering."""
+
+
+class RankLostError(PeerLostError):
+    """Another rank of the same model is gone or silent: this one cannot compute any more."""
 
 
 class PeerFailedError(PeerError):

@@ -14,11 +14,9 @@ from .terminal import tell
 
 def run_bench(config: RunConfig) -> int:
     """Measure; returns the exit code. Raises `ConfigError` when the run directory cannot be used."""
-    if config.target_tensor_parallel_size > 1:
-        raise ConfigError(
-            f"target_tensor_parallel_size={config.target_tensor_parallel_size}: `amusd bench` measures one process of "
-            "each role; allowed: 1"
-        )
+    for name in ("target_tensor_parallel_size", "draft_tensor_parallel_size"):
+        if (size := getattr(config, name)) > 1:
+            raise ConfigError(f"{name}={size}: `amusd bench` measures one process of each role; allowed: 1")
     directory = create_run_directory(config)
     tell(f"run directory: {directory}")
     devices = config.hardware.devices or default_devices(count_gpus(), local_world_size=2)

@@ -20,24 +20,30 @@ NCCL_ERRORS_END_NOTHING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 def claim_hardware(config: RunConfig, role: Role, *, local_world_size: int, rank: int = 0) -> RunConfig:
     """Give this process its cores and threads; return the configuration with its devices named.
 
-    `rank`: which of the target's, where there are several.
+    `rank`: which of the role's, where there are several.
     """
-    num_ranks = config.target_tensor_parallel_size
-    devices = config.hardware.devices or default_devices(count_gpus(), local_world_size, num_ranks)
+    sizes = config.target_tensor_parallel_size, config.draft_tensor_parallel_size
+    devices = config.hardware.devices or default_devices(count_gpus(), local_world_size, *sizes)
     hardware = dataclasses.replace(config.hardware, devices=devices)
     if set(devices) == {"cpu"}:
-        pin_to(cores_for(role, allowed_cores(), hardware, rank=rank, num_ranks=num_ranks))
+        cores = cores_for(
+            role, allowed_cores(), hardware, rank=rank, num_target_ranks=sizes[0], num_draft_ranks=sizes[1]
+        )
+        pin_to(cores)
     set_threads(hardware.num_threads)
     if config.transport.kind == "nccl":
         os.environ.setdefault(*NCCL_ERRORS_END_NOTHING)
     return dataclasses.replace(config, hardware=hardware)
 
 
-def default_devices(num_gpus: int, local_world_size: int, num_ranks: int = 1) -> tuple[str, ...]:
-    """`cuda:LOCAL_RANK` of each of the target's ranks, then of the draft; the CPU for all where GPUs are too few."""
+def default_devices(
+    num_gpus: int, local_world_size: int, num_target_ranks: int = 1, num_draft_ranks: int = 1
+) -> tuple[str, ...]:
+    """`cuda:LOCAL_RANK` of each of the target's ranks, then of the draft's; the CPU for all where GPUs are too few."""
     if num_gpus < local_world_size:
-        return ("cpu",) * (num_ranks + 1)
-    return (*(f"cuda:{rank}" for rank in range(num_ranks)), f"cuda:{local_world_size - 1}")
+        return ("cpu",) * (num_target_ranks + num_draft_ranks)
+    local_ranks = *range(num_target_ranks), *range(local_world_size - num_draft_ranks, local_world_size)
+    return tuple(f"cuda:{rank}" for rank in local_ranks)
 
 
 def set_threads(num_threads: int) -> None:

@@ -1,5 +1,7 @@
 """The last rank: a supervisor that starts drafting processes, the next where one is lost, and such a process itself.
 
+Such a process decides for all ranks of the draft, if there are several, and is the only one that talks to the target.
+
 The supervisor knows neither torch nor the target. A process that finds no run to draft for ends with 0, so whoever is
 started in vain ends the succession by itself; the target says which one it wants (`drafts.py`).
 """
@@ -10,8 +12,6 @@ import dataclasses
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,12 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from amusd.config import RunConfig
-from amusd.errors import ConfigError, PeerLostError
+from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
+from .child import run_child, say
 from .devices import claim_hardware
+from .draft_ranks import gather_ranks, tell_ranks
 from .drafts import await_rendezvous
 from .group import Group
 from .job import Options, draft_role, own_transport, prepare_group, store_secret
@@ -34,8 +36,6 @@ from .terminal import tell
 
 _RETURN_SECONDS = 2.0
 """After the target has finished: how long the draft may take to notice by itself."""
-ASKED_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
-"""Signals that end a worker in order: nobody has to be told."""
 _FAILED, _USERS_MISTAKE, _DISMISSED = 1, 2, 3
 """Exit codes of a drafting process that another one may follow."""
 _BACK_OFF_SECONDS = 0.5
@@ -51,10 +51,11 @@ def supervise_draft(options: Options, place: Place) -> int:
     """
     num_unmet = 0
     for incarnation in itertools.count(FIRST_INCARNATION):
-        pid, code, has_met = _run_one(options, incarnation)
-        if code < 0 and -code not in ASKED_TO_END:
-            tell(f"the draft worker (rank {place.rank}, pid {pid}) was killed by signal {-code}")
-        is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or (code < 0 and -code not in ASKED_TO_END)
+        child = run_child(options, incarnation)
+        code, has_met = child.code, bool(child.said)
+        if child.killed_by is not None:
+            tell(f"the draft worker (rank {place.rank}, pid {child.pid}) was killed by signal {child.killed_by}")
+        is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or child.killed_by is not None
         # What is wrong with the very first one ends the run, unless it had begun to draft.
         if not is_lost or (incarnation == FIRST_INCARNATION and (code == _USERS_MISTAKE or not has_met)):
             break
@@ -64,20 +65,6 @@ def supervise_draft(options: Options, place: Place) -> int:
             break
         time.sleep(num_unmet * _BACK_OFF_SECONDS)
     return code if place.is_away and code in (_FAILED, _USERS_MISTAKE) else 0
-
-
-def _run_one(options: Options, incarnation: int) -> tuple[int, int, bool]:
-    """One drafting process from its start to its end: its id, its exit code, and whether it was told of the target."""
-    reading, writing = os.pipe()
-    arguments = dataclasses.replace(options, incarnation=incarnation, met_descriptor=writing).arguments()
-    command = [sys.executable, str(Path(__file__).with_name("run.py")), *arguments]
-    try:
-        child = subprocess.Popen(command, pass_fds=(writing,))
-    finally:
-        os.close(writing)
-    with open(reading, "rb") as met:  # noqa: PTH123 - a descriptor
-        code = child.wait()
-        return child.pid, code, bool(met.read(1))
 
 
 def run_draft_process(options: Options, place: Place) -> int:
@@ -103,9 +90,16 @@ def run_draft_process(options: Options, place: Place) -> int:
         config = claim_hardware(config, Role.DRAFT, local_world_size=place.local_world_size)
     if store.has("finished"):
         return 0
-    store.put("draft", {"incarnation": options.incarnation, "pid": os.getpid()})
     directories = [job.run_directory for job in group.jobs]
     return _draft_until_finished(options, config, directories, store)
+
+
+def _announce(config: RunConfig, incarnation: int, store: Store) -> None:
+    """Tell the target of this process, and of the draft's other ranks once they have heard of it."""
+    others = gather_ranks(store, incarnation, config.draft_tensor_parallel_size, config.startup_timeout_seconds)
+    if others is None:
+        raise Interrupted(signal.SIGTERM)  # the target has ended, and has said why
+    store.put("draft", {"incarnation": incarnation, "pids": [os.getpid(), *others]})
 
 
 def _draft_until_finished(options: Options, config: RunConfig, directories: Sequence[Path], store: Store) -> int:
@@ -117,19 +111,21 @@ def _draft_until_finished(options: Options, config: RunConfig, directories: Sequ
         if not returned.wait(_RETURN_SECONDS):
             interrupt_main_thread()
 
-    def meet() -> Rendezvous:
+    def meet(ranks: str | None) -> Rendezvous:
+        if ranks is not None:
+            tell_ranks(store, incarnation, ranks)
         rendezvous = await_rendezvous(store, incarnation, config.startup_timeout_seconds)
         if rendezvous is None:
             raise Interrupted(signal.SIGTERM)  # the target ended before it was ready, and has said why
         met.set()
-        if options.met_descriptor is not None:
-            os.write(options.met_descriptor, b"\0")
+        say(options, "met")
         return rendezvous
 
     if not directories[0].is_dir():  # another machine may not have it
         directories = ()
     try:
         with store.watching("finished", end_soon):
+            _announce(config, incarnation, store)
             code = draft_role(options.roles)(config, directories, meet, incarnation)
     except Exception as error:
         users_mistake = isinstance(error, ConfigError)
@@ -138,7 +134,10 @@ def _draft_until_finished(options: Options, config: RunConfig, directories: Sequ
                 return 0
         elif users_mistake or not met.is_set():  # once they have met, the link itself tells the target
             store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})
-        raise
+        if not isinstance(error, RankLostError):
+            raise
+        tell(f"the draft worker (pid {os.getpid()}) ends: {error}")
+        return _FAILED
     finally:
         returned.set()
     with suppress(PeerLostError):  # the target has gone, and the store with it

@@ -1,6 +1,7 @@
 """The draft processes that the last rank starts, as the target finds them: through torchrun's store.
 
-draft                 {incarnation, pid} of the newest process                     written by it
+draft                 {incarnation, pids} of the newest process and those of its   written by it
+                      other ranks (`draft_ranks.py`)
 rendezvous/K          where incarnation K finds the target                         written by the target
                       (with the first one, where the target's other ranks find it)
 dismissed/K           incarnation K is to be replaced, though it may still run     written by the target
@@ -24,14 +25,17 @@ from amusd.transport.base import Rendezvous
 from .run_directory import write_workers
 from .store import Store
 
+OVER = ("finished", "no_more_drafts")
+"""Names of which each says that no further draft is wanted."""
+
 
 @dataclass
 class StoreDrafts:
     """The target's side. Satisfies `amusd.runtime.succession.DraftSource`."""
 
     store: Store
-    pid: int
-    """Of the draft that was told last, or is to be told first."""
+    pids: Sequence[int]
+    """Of the draft that was told last, or is to be told first: of its ranks, in their order."""
     target_pids: Sequence[int]
     """Of the target's ranks, in their order."""
     _told: int = FIRST_INCARNATION
@@ -40,7 +44,7 @@ class StoreDrafts:
     def record(self, directory: Path) -> None:
         """Keep `workers.json` true in this run directory from now on."""
         self._directory = directory
-        write_workers(directory, target=self.target_pids, draft=self.pid)
+        write_workers(directory, target=self.target_pids, draft=self.pids)
 
     def newest(self) -> int:
         """Incarnation of the newest process. Raises `PeerLostError` when the store is gone."""
@@ -53,7 +57,7 @@ class StoreDrafts:
                 self.store.put("no_more_drafts", True)
             return
         if incarnation != self._told:
-            self._told, self.pid = incarnation, int(self._newest()["pid"])
+            self._told, self.pids = incarnation, self._newest()["pids"]
             if self._directory is not None:
                 self.record(self._directory)
         self.store.put(f"rendezvous/{incarnation}", dataclasses.asdict(rendezvous))
@@ -75,5 +79,5 @@ def await_rendezvous(store: Store, incarnation: int, timeout: float) -> Rendezvo
     `timeout` seconds; others wait as long as the run lasts. Raises `PeerLostError`.
     """
     name = f"rendezvous/{incarnation}"
-    found = store.await_any((name, "finished", "no_more_drafts"), timeout if incarnation == FIRST_INCARNATION else None)
+    found = store.await_any((name, *OVER), timeout if incarnation == FIRST_INCARNATION else None)
     return Rendezvous(**store.get(name, timeout)) if found == name else None

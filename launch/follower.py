@@ -1,40 +1,64 @@
-"""A rank of the target beyond the first: a supervisor that outlives the computing process, and that process itself."""
+"""A rank that follows its role's first one: a supervisor that outlives the computing process, and that process itself.
+
+Which role that is stands in the configuration, which the supervisor does not know; its child tells it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import os
-import subprocess
-import sys
+import time
 from contextlib import suppress
-from pathlib import Path
 
+from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
-from amusd.runtime.succession import FIRST_INCARNATION
+from amusd.runtime.seats import Seat, seats
+from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.types import Role
 
+from .child import run_child, say
 from .devices import claim_hardware
-from .draft import ASKED_TO_END
+from .draft_ranks import addresses
 from .drafts import await_rendezvous
 from .group import Group
 from .job import Options, follower_role, prepare_group, store_secret
 from .store import CONNECT_SECONDS, Place, Store, pid_of_rank
 from .terminal import tell
 
+_FAILED, _USERS_MISTAKE = 1, 2
+_BACK_OFF_SECONDS = 0.5
+"""Before another process where the last ones did not come as far as the store, times how many did not in a row."""
+
 
 def supervise_follower(options: Options, place: Place) -> int:
-    """Start the computing process and stay until it ends; return 0: the target's code is the run's.
+    """Keep a computing process running for as long as its first rank may need one; return 0: the target's code counts.
 
-    When it is killed, the first rank notices, and has time to say so before torchrun would end it.
+    One of the target's that is killed is not replaced: the first rank notices, and has time to say so before torchrun
+    would end it. One of the draft's is: the draft is lost, and the next one needs all its ranks.
     """
-    arguments = dataclasses.replace(options, incarnation=1).arguments()
-    child = subprocess.Popen([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
-    code = child.wait()
-    if code < 0 and -code not in ASKED_TO_END:
-        tell(f"rank {place.rank} of the target (pid {child.pid}) was killed by signal {-code}")
-        with suppress(PeerLostError):  # nobody is left to tell
-            _report(Store(place, store_secret(options)), place, f"killed by signal {-code}", users_mistake=False)
-    return 0
+    seat: Seat | None = None
+    num_unmet = 0
+    for life in itertools.count(1):
+        child = run_child(options, life)
+        if child.said:
+            role, _, rank = child.said.partition(" ")
+            seat = Seat(Role(role), int(rank))
+        if child.killed_by is not None:
+            tell(f"{seat or f'rank {place.rank}'} (pid {child.pid}) was killed by signal {child.killed_by}")
+        if seat is None or seat.role is Role.TARGET:
+            if child.killed_by is not None:
+                with suppress(PeerLostError):  # nobody is left to tell
+                    who = str(seat or f"rank {place.rank}")
+                    _report(Store(place, store_secret(options)), who, f"killed by signal {child.killed_by}")
+            return 0
+        if child.code not in (_FAILED, _USERS_MISTAKE) and child.killed_by is None:
+            return 0
+        num_unmet = 0 if child.said else num_unmet + 1
+        if num_unmet > MAX_RESTARTS:
+            tell(f"{seat} ended {num_unmet} times before it could start; the target stays alone")
+            return 0
+        time.sleep(num_unmet * _BACK_OFF_SECONDS)
+    raise AssertionError("there is always another life")
 
 
 def run_follower_process(options: Options, place: Place) -> int:
@@ -48,22 +72,34 @@ def run_follower_process(options: Options, place: Place) -> int:
         if text is None:
             return 2
         group = Group.from_text(text)
-    config = claim_hardware(group.config, Role.TARGET, local_world_size=place.local_world_size, rank=place.rank)
+    seat = seats(group.config.engine())[place.rank]
+    config = claim_hardware(group.config, seat.role, local_world_size=place.local_world_size, rank=seat.rank)
     store = store or Store(place, store_secret(options))
-    store.put(pid_of_rank(place.rank), os.getpid())
+    say(options, f"{seat.role.value} {seat.rank}")
+    if seat.role is Role.TARGET:
+        return _follow_target(options, group.command, config, seat, store)
+    with suppress(PeerLostError):  # the run is over, and the store with it
+        for address in addresses(store, seat.rank):
+            follower_role(options.roles)(group.command, config, seat, address)
+    return 0
+
+
+def _follow_target(options: Options, command: str, config: RunConfig, seat: Seat, store: Store) -> int:
+    store.put(pid_of_rank(seat.rank), os.getpid())
     rendezvous = await_rendezvous(store, FIRST_INCARNATION, config.startup_timeout_seconds)
     if rendezvous is None:
         return 0  # the first rank ended before it was ready, and has said why
+    assert rendezvous.ranks is not None, "the target has no other ranks"
     try:
-        follower_role(options.roles)(group.command, config, place.rank, rendezvous)
+        follower_role(options.roles)(command, config, seat, rendezvous.ranks)
     except Exception as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        _report(store, place, line, users_mistake=isinstance(error, ConfigError))
+        _report(store, str(seat), line, users_mistake=isinstance(error, ConfigError))
         raise
     return 0
 
 
-def _report(store: Store, place: Place, line: str, *, users_mistake: bool) -> None:
-    """To the first rank, which may not have met this one yet."""
-    what = line if users_mistake else f"rank {place.rank} of the target failed: {line}"
+def _report(store: Store, who: str, line: str, *, users_mistake: bool = False) -> None:
+    """To the target's first rank, which may not have met this one yet."""
+    what = line if users_mistake else f"{who} failed: {line}"
     store.put("rank_failure", {"users_mistake": users_mistake, "line": what})

@@ -10,6 +10,7 @@ from typing import Any
 
 from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
+from amusd.runtime.seats import Seat
 from amusd.runtime.succession import DraftSource
 from amusd.transport.base import Rendezvous
 from amusd.transport.curve import read_store_key
@@ -27,8 +28,8 @@ TargetRole = Callable[
     [str, Sequence[tuple[RunConfig, Path]], DraftSource],
     Generator["int | ConfigError", None, None],
 ]
-FollowerRole = Callable[[str, RunConfig, int, Rendezvous], None]
-DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[], Rendezvous], int], int]
+FollowerRole = Callable[[str, RunConfig, Seat, str], None]
+DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[str | None], Rendezvous], int], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,10 @@ class Options:
     roles: str | None = None
     """A module with `run_target`, `run_follower` and `run_draft` in place of amusd's own (the launcher's tests)."""
     incarnation: int | None = None
-    """Set in the process that drafts: which life of the draft it is."""
-    met_descriptor: int | None = None
-    """Where that process writes a byte when the target has told it where to connect."""
+    """Set in the process that does a rank's work: which life of it this is."""
+    pipe: int | None = None
+    """Where that process tells the one that started it: if it drafts, that the target has told it where to connect;
+    else which rank of which role it is."""
     overrides: tuple[str, ...] = ()
     """By hand."""
 
@@ -57,7 +59,7 @@ class Options:
             "--outcome-file": self.outcome_file,
             "--roles": self.roles,
             "--incarnation": self.incarnation,
-            "--met-descriptor": self.met_descriptor,
+            "--pipe": self.pipe,
         }
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
         return [*flags, self.command, *self.overrides]
@@ -71,7 +73,7 @@ class Options:
             "--outcome-file": Path,
             "--roles": str,
             "--incarnation": int,
-            "--met-descriptor": int,
+            "--pipe": int,
         }
         rest = list(arguments)
         while rest and rest[0].partition("=")[0] in readers:
@@ -122,7 +124,7 @@ def target_role(module: str | None) -> TargetRole:
 
 
 def follower_role(module: str | None) -> FollowerRole:
-    """The function that is another rank of the target than the first."""
+    """The function that is another rank of a role than the first."""
     role: FollowerRole = importlib.import_module(module or "amusd.runtime.startup").run_follower
     return role
 

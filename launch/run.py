@@ -1,8 +1,9 @@
 """The entry torchrun starts in every rank: `torchrun --standalone --nproc-per-node=2 launch/run.py prompt="..."`.
 
-Rank 0 is the target, the last rank the draft; between them are the target's other ranks, where
-target_tensor_parallel_size says so. Started by hand, the arguments are those of `amusd` (the command is `generate`
-unless it comes first); rank 0 reads them, once, for all. `amusd` itself starts it with a finished run directory.
+Rank 0 is the target, the last rank the draft; between them are the target's other ranks and then the draft's, where
+target_tensor_parallel_size and draft_tensor_parallel_size say so. Started by hand, the arguments are those of `amusd`
+(the command is `generate` unless it comes first); rank 0 reads them, once, for all. `amusd` itself starts it with a
+finished run directory.
 """
 
 from __future__ import annotations

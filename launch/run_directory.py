@@ -103,9 +103,9 @@ def read_config(directory: Path) -> RunConfig:
     return from_mapping(RunConfig, values)
 
 
-def write_workers(directory: Path, *, target: Sequence[int], draft: int) -> None:
-    """Record the process ids, so that a person can watch, pin or end the workers. `target`: of each of its ranks."""
-    write_whole(directory / WORKERS_FILE, json.dumps({"target": list(target), "draft": [draft]}) + "\n")
+def write_workers(directory: Path, *, target: Sequence[int], draft: Sequence[int]) -> None:
+    """Record the process ids of each role's ranks, so that a person can watch, pin or end the workers."""
+    write_whole(directory / WORKERS_FILE, json.dumps({"target": list(target), "draft": list(draft)}) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 60.0
 _WATCH_SECONDS = 0.25
 _SEAL_LENGTH = 2 * hashlib.sha256().digest_size
-_LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.02
+"""How often it is looked whether one of several values is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Place:
 
     @property
     def is_draft(self) -> bool:
-        """The last rank drafts; those before it are the target's."""
+        """The last rank leads the draft."""
         return self.rank == self.world_size - 1
 
     @property
@@ -58,11 +59,12 @@ class Place:
 
     def check_fits(self, config: RunConfig) -> None:
         """Raise `ConfigError` unless there are as many ranks as the configuration asks for."""
-        num_ranks = config.engine().num_ranks
+        num_ranks, draft_size = config.engine().num_ranks, config.draft_tensor_parallel_size
         if self.world_size != num_ranks:
             raise ConfigError(
-                f"WORLD_SIZE={self.world_size}: target_tensor_parallel_size={config.target_tensor_parallel_size} runs "
-                f"on exactly {num_ranks} ranks, the target's and then the draft (--nproc-per-node={num_ranks}"
+                f"WORLD_SIZE={self.world_size}: target_tensor_parallel_size={config.target_tensor_parallel_size} "
+                f"{'runs' if draft_size == 1 else f'with draft_tensor_parallel_size={draft_size} runs'} on exactly "
+                f"{num_ranks} ranks, the target's and then the draft's (--nproc-per-node={num_ranks}"
                 f"{', or --nnodes=2 --nproc-per-node=1' if num_ranks == 2 else ''})"
             )
 
@@ -138,7 +140,7 @@ class Store:
         while (found := next((name for name in names if self.has(name)), None)) is None:
             if time.monotonic() >= deadline:
                 raise PeerLostError(f"the other worker said nothing for {timeout:g} seconds ({', '.join(names)})")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
         return found
 
     def has(self, name: str) -> bool:

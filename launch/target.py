@@ -41,22 +41,23 @@ def run_target_process(options: Options, place: Place) -> int:
     hardware = claim_hardware(group.config, Role.TARGET, local_world_size=place.local_world_size).hardware
     store = Store(place, store_secret(options))
     store.put("group", group.without_prompts().to_text())
-    draft_pid = _await_draft(place, store, group.config.startup_timeout_seconds)
+    draft_pids = _await_draft(place, store, group.config.startup_timeout_seconds)
     try:
-        drafts = StoreDrafts(store, pid=draft_pid, target_pids=_target_pids(group.config, store))
+        drafts = StoreDrafts(store, pids=draft_pids, target_pids=_target_pids(group.config, store))
         return _run_beside_others(options, group.on(hardware), drafts, store)
     finally:
         with suppress(PeerLostError):  # nobody is left to tell
             store.put("finished", True)
 
 
-def _await_draft(place: Place, store: Store, timeout: float) -> int:
-    """Process id of the first draft, once it has started.
+def _await_draft(place: Place, store: Store, timeout: float) -> list[int]:
+    """Process ids of the first draft's ranks, once all have started.
 
-    Raises what it reports instead; `ConfigError` when none comes from another machine, `PeerLostError` from this one.
+    Raises what one of them reports instead; `ConfigError` when none comes from another machine, `PeerLostError` from
+    this one.
     """
     try:
-        found = store.await_any(("draft", "draft_failure"), timeout)
+        found = store.await_any(("draft", "draft_failure", "rank_failure"), timeout)
     except PeerLostError as error:
         if place.local_world_size == place.world_size:
             raise
@@ -66,7 +67,9 @@ def _await_draft(place: Place, store: Store, timeout: float) -> int:
         ) from error
     if found == "draft_failure":
         _raise_failure_of_draft(store)
-    return int(store.get("draft", _FAILURE_SECONDS)["pid"])
+    _raise_failure_of_rank(store)
+    pids: list[int] = store.get("draft", _FAILURE_SECONDS)["pids"]
+    return pids
 
 
 def _target_pids(config: RunConfig, store: Store) -> list[int]:

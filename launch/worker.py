@@ -1,9 +1,9 @@
 """One rank, from its first instruction to its exit code.
 
-Rank 0 is the target, the last rank the draft; ranks between them share the target's model. All but rank 0 supervise
-the process that does the work, so that its death does not make torchrun end the target. Exit codes: 0 done, 2 the
-user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a traceback). Started by `amusd`, the
-first rank of a machine tells its code in a file, and all exit with 0: torchrun then has nothing to say.
+Rank 0 is the target, the last rank the draft; ranks between them share the model of one of the two. All but rank 0
+supervise the process that does the work, so that its death does not make torchrun end the target. Exit codes: 0 done, 2
+the user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a traceback). Started by `amusd`,
+the first rank of a machine tells its code in a file, and all exit with 0: torchrun then has nothing to say.
 """
 
 from __future__ import annotations

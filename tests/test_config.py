@@ -90,7 +90,19 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"hardware": {"devices": ["cpu", "cuda:0", "cpu"]}}, "hardware.devices=['cpu', 'cuda:0', 'cpu']: name two"),
     ({"target_tensor_parallel_size": 0}, "target_tensor_parallel_size=0: must be at least 1"),
-    ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2: the draft runs in one process; allowed: 1"),
+    ({"draft_tensor_parallel_size": 0}, "draft_tensor_parallel_size=0: must be at least 1"),
+    (
+        {"draft_tensor_parallel_size": 2, "drafter": {"kind": "ngram"}},
+        "draft_tensor_parallel_size=2: drafter=ngram has no model to share; allowed: 1",
+    ),
+    (
+        {"draft_tensor_parallel_size": 2, "compare": {"drafters": ["embedded", "synthetic"]}},
+        "draft_tensor_parallel_size=2: ranks share the model of one drafter, not of embedded, synthetic; allowed: 1",
+    ),
+    (
+        {"hardware": {"devices": ["cuda:0", "cuda:1"]}, "draft_tensor_parallel_size": 2},
+        "hardware.devices=['cuda:0', 'cuda:1']: name 3: the target's 1, the draft's 2",
+    ),
     ({"workload": {"num_prompts": 0}}, "workload.num_prompts=0: must be at least 1"),
     ({"compare": {"synchronous_lengths": []}}, "compare.synchronous_lengths=[]: name at least one length"),
     ({"compare": {"synchronous_lengths": [2, 0]}}, "compare.synchronous_lengths=[2, 0]: name at least one length"),

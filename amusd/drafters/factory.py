@@ -16,6 +16,7 @@ from amusd.drafters.tree import ModelTreeDrafter, TreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import load_draft_model
+from amusd.models.sharding import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,11 @@ class LoadedDrafters:
     """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
 
 
-def load_drafters(engine: EngineConfig, device: str) -> LoadedDrafters:
-    """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ."""
+def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> LoadedDrafters:
+    """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ.
+
+    `ranks`: those that share the model of the only drafter.
+    """
     factories: dict[str, Callable[[], Drafter]] = {}
     tree_factories: dict[str, Callable[[], TreeDrafter]] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
@@ -43,7 +47,7 @@ def load_drafters(engine: EngineConfig, device: str) -> LoadedDrafters:
         if config.kind == "ngram":
             factories[config.kind] = _ngram_factory(config)
             continue
-        model, tokenizer = load_draft_model(config, engine, device)
+        model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
         factories[config.kind] = _model_factory(config, model)
         tree_factories[config.kind] = _tree_factory(config, model)
         if tokenizer is None:

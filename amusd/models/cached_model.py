@@ -18,7 +18,7 @@ from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.tree_pass import Visible, lay_out, lay_out_paths
+from amusd.models.tree_pass import PathRows, Visible, lay_out, lay_out_paths
 
 _PADDING_ID = 0  # any id will do: rows of padding are never read
 
@@ -49,7 +49,7 @@ class CachedModel:
         """`max_length`: longest sequence in tokens; `output_ids`, `tokens_per_step`: see `LanguageModel`.
 
         `capture`: replay passes of the few shapes that `numerics` leaves; None: compute each anew. `ranks`: those that
-        share `network`; they are told of each pass, and can neither replay passes nor compute trees.
+        share `network`; they are told of each pass, and cannot replay any.
         """
         if tokens_per_step < 1:
             raise ValueError(f"tokens_per_step={tokens_per_step} must be at least 1")
@@ -148,10 +148,10 @@ class CachedModel:
         dtype = self._network.cache_dtype
         if self._capture is None:
             allocated = self._numerics.allocation(capacity + spare)
-            return PreallocatedCache(capacity=capacity, allocated=allocated, dtype=dtype)
+            return PreallocatedCache(capacity=capacity, allocated=allocated, dtype=dtype, spare=spare)
         # The borders of captured passes do not depend on the cache, so its memory must reach the last one.
         allocated = self._numerics.allocation(self._max_length + spare)
-        cache = _CapturedCache(capacity=capacity, allocated=allocated, dtype=dtype)
+        cache = _CapturedCache(capacity=capacity, allocated=allocated, dtype=dtype, spare=spare)
         cache.passes = CapturedPasses(
             self._network,
             cache,
@@ -238,7 +238,7 @@ class CachedModel:
         if last >= min(cache.capacity, start + self.max_rows(start)):
             raise ValueError(f"a path to position {last} from {start}: allowed are {self.max_rows(start)} rows of one")
         padded = [*token_ids, *[_PADDING_ID] * (num_rows - len(token_ids))]
-        logits = self._compute_tree(padded, paths.positions, paths.slots, paths.visible, cache)
+        logits = self._compute_tree(padded, paths, cache)
         return ModelOutput(logits=logits[: len(token_ids)])
 
     def choose_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
@@ -285,33 +285,17 @@ class CachedModel:
         matters nor changes; `prefill` and `forward` write from there on, padding included, whatever lies there.
 
         Rows are never padded, and the pass is not captured, whatever others are. Raises `ValueError`, before any
-        change, for what no path can be, and where several ranks share the model.
+        change, for what no path can be.
         """
-        if self._ranks.size > 1:
-            raise ValueError(f"{self._ranks.size} ranks share this model: they compute no trees")
         cache = self._checked((), cache)
         if not 1 <= len(token_ids) <= self._numerics.width:
             raise ValueError(f"{len(token_ids)} rows: allowed are 1 to {self._numerics.width}")
-        return self._compute_tree(token_ids, positions, slots, visible, cache)
+        return self._compute_tree(token_ids, PathRows(positions, slots, visible), cache)
 
-    def _compute_tree(
-        self,
-        token_ids: Sequence[int],
-        positions: Sequence[int],
-        slots: Sequence[int],
-        visible: Visible,
-        cache: PreallocatedCache,
-    ) -> Tensor:
-        rows = lay_out(
-            self._network,
-            token_ids,
-            positions,
-            slots,
-            visible,
-            max_length=self._max_length,
-            num_slots=cache.allocated,
-        )
-        cache.begin(len(token_ids), visible.shape[1], rows.slots)
+    def _compute_tree(self, token_ids: Sequence[int], nodes: PathRows, cache: PreallocatedCache) -> Tensor:
+        rows = lay_out(self._network, token_ids, nodes, max_length=self._max_length, num_slots=cache.allocated)
+        self._ranks.announce(cache, token_ids, with_logits=True, nodes=nodes)
+        cache.begin(len(token_ids), nodes.visible.shape[1], rows.slots)
         with torch.inference_mode():
             logits = self._network(rows.token_ids, rows.positions, rows.mask, cache, with_logits=True)
         assert logits is not None

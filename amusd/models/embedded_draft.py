@@ -24,6 +24,7 @@ from amusd.models.compatibility import check_supported
 from amusd.models.draft_file import DraftWeights, read_draft
 from amusd.models.huggingface import causal_class, load_config, quiet_transformers, uses_decoder, wrap_model
 from amusd.models.numerics import Numerics
+from amusd.models.sharding import ALONE, Ranks
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its card stands beside it."""
@@ -45,6 +46,7 @@ def load_embedded_draft(
     model_impl: str = "auto",
     capture: Capture | None = None,
     tokens_per_step: int = 1,
+    ranks: Ranks = ALONE,
 ) -> CachedModel:
     """Load the draft for the target in folder `path`, with a head of its `vocab_size` most frequent tokens.
 
@@ -68,6 +70,7 @@ def load_embedded_draft(
         model_impl=model_impl,
         capture=capture,
         tokens_per_step=tokens_per_step,
+        ranks=ranks,
     )
 
 

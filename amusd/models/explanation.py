@@ -13,25 +13,35 @@ from amusd.models.linear import why_not_packed
 from amusd.models.loading import draft_shape
 from amusd.models.synthetic import SHAPES, shape_config
 from amusd.models.zoo import embedded_target_path
+from amusd.types import Role
 
 
 def explain_target(config: EngineConfig, device: str) -> str:
     """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
-    text = _explain(config.target, config.hardware.synthetic, device)
-    size = config.target_tensor_parallel_size
-    settings = _settings(config.target, config.hardware.synthetic)
-    check_shares(settings, config.target.model_impl, size)
-    return text if size == 1 else f"{text}, {settings.num_key_value_heads} key heads shared by {size} ranks"
+    shape, size = config.hardware.synthetic, config.target_tensor_parallel_size
+    return _explain(config.target, shape, device, Role.TARGET, size)
 
 
-def explain_drafter(config: DrafterConfig, device: str, target_shape: ModelShape | None = None) -> str | None:
+def explain_drafter(
+    config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
+) -> str | None:
     """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
-    return None if config.kind == "ngram" else _explain(config, draft_shape(config, target_shape), device)
+    if config.kind == "ngram":
+        return None
+    return _explain(config, draft_shape(config, target_shape), device, Role.DRAFT, num_ranks)
 
 
-def _explain(config: TargetConfig | DrafterConfig, shape: ModelShape | None, device: str) -> str:
-    model_impl = config.model_impl
+def _explain(
+    config: TargetConfig | DrafterConfig, shape: ModelShape | None, device: str, role: Role, num_ranks: int
+) -> str:
     settings = _settings(config, shape)
+    text = _forward_pass(config, settings, device)
+    check_shares(settings, config.model_impl, role, num_ranks)
+    return text if num_ranks == 1 else f"{text}, {settings.num_key_value_heads} key heads shared by {num_ranks} ranks"
+
+
+def _forward_pass(config: TargetConfig | DrafterConfig, settings: Any, device: str) -> str:
+    model_impl = config.model_impl
     if not uses_decoder(settings, model_impl):
         asked_for = model_impl == "transformers"
         return f"transformers adapter: {'model_impl=transformers' if asked_for else why_not_covered(settings)}"

@@ -22,7 +22,8 @@ from amusd.models.decoder import Decoder, why_not_covered
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks
+from amusd.models.sharding import ALONE, Ranks, setting_of
+from amusd.types import Role
 
 
 class HuggingFaceNetwork:
@@ -87,7 +88,7 @@ def load_model(
     model_class = causal_class(config)
     check_supported(config, model_class, max_model_len)
     uses_decoder(config, model_impl)  # refuses before any weight is read
-    check_shares(config, model_impl, ranks.size)
+    check_shares(config, model_impl, ranks.role, ranks.size)
     assert model_class is not None  # refused above
     with quiet_transformers(), _one_line_errors(path):
         model, info = model_class.from_pretrained(
@@ -133,7 +134,7 @@ def wrap_model(
     device, `UnsupportedModelError` if `amusd` is asked for and does not cover the model, or the ranks cannot share it.
     """
     lean = uses_decoder(model.config, model_impl)
-    check_shares(model.config, model_impl, ranks.size)
+    check_shares(model.config, model_impl, ranks.role, ranks.size)
     max_length = min(max_model_len, position_limit(model.config) or max_model_len)
     model = model.eval().requires_grad_(requires_grad=False)
     network: Network
@@ -164,18 +165,18 @@ def uses_decoder(config: Any, model_impl: str) -> bool:
     return reason is None and model_impl != "transformers"
 
 
-def check_shares(config: Any, model_impl: str, num_ranks: int) -> None:
-    """Raise `UnsupportedModelError` if this many ranks cannot share the model of a configuration."""
+def check_shares(config: Any, model_impl: str, role: Role, num_ranks: int) -> None:
+    """Raise `UnsupportedModelError` if this many ranks of a role cannot share the model of a configuration."""
     if num_ranks == 1:
         return
     if not uses_decoder(config, model_impl):
         reason = "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
         raise UnsupportedModelError(
-            f"target_tensor_parallel_size={num_ranks}: ranks share the lean decoder only: {reason}; allowed: 1"
+            f"{setting_of(role)}={num_ranks}: ranks share the lean decoder only: {reason}; allowed: 1"
         )
     if num_ranks > config.num_key_value_heads:
         raise UnsupportedModelError(
-            f"target_tensor_parallel_size={num_ranks}: each rank needs a key head, and this model has "
+            f"{setting_of(role)}={num_ranks}: each rank needs a key head, and this model has "
             f"{config.num_key_value_heads}; allowed: 1 to {config.num_key_value_heads}"
         )
 

@@ -27,13 +27,17 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     Layers are allocated once, at their first write, because only the model knows their shapes.
     """
 
-    def __init__(self, *, capacity: int, allocated: int, dtype: torch.dtype) -> None:
-        """`capacity`: tokens that fit; `allocated`: positions of memory (padding included); `dtype`: as stored."""
+    def __init__(self, *, capacity: int, allocated: int, dtype: torch.dtype, spare: int = 0) -> None:
+        """`capacity`: tokens that fit; `allocated`: positions of memory (padding included); `dtype`: as stored.
+
+        `spare`: how many of these positions are for nodes of a tree.
+        """
         if not 0 < capacity <= allocated:
             raise ValueError(f"capacity={capacity} must be at least 1 and at most allocated={allocated}")
         super().__init__(layers=[])
         self.dtype = dtype
         self.allocated = allocated
+        self.spare = spare
         self._capacity = capacity
         self._length = 0
         self._num_keys = 0

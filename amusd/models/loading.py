@@ -78,13 +78,13 @@ def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> Model
 
 
 def load_draft_model(
-    config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None
+    config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
 ) -> tuple[CachedModel, Tokenizer | None]:
     """The model of a drafter that has one, and its tokenizer; a synthetic one works with any.
 
-    Raises `ConfigError` as `load_target`.
+    `ranks` as of `load_target`. Raises `ConfigError` as that.
     """
-    capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs)
+    capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs and ranks.size == 1)
     options: _Options = {
         "numerics": Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
         "max_model_len": engine.max_model_len,
@@ -96,10 +96,10 @@ def load_draft_model(
     }
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
-        return load_synthetic(shape, **options), None
+        return load_synthetic(shape, ranks=ranks, **options), None
     if config.kind == "hf":
         path = str(config.model)
-        return load_model(path, **options), load_tokenizer(path)
+        return load_model(path, ranks=ranks, **options), load_tokenizer(path)
     path = str(embedded_target_path(report=report))
-    model = load_embedded_draft(path, vocab_size=config.vocab_size, **options)
+    model = load_embedded_draft(path, vocab_size=config.vocab_size, ranks=ranks, **options)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)

@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from amusd.errors import PeerLostError
+from amusd.errors import RankLostError
+from amusd.types import Role
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
@@ -29,25 +30,27 @@ def backend_for(devices: Sequence[str]) -> Backend:
 
 
 class ProcessGroup:
-    """The ranks that have met through one file."""
+    """The ranks of one role that have met through one file."""
 
-    def __init__(self, file: Path, rank: int, size: int, device: str, backend: Backend) -> None:
-        """Meet the others; returns once all have come. Raises `PeerLostError` after `EXCHANGE_SECONDS`."""
+    def __init__(self, file: Path, role: Role, rank: int, size: int, device: str, backend: Backend) -> None:
+        """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
+        self._role = role
         self._size = size
         try:
             self._group = _make(file, rank, size, backend)
             self.gather(torch.zeros(1, device=device))  # NCCL meets in its first exchange
         except RuntimeError as error:
-            raise PeerLostError(f"the ranks of the target did not meet: {_first_line(error)}") from None
+            raise RankLostError(f"the ranks of the {role.value} did not meet: {_first_line(error)}") from None
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """See `Ranks.gather`. Raises `PeerLostError` when another rank is gone or silent; this one is spent then."""
+        """See `Ranks.gather`. Raises `RankLostError` when another rank is gone or silent; this one is spent then."""
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self._size)]
         try:
             self._group.allgather([parts], [part]).wait()
         except RuntimeError as error:
-            raise PeerLostError(f"the ranks of the target have lost each other: {_first_line(error)}") from None
+            line = _first_line(error)
+            raise RankLostError(f"the ranks of the {self._role.value} have lost each other: {line}") from None
         return parts
 
 

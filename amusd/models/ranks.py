@@ -22,10 +22,13 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.orders import Order
 from amusd.models.process_group import Backend, ProcessGroup
+from amusd.models.sharding import setting_of
+from amusd.models.tree_pass import PathRows
+from amusd.types import Role
 
 _Wire: TypeAlias = "Connection[Any, Any]"
 
@@ -41,8 +44,9 @@ class Leader:
 
     rank = 0
 
-    def __init__(self, size: int) -> None:
-        """Open the meeting place of `size` ranks. Raises `ConfigError` where there can be none."""
+    def __init__(self, role: Role, size: int) -> None:
+        """Open the meeting place of the `size` ranks of a role. Raises `ConfigError` where there can be none."""
+        self.role = role
         self.size = size
         self._folder = Path(tempfile.mkdtemp(prefix="amusd-ranks-"))
         self._followers: dict[int, _Wire] = {}
@@ -56,7 +60,7 @@ class Leader:
             self._door.listen(size)
         except (OSError, AttributeError) as error:
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise ConfigError(f"target_tensor_parallel_size={size}: no socket file on this machine: {error}") from None
+            raise ConfigError(f"{setting_of(role)}={size}: no socket file on this machine: {error}") from None
 
     @property
     def address(self) -> str:
@@ -78,18 +82,17 @@ class Leader:
         while waiting:
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise PeerLostError(
-                    f"rank {min(waiting.values())} of the target was not ready in {timeout_seconds:g} s"
+                raise RankLostError(
+                    f"rank {min(waiting.values())} of the {self.role.value} was not ready in {timeout_seconds:g} s"
                 )
             for follower in ready:
                 assert isinstance(follower, Connection)
                 report = _report(follower)
                 if not report.get("ready"):
-                    raise _as_error(waiting[follower], report)
+                    raise self._as_error(waiting[follower], report)
                 del waiting[follower]
-        for connection in self._followers.values():
-            connection.send_bytes(b"{}")  # everybody is there: meet
-        self._group = ProcessGroup(self._folder / _GROUP, self.rank, self.size, device, backend)
+        self._send(b"{}")  # everybody is there: meet
+        self._group = ProcessGroup(self._folder / _GROUP, self.role, self.rank, self.size, device, backend)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def gather(self, part: Tensor) -> list[Tensor]:
@@ -97,10 +100,17 @@ class Leader:
         assert self._group is not None, "the followers have not come"
         try:
             return self._group.gather(part)
-        except PeerLostError as error:
+        except RankLostError as error:
             raise self._reason(error) from None
 
-    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
+    def announce(
+        self,
+        cache: PreallocatedCache,
+        token_ids: Sequence[int],
+        *,
+        with_logits: bool,
+        nodes: PathRows | None = None,
+    ) -> None:
         """Order the followers to do this pass. Raises `PeerError` when one is gone."""
         number = self._numbers.get(cache)
         if number is None:
@@ -112,16 +122,14 @@ class Leader:
         order = Order(
             cache=number,
             capacity=cache.capacity,
+            spare=cache.spare,
             start=cache.length,
             token_ids=tuple(token_ids),
             with_logits=with_logits,
+            nodes=nodes,
             dropped=dropped,
-        ).to_bytes()
-        try:
-            for connection in self._followers.values():
-                connection.send_bytes(order)
-        except OSError as error:
-            raise self._reason(PeerLostError(f"a rank of the target is gone: {error}")) from None
+        )
+        self._send(order.to_bytes())
 
     def close(self) -> None:
         """Let the followers end. Idempotent."""
@@ -131,17 +139,24 @@ class Leader:
         self._group = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _send(self, data: bytes) -> None:
+        try:
+            for connection in self._followers.values():
+                connection.send_bytes(data)
+        except OSError as error:
+            raise self._reason(RankLostError(f"a rank of the {self.role.value} is gone: {error}")) from None
+
     def _accept(self, deadline: float) -> _Wire:
         self._door.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             accepted, _ = self._door.accept()
         except TimeoutError:
             missing = sorted(set(range(1, self.size)) - set(self._followers))
-            raise PeerLostError(f"rank {missing[0]} of the target did not come") from None
+            raise RankLostError(f"rank {missing[0]} of the {self.role.value} did not come") from None
         accepted.settimeout(None)  # a Connection polls by itself
         return Connection(accepted.detach())
 
-    def _reason(self, error: PeerLostError) -> Exception:
+    def _reason(self, error: RankLostError) -> Exception:
         """Whose end is behind `error`, as far as the followers' last words tell; else the error itself."""
         deadline = time.monotonic() + _REASON_SECONDS
         waiting = {connection: rank for rank, connection in self._followers.items()}
@@ -150,16 +165,24 @@ class Leader:
                 assert isinstance(connection, Connection)
                 report = _report(connection)
                 if not report.get("lost"):  # who ends because of another is not the reason
-                    return _as_error(waiting[connection], report)
+                    return self._as_error(waiting[connection], report)
                 del waiting[connection]
         return error
+
+    def _as_error(self, rank: int, report: dict[str, Any]) -> ConfigError | PeerFailedError | RankLostError:
+        if "failure" not in report:
+            return RankLostError(f"rank {rank} of the {self.role.value} is gone")
+        if report["users_mistake"]:
+            return ConfigError(report["failure"])
+        return PeerFailedError(f"rank {rank} of the {self.role.value} failed: {report['failure']}")
 
 
 class Follower:
     """Another rank. Satisfies `Ranks` once it is `ready`."""
 
-    def __init__(self, address: str, rank: int, size: int) -> None:
-        """Come to the leader at `address`. Raises `PeerLostError` when it is not there."""
+    def __init__(self, address: str, role: Role, rank: int, size: int) -> None:
+        """Come to the leader at `address`. Raises `RankLostError` when it is not there."""
+        self.role = role
         self.rank = rank
         self.size = size
         self._folder = Path(address)
@@ -169,15 +192,15 @@ class Follower:
             connection.connect(str(self._folder / _ORDERS))
         except OSError as error:
             connection.close()
-            raise PeerLostError(f"rank 0 of the target is not on this machine, or gone: {error}") from None
+            raise RankLostError(f"rank 0 of the {role.value} is not on this machine, or gone: {error}") from None
         self._leader = Connection(connection.detach())
         self._say(rank=rank)
 
     def ready(self, device: str, backend: Backend, timeout_seconds: float) -> None:
-        """The model is loaded: wait for the others to be ready too. Raises `PeerLostError`."""
+        """The model is loaded: wait for the others to be ready too. Raises `RankLostError`."""
         self._say(ready=True)
         _receive(self._leader, time.monotonic() + timeout_seconds)
-        self._group = ProcessGroup(self._folder / _GROUP, self.rank, self.size, device, backend)
+        self._group = ProcessGroup(self._folder / _GROUP, self.role, self.rank, self.size, device, backend)
 
     def orders(self) -> Iterator[Order]:
         """What the leader orders, until it ends."""
@@ -195,13 +218,20 @@ class Follower:
         assert self._group is not None, "the others are not ready"
         return self._group.gather(part)
 
-    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
+    def announce(
+        self,
+        cache: PreallocatedCache,
+        token_ids: Sequence[int],
+        *,
+        with_logits: bool,
+        nodes: PathRows | None = None,
+    ) -> None:
         """A follower gives no orders."""
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave; the leader is told why, unless it was a signal. Idempotent."""
-        with suppress(PeerLostError):  # nobody is left to tell
-            if isinstance(error, PeerLostError):
+        with suppress(RankLostError):  # nobody is left to tell
+            if isinstance(error, RankLostError):
                 self._say(lost=True)
             elif isinstance(error, Exception):
                 self._say(failure=_first_line(error), users_mistake=isinstance(error, ConfigError))
@@ -212,18 +242,18 @@ class Follower:
         try:
             self._leader.send_bytes(json.dumps(values).encode())
         except OSError as error:
-            raise PeerLostError(f"rank 0 of the target is gone: {error}") from None
+            raise RankLostError(f"rank 0 of the {self.role.value} is gone: {error}") from None
 
 
 def _receive(connection: _Wire, deadline: float) -> dict[str, Any]:
-    """The other end's next words. Raises `PeerLostError` when it ends or the deadline passes."""
+    """The other end's next words. Raises `RankLostError` when it ends or the deadline passes."""
     try:
         if connection.poll(max(0.0, deadline - time.monotonic())):
             values: dict[str, Any] = json.loads(connection.recv_bytes())
             return values
     except (EOFError, OSError):
-        raise PeerLostError("another rank of the target is gone") from None
-    raise PeerLostError("another rank of the target says nothing")
+        raise RankLostError("another rank of the same model is gone") from None
+    raise RankLostError("another rank of the same model says nothing")
 
 
 def _report(connection: _Wire) -> dict[str, Any]:
@@ -233,14 +263,6 @@ def _report(connection: _Wire) -> dict[str, Any]:
     except (EOFError, OSError):
         return {}
     return values
-
-
-def _as_error(rank: int, report: dict[str, Any]) -> ConfigError | PeerFailedError | PeerLostError:
-    if "failure" not in report:
-        return PeerLostError(f"rank {rank} of the target is gone")
-    if report["users_mistake"]:
-        return ConfigError(report["failure"])
-    return PeerFailedError(f"rank {rank} of the target failed: {report['failure']}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,10 +16,22 @@ from torch import Tensor
 
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.linear import Linear
+from amusd.models.tree_pass import PathRows
+from amusd.types import Role
+
+
+def setting_of(role: Role) -> str:
+    """The key that says how many ranks share a role's model."""
+    return f"{role.value}_tensor_parallel_size"
 
 
 class Ranks(Protocol):
     """The processes that compute one model together, as one of them sees them."""
+
+    @property
+    def role(self) -> Role:
+        """Whose model it is."""
+        ...
 
     @property
     def rank(self) -> int:
@@ -38,21 +50,39 @@ class Ranks(Protocol):
         """
         ...
 
-    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
-        """Before a pass: on the first rank, have the others do the same pass; on the others, nothing."""
+    def announce(
+        self,
+        cache: PreallocatedCache,
+        token_ids: Sequence[int],
+        *,
+        with_logits: bool,
+        nodes: PathRows | None = None,
+    ) -> None:
+        """Before a pass: on the first rank, have the others do the same pass; on the others, nothing.
+
+        `nodes`: where the rows stand in a pass over nodes of a tree; None: one behind the other, from `cache.length`.
+        """
         ...
 
 
 class _Alone:
-    """The only rank."""
+    """The only rank, whoever's."""
 
+    role = Role.TARGET
     rank = 0
     size = 1
 
     def gather(self, part: Tensor) -> list[Tensor]:
         return [part]
 
-    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
+    def announce(
+        self,
+        cache: PreallocatedCache,
+        token_ids: Sequence[int],
+        *,
+        with_logits: bool,
+        nodes: PathRows | None = None,
+    ) -> None:
         pass
 
 

@@ -127,7 +127,7 @@ def load_synthetic(
     Raises `ConfigError` without that device, or when it is too small.
     """
     config = shape_config(SHAPES[shape])
-    check_shares(config, model_impl, ranks.size)
+    check_shares(config, model_impl, ranks.role, ranks.size)
     with device_errors(device):
         model = random_model(config, dtype=getattr(torch, dtype), device=device, seed=seed)
     return wrap_model(

@@ -42,8 +42,8 @@ class TreeRows:
 class PathRows:
     """Where the rows of a pass over several paths go; rows of padding, which nobody reads, are the last ones."""
 
-    positions: list[int]
-    slots: list[int]
+    positions: Sequence[int]
+    slots: Sequence[int]
     visible: Visible
 
 
@@ -77,9 +77,7 @@ def lay_out_paths(
 def lay_out(
     network: Network,
     token_ids: Sequence[int],
-    positions: Sequence[int],
-    slots: Sequence[int],
-    visible: Visible,
+    nodes: PathRows,
     *,
     max_length: int,
     num_slots: int,
@@ -88,6 +86,7 @@ def lay_out(
 
     Raises `ValueError` for what no pass over paths can be.
     """
+    positions, slots, visible = nodes.positions, nodes.slots, nodes.visible
     if not len(token_ids) == len(positions) == len(slots) == len(visible):
         lengths = (len(token_ids), len(positions), len(slots), len(visible))
         raise ValueError(f"token ids, positions, slots and visible rows must be as many, not {lengths}")

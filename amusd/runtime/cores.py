@@ -16,20 +16,28 @@ def allowed_cores() -> list[int]:
 
 
 def cores_for(
-    role: Role, allowed: list[int], hardware: HardwareConfig, *, rank: int = 0, num_ranks: int = 1
+    role: Role,
+    allowed: list[int],
+    hardware: HardwareConfig,
+    *,
+    rank: int = 0,
+    num_target_ranks: int = 1,
+    num_draft_ranks: int = 1,
 ) -> set[int]:
     """The first cores for the target, the last for the draft; none where the two would have to share.
 
-    The target's `num_ranks` have cores of their own where there are enough, and otherwise share all but the draft's.
+    `rank`: which one of the role. Each has cores of its own where there are enough; else those of a role share its
+    part, which is as large as its share of the ranks, and no smaller than one of them needs.
     """
-    count = hardware.num_threads
+    count, num_ranks = hardware.num_threads, num_target_ranks + num_draft_ranks
     if not hardware.pin_cores or len(allowed) < 2 * count:
         return set()
-    if role is Role.DRAFT:
-        return set(allowed[-count:])
-    if len(allowed) < (num_ranks + 1) * count:
-        return set(allowed[:-count])
-    return set(allowed[rank * count : (rank + 1) * count])
+    if len(allowed) < num_ranks * count:
+        border = len(allowed) * num_target_ranks // num_ranks
+        border = min(max(border, count), len(allowed) - count)
+        return set(allowed[:border] if role is Role.TARGET else allowed[border:])
+    start = rank * count if role is Role.TARGET else len(allowed) - (rank + 1) * count
+    return set(allowed[start : start + count])
 
 
 def pin_to(cores: set[int]) -> None:

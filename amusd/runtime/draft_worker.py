@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
 from amusd.drafters.tree import TreeDrafter
-from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
 from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import Transition
@@ -88,11 +88,13 @@ class DraftWorker:
     """Monotonic second."""
 
     def run(self) -> None:
-        """Step by step, until `Shutdown` or the end of the link."""
+        """Step by step, until `Shutdown` or the end of the link. Raises `RankLostError`: this draft is no more."""
         self.prepare()
         try:
             while self._running:
                 self.step()
+        except RankLostError:
+            raise
         except PeerLostError:
             # The target decides when a run ends; its going away is one way of saying so.
             self.recorder.instant("target_gone", -1)

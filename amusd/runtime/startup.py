@@ -14,12 +14,13 @@ from amusd.config import EngineConfig, HardwareConfig, RunConfig
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import PeerLostError
 from amusd.models.cached_model import CachedModel
-from amusd.models.explanation import explain_target
+from amusd.models.explanation import explain_drafter, explain_target
 from amusd.models.language_model import LanguageModel
-from amusd.models.loading import load_target
+from amusd.models.loading import load_draft_model, load_target
 from amusd.models.orders import follow
 from amusd.models.process_group import backend_for
 from amusd.models.ranks import Follower, Leader
+from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
 from amusd.models.zoo import Report
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
@@ -27,6 +28,7 @@ from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
+from amusd.runtime.seats import Seat, in_role, num_ranks_of
 from amusd.runtime.succession import FIRST_INCARNATION, DraftSource, Succession
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
@@ -120,16 +122,20 @@ def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
     )
 
 
-def make_leader(config: EngineConfig) -> Leader | None:
-    """The first of the target's ranks, which awaits the others; None where there are none.
+def make_leader(config: EngineConfig, role: Role) -> Leader | None:
+    """The first of a role's ranks, which awaits the others; None where there are none.
 
     Raises `ConfigError` for a model that they cannot share: before a worker is told of the others.
     """
-    size = config.target_tensor_parallel_size
+    size = num_ranks_of(config, role)
     if size == 1:
         return None
-    explain_target(config, devices_of(config)[0])
-    return Leader(size)
+    device = in_role(devices_of(config), config, role)[0]
+    if role is Role.TARGET:
+        explain_target(config, device)
+    for drafter in config.drafters if role is Role.DRAFT else ():
+        explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=size)
+    return Leader(role, size)
 
 
 def load_with_followers(
@@ -139,32 +145,40 @@ def load_with_followers(
 
     Raises `ConfigError` as `load_target`, `PeerError` when a rank fails or does not come.
     """
-    devices = devices_of(config)
     if leader is None:
-        return load_target(config, devices[0], report)
-    model, tokenizer = load_target(config, devices[0], report, leader)
-    leader.await_followers(devices[0], backend_for(devices[: leader.size]), config.startup_timeout_seconds)
-    return model, tokenizer
+        return load_target(config, devices_of(config)[0], report)
+    loaded = load_target(config, devices_of(config)[0], report, leader)
+    _await_followers(leader, config)
+    return loaded
 
 
-def run_follower(command: str, config: RunConfig, rank: int, rendezvous: Rendezvous) -> None:
-    """Another rank of the target's than the first: load its part of the model and do what the leader orders.
+def _await_followers(leader: Leader, config: EngineConfig) -> None:
+    devices = in_role(devices_of(config), config, leader.role)
+    leader.await_followers(devices[0], backend_for(devices), config.startup_timeout_seconds)
 
-    Returns when the leader ends. Whatever else goes wrong is reported to it and raised.
+
+def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> None:
+    """Another rank of a role than the first, which is at `address`: load its part and do what that one orders.
+
+    Returns when the leader ends, or another rank is lost. Whatever else goes wrong is reported to the leader, and
+    raised.
     """
     engine = config.engine_for(command)
-    size, devices = engine.target_tensor_parallel_size, devices_of(engine)
-    assert rendezvous.ranks is not None, "the target has no other ranks"
+    devices = in_role(devices_of(engine), engine, seat.role)
     try:
-        follower = Follower(rendezvous.ranks, rank, size)
+        follower = Follower(address, seat.role, seat.rank, len(devices))
     except PeerLostError:
         return  # it has ended, and has said why
     try:
-        model, _ = load_target(engine, devices[rank], ranks=follower)
-        follower.ready(devices[rank], backend_for(devices[:size]), engine.startup_timeout_seconds)
+        device = devices[seat.rank]
+        if seat.role is Role.TARGET:
+            model, _ = load_target(engine, device, ranks=follower)
+        else:
+            model, _ = load_draft_model(engine.drafters[0], engine, device, ranks=follower)
+        follower.ready(device, backend_for(devices), engine.startup_timeout_seconds)
         follow(model, follower.orders())
     except PeerLostError as error:
-        follower.close(error)  # the leader ends the run
+        follower.close(error)  # the leader says so
     except BaseException as error:
         follower.close(error)
         raise
@@ -175,24 +189,39 @@ def run_follower(command: str, config: RunConfig, rank: int, rendezvous: Rendezv
 def run_draft(
     config: RunConfig,
     run_directories: Sequence[Path],
-    await_rendezvous: Callable[[], Rendezvous],
+    await_rendezvous: Callable[[str | None], Rendezvous],
     incarnation: int = FIRST_INCARNATION,
 ) -> int:
     """The draft process: connect, load, shake hands, draft until the target is done. Returns the exit code.
 
-    `run_directories`: of each run that the target will do, in order; none where they are out of reach. Whatever goes
-    wrong is reported to the target and raised.
+    `run_directories`: of each run that the target will do, in order; none where they are out of reach.
+    `await_rendezvous` is told where this process awaits the draft's other ranks, if there are any. Whatever goes wrong
+    is reported to the target and raised.
     """
     engine = config.engine()
-    serve_draft(engine, await_rendezvous(), make_recorder(Role.DRAFT, run_directories), incarnation)
+    leader = make_leader(engine, Role.DRAFT)
+    try:
+        rendezvous = await_rendezvous(None if leader is None else leader.address)
+        serve_draft(engine, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, leader)
+    finally:
+        if leader is not None:
+            leader.close()
     return 0
 
 
-def serve_draft(config: EngineConfig, rendezvous: Rendezvous, recorder: Recorder, incarnation: int) -> None:
-    """Connect to the target at `rendezvous` and draft for it until it is done."""
+def serve_draft(
+    config: EngineConfig,
+    rendezvous: Rendezvous,
+    recorder: Recorder,
+    incarnation: int,
+    leader: Leader | None = None,
+) -> None:
+    """Connect to the target at `rendezvous` and draft for it until it is done. `leader`: awaits the other ranks."""
     link = connect(config.transport, rendezvous, link_devices(config))
     try:
-        drafters = load_drafters(config, device_of(config.hardware, Role.DRAFT))
+        drafters = load_drafters(config, device_of(config.hardware, Role.DRAFT), leader or ALONE)
+        if leader is not None:
+            _await_followers(leader, config)
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)
     except Exception as error:
         # The target must hear the reason, not only that the link went dead; then the process fails as it should.

@@ -76,7 +76,7 @@ class Guarded(Protocol):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the others have to be told to find the target: the draft its link, further ranks the first one."""
+    """What the others have to be told to find the target: the draft its link, further ranks of it the first one."""
 
     address: str
     """`shm://PATH`, `ipc://PATH`, or `tcp`, `gloo` or `nccl` with `://HOST:PORT`."""

@@ -13,10 +13,13 @@ from pathlib import Path
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
+from amusd.runtime.seats import Seat
 from amusd.runtime.succession import FIRST_INCARNATION, DraftSource
 from amusd.transport.base import Rendezvous
+from amusd.types import Role
 
 DEADLINE_SECONDS = 60.0
+RENDEZVOUS = Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1, ranks="/nowhere/either")
 
 
 def run_target(
@@ -24,7 +27,7 @@ def run_target(
 ) -> Generator[int | ConfigError, None, None]:
     if runs[0][0].prompt == "target refuses":
         raise ConfigError("target.model=/nowhere: no such folder")
-    drafts.tell(FIRST_INCARNATION, Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1))
+    drafts.tell(FIRST_INCARNATION, RENDEZVOUS)
     if runs[0][0].prompt == "draft comes back":
         _meet_the_next(drafts)
     for config, run_directory in runs:
@@ -86,12 +89,12 @@ def _await_file(path: Path) -> None:
         time.sleep(0.01)
 
 
-def run_follower(command: str, config: RunConfig, rank: int, rendezvous: Rendezvous) -> None:
-    assert rendezvous == Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1)
+def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> None:
+    assert (seat.role, address) == (Role.TARGET, RENDEZVOUS.ranks)
     if config.prompt == "follower refuses":
         raise ConfigError("device cuda:1: no such device")
     if config.prompt == "follower crashes":
-        raise ValueError(f"a bug in rank {rank} of {command}")
+        raise ValueError(f"a bug in rank {seat.rank} of {command}")
     if config.prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
 
@@ -99,16 +102,16 @@ def run_follower(command: str, config: RunConfig, rank: int, rendezvous: Rendezv
 def run_draft(
     config: RunConfig,
     run_directories: Sequence[Path],
-    await_rendezvous: Callable[[], Rendezvous],
+    await_rendezvous: Callable[[str | None], Rendezvous],
     incarnation: int = 1,
 ) -> int:
     if config.prompt == "draft refuses":
         raise ConfigError("drafter.model=/nowhere: no such folder")
     if config.prompt == "draft crashes":
         raise ValueError("a bug in the draft")
-    rendezvous = await_rendezvous()
+    rendezvous = await_rendezvous(None)
     if incarnation == 1:
-        assert rendezvous == Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1)
+        assert rendezvous == RENDEZVOUS
     if config.prompt in ("draft is killed", "draft comes back") and incarnation == 1:
         os.kill(os.getpid(), 9)
     if config.prompt == "draft comes back":

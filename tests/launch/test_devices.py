@@ -49,9 +49,9 @@ def test_ranks_of_the_target_share_cores_only_with_each_other(
     allowed: list[int], num_threads: int, targets: list[set[int]], draft: set[int]
 ) -> None:
     hardware = HardwareConfig(num_threads=num_threads)
-    cores = [cores_for(Role.TARGET, allowed, hardware, rank=rank, num_ranks=2) for rank in range(2)]
+    cores = [cores_for(Role.TARGET, allowed, hardware, rank=rank, num_target_ranks=2) for rank in range(2)]
     assert cores == targets
-    assert cores_for(Role.DRAFT, allowed, hardware, num_ranks=2) == draft
+    assert cores_for(Role.DRAFT, allowed, hardware, num_target_ranks=2) == draft
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_options_survive_the_way_through_a_command_line() -> None:
         outcome_file=Path("/tmp/code"),
         roles="some.module",
         incarnation=2,
-        met_descriptor=7,
+        pipe=7,
         overrides=("prompt=--group-file=x, -m", "max_lookahead=4"),
     )
     assert Options.parse(options.arguments()) == options

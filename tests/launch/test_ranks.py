@@ -109,7 +109,7 @@ def test_a_killed_rank_ends_the_run_with_one_clear_error(tmp_path: Path, pair: l
     code, errors = running.end()
     assert code == 1
     assert f"rank 1 of the target (pid {running.workers['target'][1]}) was killed by signal 9" in errors
-    assert "PeerLostError: rank 1 of the target is gone" in errors
+    assert "RankLostError: rank 1 of the target is gone" in errors
     assert "ChildFailedError" not in errors
 
 

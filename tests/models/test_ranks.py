@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from models.blocks import random_ids
 from models.test_decoder import Case, lean_model, stock_model
 
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.orders import Order, follow
 from amusd.models.process_group import backend_for
 from amusd.models.ranks import Follower, Leader
+from amusd.types import Role
 
 DEADLINE_SECONDS = 20.0
 STOCK = stock_model(Case("Qwen3Config", {"num_attention_heads": 8, "num_key_value_heads": 4}))
@@ -32,7 +33,7 @@ def _no_network() -> None:
 
 def come_and_follow(address: str, rank: int, size: int) -> list[int]:
     """A follower's life; returns the cache lengths that its passes started from."""
-    follower = Follower(address, rank, size)
+    follower = Follower(address, Role.DRAFT, rank, size)
     starts: list[int] = []
 
     def orders() -> Iterator[Order]:
@@ -56,7 +57,7 @@ def meeting(
     size: int, life: Callable[[str, int, int], object] = come_and_follow
 ) -> Iterator[tuple[Leader, list[Future[object]]]]:
     """A leader whose followers are on their way."""
-    leader = Leader(size)
+    leader = Leader(Role.DRAFT, size)
     with ThreadPoolExecutor(size) as pool:
         try:
             yield leader, [pool.submit(life, leader.address, rank, size) for rank in range(1, size)]
@@ -89,7 +90,7 @@ def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
     received: list[Order] = []
 
     def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
+        follower = Follower(address, Role.DRAFT, rank, size)
         follower.ready("cpu", "gloo", DEADLINE_SECONDS)
         received.extend(follower.orders())
 
@@ -116,7 +117,7 @@ def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
 
 def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
     def go(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
+        follower = Follower(address, Role.DRAFT, rank, size)
         follower.ready("cpu", "gloo", DEADLINE_SECONDS)
         next(follower.orders())
         follower.close()
@@ -127,14 +128,14 @@ def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
     with meeting(3, life) as (leader, followers):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
-        with pytest.raises(PeerLostError, match=r"^rank 2 of the target is gone$"):
+        with pytest.raises(RankLostError, match=r"^rank 2 of the draft is gone$"):
             model.forward([1, 2], model.new_cache(8))
-        assert isinstance(followers[0].exception(DEADLINE_SECONDS), PeerLostError)
+        assert isinstance(followers[0].exception(DEADLINE_SECONDS), RankLostError)
 
 
 def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
     def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
+        follower = Follower(address, Role.DRAFT, rank, size)
         follower.ready("cpu", "gloo", DEADLINE_SECONDS)
         next(follower.orders())
         follower.close(ValueError("out of paper\nand of ink"))
@@ -142,7 +143,7 @@ def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
     with meeting(2, life) as (leader, _):
         model = lean_model(STOCK, ranks=leader)
         leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
-        with pytest.raises(PeerFailedError, match=r"^rank 1 of the target failed: out of paper$"):
+        with pytest.raises(PeerFailedError, match=r"^rank 1 of the draft failed: out of paper$"):
             model.forward([1, 2], model.new_cache(8))
 
 
@@ -150,37 +151,37 @@ def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
     ("mistake", "expected", "message"),
     [
         (ConfigError("device cuda:1: no such device"), ConfigError, "^device cuda:1: no such device$"),
-        (ValueError("a bug"), PeerFailedError, "^rank 1 of the target failed: a bug$"),
-        (None, PeerLostError, "^rank 1 of the target is gone$"),
+        (ValueError("a bug"), PeerFailedError, "^rank 1 of the draft failed: a bug$"),
+        (None, RankLostError, "^rank 1 of the draft is gone$"),
     ],
 )
 def test_a_follower_that_cannot_load_is_heard_at_once(
     mistake: Exception | None, expected: type[Exception], message: str
 ) -> None:
     def life(address: str, rank: int, size: int) -> None:
-        Follower(address, rank, size).close(mistake)
+        Follower(address, Role.DRAFT, rank, size).close(mistake)
 
     with meeting(2, life) as (leader, _), pytest.raises(expected, match=message):
         leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
 
 
 def test_who_does_not_come_is_named() -> None:
-    leader = Leader(3)
+    leader = Leader(Role.DRAFT, 3)
     try:
-        with pytest.raises(PeerLostError, match=r"^rank 1 of the target did not come"):
+        with pytest.raises(RankLostError, match=r"^rank 1 of the draft did not come"):
             leader.await_followers("cpu", "gloo", 0.05)
     finally:
         leader.close()
     leader.close()
-    with pytest.raises(PeerLostError, match=r"^rank 0 of the target is not on this machine, or gone"):
-        Follower(leader.address, 1, 3)
+    with pytest.raises(RankLostError, match=r"^rank 0 of the draft is not on this machine, or gone"):
+        Follower(leader.address, Role.DRAFT, 1, 3)
 
 
 def test_a_follower_ends_when_its_leader_goes_amid_a_pass() -> None:
     going = threading.Event()
 
     def life(address: str, rank: int, size: int) -> None:
-        follower = Follower(address, rank, size)
+        follower = Follower(address, Role.DRAFT, rank, size)
         follower.ready("cpu", "gloo", DEADLINE_SECONDS)
         going.set()
         follower.gather(torch.zeros(1))  # the leader never comes to this
@@ -190,8 +191,8 @@ def test_a_follower_ends_when_its_leader_goes_amid_a_pass() -> None:
         assert going.wait(DEADLINE_SECONDS)
         leader.close()
         error = followers[0].exception(DEADLINE_SECONDS)
-    assert isinstance(error, PeerLostError)
-    assert str(error).startswith("the ranks of the target have lost each other")
+    assert isinstance(error, RankLostError)
+    assert str(error).startswith("the ranks of the draft have lost each other")
 
 
 @given(

@@ -19,6 +19,7 @@ from amusd.errors import UnsupportedModelError
 from amusd.models.huggingface import check_shares, load_model, wrap_model
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks, share, share_of_outputs
+from amusd.types import Role
 
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 SHARED = {
@@ -150,14 +151,11 @@ def test_what_cannot_be_shared_is_refused_before_weights_are_read(
     rule = Numerics(width=8, fixed=True)
     with pytest.raises(UnsupportedModelError, match=rf"^target_tensor_parallel_size={size}: .*{message}"):
         load_model(tmp_path, numerics=rule, max_model_len=64, model_impl=model_impl, ranks=rank_of(0, size))
-    check_shares(config, model_impl, 1)
+    check_shares(config, model_impl, Role.TARGET, 1)
 
 
-def test_ranks_compute_no_trees_and_capture_nothing() -> None:
+def test_ranks_capture_nothing() -> None:
     stock = stock_model(SHARED["grouped heads"])
-    model = lean_model(stock, ranks=rank_of(0, 2))
-    with pytest.raises(ValueError, match="2 ranks share this model: they compute no trees"):
-        model.forward_tree([1], [0], [0], torch.zeros((1, 1), dtype=torch.bool), model.new_cache(8))
     with pytest.raises(ValueError, match="passes of 2 ranks cannot be captured"):
         wrap_model(
             tiny.tiny_causal_lm(stock.config),

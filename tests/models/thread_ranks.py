@@ -11,12 +11,16 @@ from torch import Tensor
 
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.sharding import Ranks
+from amusd.models.tree_pass import PathRows
+from amusd.types import Role
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 30.0
 
 
 class ThreadRanks:
+    role = Role.TARGET
+
     def __init__(self, rank: int, table: list[Tensor | None], barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(table)
         self._table, self._barrier = table, barrier
@@ -29,7 +33,14 @@ class ThreadRanks:
         assert len({(entry.shape, entry.dtype) for entry in parts}) == 1
         return parts
 
-    def announce(self, cache: PreallocatedCache, token_ids: Sequence[int], *, with_logits: bool) -> None:
+    def announce(
+        self,
+        cache: PreallocatedCache,
+        token_ids: Sequence[int],
+        *,
+        with_logits: bool,
+        nodes: PathRows | None = None,
+    ) -> None:
         """Every thread does the same anyway."""
 
 
