@@ -90,6 +90,16 @@ def test_it_says_which_rank_is_where() -> None:
     assert placement.text == "rank 0 (target) on cuda:0, rank 1 (target) on cuda:1, rank 2 (draft) on cuda:2"
 
 
+def test_it_says_which_rank_of_the_draft_is_where() -> None:
+    devices = ("cuda:0", "cuda:1", "cuda:2")
+    config = EngineConfig(draft_tensor_parallel_size=2, hardware=HardwareConfig(devices=devices))
+    placement = _devices(config)[-1]
+    assert placement.ok
+    assert placement.text == (
+        "rank 0 (target) on cuda:0, rank 1 (rank 1 of the draft) on cuda:1, rank 2 (rank 0 of the draft) on cuda:2"
+    )
+
+
 @pytest.mark.parametrize(
     ("devices", "text"), [(("cpu", "cpu"), "too few cores for all, so they"), (("cuda:0", "cuda:0"), "one GPU for all")]
 )
@@ -100,6 +110,14 @@ def test_ranks_that_share_a_device_are_said_to_be_slow(
     placement = _devices(EngineConfig(target_tensor_parallel_size=2, hardware=HardwareConfig(devices=devices)))[-1]
     assert placement.ok is None
     assert text in placement.text
+
+
+def test_it_says_how_ranks_share_the_draft_or_why_they_cannot() -> None:
+    found = looked_at(EngineConfig(draft_tensor_parallel_size=2))
+    assert found["drafter"].text.endswith(", 3 key heads shared by 2 ranks")
+    refused = looked_at(EngineConfig(draft_tensor_parallel_size=4))["drafter"]
+    assert not refused.ok
+    assert refused.text.startswith("draft_tensor_parallel_size=4: each rank needs a key head, and this model has 3;")
 
 
 def test_it_says_how_ranks_share_the_target_or_why_they_cannot() -> None:

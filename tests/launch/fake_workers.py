@@ -12,13 +12,15 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from amusd.config import RunConfig
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, RankLostError
 from amusd.runtime.seats import Seat
 from amusd.runtime.succession import FIRST_INCARNATION, DraftSource
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 DEADLINE_SECONDS = 60.0
+COME_BACK = ("draft comes back", "draft rank is killed")
+"""Prompts at which the target waits for the second draft."""
 RENDEZVOUS = Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1, ranks="/nowhere/either")
 
 
@@ -28,7 +30,7 @@ def run_target(
     if runs[0][0].prompt == "target refuses":
         raise ConfigError("target.model=/nowhere: no such folder")
     drafts.tell(FIRST_INCARNATION, RENDEZVOUS)
-    if runs[0][0].prompt == "draft comes back":
+    if runs[0][0].prompt in COME_BACK:
         _meet_the_next(drafts)
     for config, run_directory in runs:
         yield (
@@ -78,7 +80,7 @@ def _act(command: str, config: RunConfig, run_directory: Path, workers: dict[str
     if config.prompt == "draft is killed":
         while Path(f"/proc/{workers['draft'][0]}").exists():
             os.sched_yield()
-    if config.prompt == "draft comes back":
+    if config.prompt in COME_BACK:
         _await_file(run_directory / "second")
     return 0
 
@@ -90,13 +92,25 @@ def _await_file(path: Path) -> None:
 
 
 def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> None:
-    assert (seat.role, address) == (Role.TARGET, RENDEZVOUS.ranks)
+    if seat.role is Role.DRAFT:
+        assert address in (_ranks_of(1), _ranks_of(2))
+        killed = Path(str(config.run_dir)) / "killed"
+        if config.prompt == "draft rank is killed" and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), 9)
+        return
+    assert address == RENDEZVOUS.ranks
     if config.prompt == "follower refuses":
         raise ConfigError("device cuda:1: no such device")
     if config.prompt == "follower crashes":
         raise ValueError(f"a bug in rank {seat.rank} of {command}")
     if config.prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
+
+
+def _ranks_of(incarnation: int) -> str:
+    """Where that draft awaits its other ranks."""
+    return f"/nowhere/{incarnation}"
 
 
 def run_draft(
@@ -109,12 +123,14 @@ def run_draft(
         raise ConfigError("drafter.model=/nowhere: no such folder")
     if config.prompt == "draft crashes":
         raise ValueError("a bug in the draft")
-    rendezvous = await_rendezvous(None)
+    rendezvous = await_rendezvous(None if config.draft_tensor_parallel_size == 1 else _ranks_of(incarnation))
     if incarnation == 1:
         assert rendezvous == RENDEZVOUS
     if config.prompt in ("draft is killed", "draft comes back") and incarnation == 1:
         os.kill(os.getpid(), 9)
-    if config.prompt == "draft comes back":
+    if config.prompt == "draft rank is killed" and incarnation == 1:
+        raise RankLostError("rank 1 of the draft is gone")
+    if config.prompt in COME_BACK:
         assert rendezvous == Rendezvous(address="ipc:///elsewhere", nonce=2)
         (run_directories[0] / "second").write_text(str(os.getpid()))
     if config.prompt in ("wait", "ignore signals"):

@@ -14,10 +14,13 @@ from launch.compose import compose_config
 PROMPT = "a sentence"
 
 
-def save_pair(folder: Path) -> list[str]:
-    """A small random target in float32, and a smaller draft; the arguments that name them."""
+def save_pair(folder: Path, *, target_layers: int = 2, draft_layers: int = 1) -> list[str]:
+    """A small random target in float32, and a smaller draft; the arguments that name them.
+
+    With equally many layers the two are the same model.
+    """
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    for name, layers in (("target", 2), ("draft", 1)):
+    for name, layers in (("target", target_layers), ("draft", draft_layers)):
         tokenizer = tiny.byte_tokenizer(chat_template=template)
         config = tiny.tiny_config(
             "Qwen3Config",

@@ -55,6 +55,27 @@ def test_ranks_of_the_target_share_cores_only_with_each_other(
 
 
 @pytest.mark.parametrize(
+    ("allowed", "num_target_ranks", "targets", "drafts"),
+    [
+        ([0, 1, 2], 1, [{0}], [{2}, {1}]),  # rank 0 of the draft is the last of all
+        ([0, 1, 2, 3, 4], 2, [{0}, {1}], [{4}, {3}]),
+        ([0, 1], 1, [{0}], [{1}, {1}]),  # too few: each role keeps to its part
+        ([0, 1, 2], 2, [{0}, {0}], [{1, 2}, {1, 2}]),
+        ([0], 1, [set()], [set(), set()]),
+    ],
+)
+def test_ranks_of_the_draft_share_cores_only_with_each_other(
+    allowed: list[int], num_target_ranks: int, targets: list[set[int]], drafts: list[set[int]]
+) -> None:
+    def cores(role: Role, num_ranks: int) -> list[set[int]]:
+        sizes = {"num_target_ranks": num_target_ranks, "num_draft_ranks": 2}
+        return [cores_for(role, allowed, HardwareConfig(), rank=rank, **sizes) for rank in range(num_ranks)]
+
+    assert cores(Role.TARGET, num_target_ranks) == targets
+    assert cores(Role.DRAFT, 2) == drafts
+
+
+@pytest.mark.parametrize(
     ("num_gpus", "local_world_size", "num_ranks", "devices"),
     [
         (3, 3, 2, ("cuda:0", "cuda:1", "cuda:2")),
@@ -66,6 +87,11 @@ def test_each_rank_gets_a_gpu_where_there_are_enough(
     num_gpus: int, local_world_size: int, num_ranks: int, devices: tuple[str, ...]
 ) -> None:
     assert default_devices(num_gpus, local_world_size, num_ranks) == devices
+
+
+def test_ranks_of_the_draft_get_the_gpus_behind_the_targets() -> None:
+    assert default_devices(4, 4, 2, 2) == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert default_devices(3, 4, 2, 2) == ("cpu",) * 4
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,15 @@ def test_there_must_be_as_many_ranks_as_the_configuration_says(
         place.check_fits(RunConfig(target_tensor_parallel_size=target_size))
 
 
+def test_ranks_of_the_draft_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**TORCHRUN, "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    place = place_from_environment()
+    place.check_fits(RunConfig(target_tensor_parallel_size=2, draft_tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match=r"with draft_tensor_parallel_size=2 runs on exactly 3 ranks"):
+        place.check_fits(RunConfig(draft_tensor_parallel_size=2))
+
+
 def test_the_last_rank_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**TORCHRUN, "WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)

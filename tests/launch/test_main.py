@@ -23,6 +23,10 @@ MISTAKES = [
     (["generate", "prompt=Why", "is", "the"], "is: expected key=value"),
     (["doctor", "-m"], "-m: `amusd doctor` looks at one configuration"),
     (
+        ["bench", "draft_tensor_parallel_size=2"],
+        "draft_tensor_parallel_size=2: `amusd bench` measures one process of each role; allowed: 1",
+    ),
+    (
         ["bench", "target_tensor_parallel_size=2"],
         "target_tensor_parallel_size=2: `amusd bench` measures one process of each role; allowed: 1",
     ),

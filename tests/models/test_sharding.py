@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -90,6 +91,22 @@ def test_every_rank_chooses_the_same_tokens_as_the_whole_model() -> None:
 
     alone = extend(ALONE)
     assert on_ranks(2, extend) == [alone, alone]
+
+
+def test_the_ranks_together_compute_a_tree_as_the_whole_model_does() -> None:
+    stock, token_ids = stock_model(SHARED["qwen3"]), random_ids(4)
+
+    def compute(ranks: Ranks) -> Tensor:
+        model = lean_model(stock, ranks=ranks)
+        cache = model.new_cache(4, spare=2)
+        model.prefill(token_ids[:2], cache)
+        visible = np.array([[1, 1, 0, 1, 0], [1, 1, 0, 0, 1]], dtype=np.bool_)  # two nodes behind the prompt
+        return model.forward_tree(token_ids[2:], [2, 2], [3, 4], visible, cache).clone()
+
+    alone, together = compute(ALONE), on_ranks(2, compute)
+    torch.testing.assert_close(together[0], alone, atol=1e-4, rtol=1e-4)
+    assert torch.equal(together[0], together[1])
+    assert not torch.equal(alone[0], alone[1])
 
 
 def test_a_rank_holds_its_share_only() -> None:
