@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 
 GRACE_SECONDS = 1.0
@@ -65,3 +66,15 @@ def interrupt_main_thread() -> None:
     identity = threading.main_thread().ident
     if identity is not None:
         signal.pthread_kill(identity, PEER_FAILED)
+
+
+def end_if_stopped(pid: int) -> bool:
+    """Kill a process that a signal has stopped, and that so cannot end by itself; whether it was (Linux only)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        is_stopped = stat.rpartition(")")[2].split()[0] == "T"  # the name before it may hold anything
+        if is_stopped:
+            os.kill(pid, signal.SIGKILL)
+    except OSError:  # there is none, or it is another user's by now
+        return False
+    return is_stopped

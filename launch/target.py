@@ -15,7 +15,7 @@ from .devices import claim_hardware
 from .drafts import StoreDrafts
 from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
-from .lifetime import PEER_FAILED, Interrupted, interrupt_main_thread
+from .lifetime import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread
 from .outcome import tell_begin, tell_job_code
 from .store import Place, Store, pid_of_rank
 from .terminal import tell
@@ -42,12 +42,16 @@ def run_target_process(options: Options, place: Place) -> int:
     store = Store(place, store_secret(options))
     store.put("group", group.without_prompts().to_text())
     draft_pids = _await_draft(place, store, group.config.startup_timeout_seconds)
+    drafts = StoreDrafts(store, pids=draft_pids, target_pids=[os.getpid()])
     try:
-        drafts = StoreDrafts(store, pids=draft_pids, target_pids=_target_pids(group.config, store))
+        drafts.target_pids = _target_pids(group.config, store)
         return _run_beside_others(options, group.on(hardware), drafts, store)
     finally:
         with suppress(PeerLostError):  # nobody is left to tell
             store.put("finished", True)
+        if place.local_world_size == place.world_size:
+            for pid in filter(end_if_stopped, drafts.pids):
+                tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
 
 
 def _await_draft(place: Place, store: Store, timeout: float) -> list[int]:

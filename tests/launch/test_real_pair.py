@@ -105,6 +105,17 @@ def test_a_draft_that_is_stopped_for_a_second_changes_nothing(tmp_path: Path, pl
     assert json.loads((running.folder / "result.json").read_text())["token_ids"] == plain["token_ids"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process cannot be seen to be stopped")
+def test_a_draft_that_stays_stopped_ends_with_the_run(tmp_path: Path, plain: dict[str, Any]) -> None:
+    running = Running(tmp_path)
+    draft = running.draft
+    os.kill(draft, signal.SIGSTOP)
+    code, out, err = running.end()
+    assert (code, out) == (0, plain["text"] + "\n"), err
+    assert f"amusd: the draft worker (pid {draft}) was stopped, and ends with the run" in err.splitlines()
+    assert not Path(f"/proc/{draft}").exists()
+
+
 def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[str, Any]) -> None:
     running = Running(tmp_path)
     os.kill(running.draft, signal.SIGKILL)
