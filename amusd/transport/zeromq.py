@@ -91,8 +91,11 @@ class ZeroMQTransport:
     ) -> ZeroMQTransport:
         """The listening end. None: a socket file in a new folder that only this user can enter, removed by `close`.
 
-        Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`.
+        Raises ConfigError when the address is taken, malformed, or beyond this machine without `keys` or `insecure`;
+        and for a socket file where ZeroMQ has none.
         """
+        if address is None and not zmq.has("ipc"):
+            raise ConfigError("transport=zeromq: this ZeroMQ has no socket files; use transport.address=tcp://127.0.0.1:0")
         folder = Path(tempfile.mkdtemp(prefix="amusd-")) if address is None else None
         wanted = f"ipc://{folder}/link" if address is None else address
         endpoint = parse_endpoint(wanted, beyond=insecure or keys is not None, to_bind=True)
