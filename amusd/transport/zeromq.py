@@ -95,7 +95,9 @@ class ZeroMQTransport:
         and for a socket file where ZeroMQ has none.
         """
         if address is None and not zmq.has("ipc"):
-            raise ConfigError("transport=zeromq: this ZeroMQ has no socket files; use transport.address=tcp://127.0.0.1:0")
+            raise ConfigError(
+                "transport=zeromq: this ZeroMQ has no socket files; use transport.address=tcp://127.0.0.1:0"
+            )
         folder = Path(tempfile.mkdtemp(prefix="amusd-")) if address is None else None
         wanted = f"ipc://{folder}/link" if address is None else address
         endpoint = parse_endpoint(wanted, beyond=insecure or keys is not None, to_bind=True)
