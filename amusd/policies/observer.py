@@ -15,6 +15,8 @@ from amusd.protocol.verification import PassOutcome, Verification
 
 PASS_TIME_MEMORY = 0.8
 """Weight of the past in the running estimate of a pass."""
+OUTLIER = 10.0
+"""So many times that estimate, and a pass was held up by something else than its rows."""
 
 
 class Observer:
@@ -67,20 +69,24 @@ class Observer:
         *,
         foreseen: bool,
         rests: bool = False,
+        is_alone: bool = False,
         num_rows: int | None = None,
         num_sequences: int = 1,
     ) -> None:
         """The pass on which the last view was decided is over.
 
         `foreseen`: the draft does not start anew behind it. `rests`: it is not told of it, so that what it could have
-        brought is not known. `num_rows`: of all `num_sequences` in the pass, where there are several: each row costs
-        all of them its time, so that its price is the time of as many.
+        brought is not known. `is_alone`: there is none to be heard, which says nothing of what drafting brings.
+        `num_rows`: of all `num_sequences` in the pass, where there are several: each row costs all of them its time, so
+        that its price is the time of as many.
         """
         pass_seconds = (end_ns - start_ns) / 1e9
         memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
+        is_outlier = bool(memory) and pass_seconds > OUTLIER * self._pass_seconds
         self._pass_seconds = memory * self._pass_seconds + (1 - memory) * pass_seconds
         own_rows = 1 + outcome.num_candidates + outcome.num_alternatives
-        self._row_cost.passed(own_rows if num_rows is None else num_rows, end_ns - start_ns)
+        if not is_outlier:
+            self._row_cost.passed(own_rows if num_rows is None else num_rows, end_ns - start_ns)
         self._num_sequences = num_sequences
         if outcome.num_candidates and self._first_weight is not None:
             self._estimates.judged_first(self._first_weight, accepted=outcome.num_accepted > outcome.num_rescued)
@@ -94,4 +100,5 @@ class Observer:
                 seconds=seconds,
                 foreseen=foreseen,
             )
-        self._payoff.passed(num_tokens=outcome.num_tokens, seconds=seconds, pass_seconds=pass_seconds, rests=rests)
+        if not is_alone:
+            self._payoff.passed(num_tokens=outcome.num_tokens, seconds=seconds, pass_seconds=pass_seconds, rests=rests)

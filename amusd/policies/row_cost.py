@@ -11,6 +11,8 @@ MEMORY = 0.98
 """Weight of the past, for each pass."""
 DRAFT_ROW_SHARE = 0.06
 """Of a draft step with one row, before steps of different sizes were seen."""
+FORGETTING = 0.99
+"""Weight of the price of a row after each pass that says nothing of it."""
 MIN_VARIATION = 8.0
 """Weighted sum of squared deviations of the number of rows that a line is fitted to."""
 
@@ -47,6 +49,7 @@ class RowCost:
         self._rows_ns = MEMORY * self._rows_ns + num_rows * ns
         variation = self._rows_squared - self._rows**2 / self._num
         if variation < MIN_VARIATION:
+            self._row_ns *= FORGETTING  # a mistaken price keeps rows away, and so what would show that it is mistaken
             return
         slope = (self._rows_ns - self._rows * self._ns / self._num) / variation
         one_row = self._ns / self._num + slope * (1 - self._rows / self._num)

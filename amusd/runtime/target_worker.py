@@ -136,8 +136,8 @@ class TargetWorker:
             limit = min(session.remaining, self.model.max_rows(session.committed_length - 1)) - 1
             waited_ns = time.monotonic_ns() - ready_ns
             view = self._observer.view(session, max_candidates=limit, waited_ns=waited_ns)
-            if view.may_get_more and not self.line.may_hear:
-                view = replace(view, may_get_more=False)
+            if not self.line.may_hear:  # whether drafting pays is no question then; it must be told, to be heard again
+                view = replace(view, may_get_more=False, drafting_pays=True)
             decision = policy.decide(view)
             if not isinstance(decision, Wait):
                 self._decision = decision
@@ -164,7 +164,14 @@ class TargetWorker:
         if outcome.num_judged:
             self.line.verified()
         rests = not self._decision.tells_draft
-        self._observer.passed(start_ns, end_ns, outcome, foreseen=not session.draft_restarting, rests=rests)
+        self._observer.passed(
+            start_ns,
+            end_ns,
+            outcome,
+            foreseen=not session.draft_restarting,
+            rests=rests,
+            is_alone=not self.line.may_hear,
+        )
         self._tally.passed(time.monotonic_ns(), end_ns - start_ns, outcome)
         self.recorder.span(
             "target_pass",
