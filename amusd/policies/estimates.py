@@ -17,6 +17,8 @@ import operator
 from collections.abc import Sequence
 from itertools import accumulate
 
+from amusd.policies.token_rate import TokenRate
+
 HALF_LIFE = 64
 """Tested candidates after which an outcome counts half."""
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
@@ -61,8 +63,7 @@ class Estimates:
     def __init__(self) -> None:
         self._num_accepted = PRIOR_ACCEPTANCE * PRIOR_WEIGHT
         self._num_tested = PRIOR_WEIGHT
-        self._num_tokens = 0.0
-        self._seconds = 0.0
+        self._rate = TokenRate(MEMORY)
         self._waits_for_first = _Waits()
         self._waits_for_more = _Waits()
         self._foreseen = {True: 0.5, False: 0.5}
@@ -76,7 +77,7 @@ class Estimates:
     @property
     def tokens_per_second(self) -> float:
         """0 before the first pass."""
-        return self._num_tokens / self._seconds if self._seconds else 0.0
+        return self._rate.tokens_per_second
 
     def candidate_seconds(self, num_candidates: int) -> float:
         """Where so many are at hand; 0 before anything was waited for."""
@@ -105,8 +106,7 @@ class Estimates:
         kept = 0.5 ** (num_tested / HALF_LIFE)
         self._num_accepted = kept * self._num_accepted + num_accepted
         self._num_tested = kept * self._num_tested + num_tested
-        self._num_tokens = MEMORY * self._num_tokens + num_tokens
-        self._seconds = MEMORY * self._seconds + seconds
+        self._rate.passed(num_tokens, seconds)
 
     def judged_first(self, weight: float, *, accepted: bool) -> None:
         """The first candidate of a pass was judged, of which the draft had said `weight`."""

@@ -11,6 +11,8 @@ than plain decoding did or could, one token in the quickest pass; and it ends no
 
 from __future__ import annotations
 
+from amusd.policies.token_rate import TokenRate
+
 FIRST_LOOK = 32
 """Passes with a draft, until what they yield is looked at; after a rest that did not pay twice as many."""
 FIRST_REST = 6
@@ -31,29 +33,11 @@ DRAFTING_MEMORY, PLAIN_MEMORY = 0.98, 0.9
 """Weight of the past, for each pass: with candidates the number of tokens varies as well as the time."""
 
 
-class _Yield:
-    """Tokens and seconds, those of the past weighing less."""
-
-    def __init__(self, memory: float) -> None:
-        self._memory = memory
-        self._num_tokens = self._seconds = 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """0 before the first pass."""
-        return self._num_tokens / self._seconds if self._seconds else 0.0
-
-    def passed(self, num_tokens: int, seconds: float) -> None:
-        """Committed in so long."""
-        self._num_tokens = self._memory * self._num_tokens + num_tokens
-        self._seconds = self._memory * self._seconds + seconds
-
-
 class Payoff:
     """Of one drafter; kept from one answer to the next."""
 
     def __init__(self) -> None:
-        self._drafting, self._plain = _Yield(DRAFTING_MEMORY), _Yield(PLAIN_MEMORY)
+        self._drafting, self._plain = TokenRate(DRAFTING_MEMORY), TokenRate(PLAIN_MEMORY)
         self._pays = True
         self._num_passes = 0
         """Since that has changed."""
