@@ -15,8 +15,9 @@ from faults.simulation import MAX_PASSES_TO_ACCEPT, run
 from faults.survey import NUM_SEEDS, Survey, survey
 
 ROOT = Path(__file__).parents[2]
-KEPT_SEEDS = (2, 7, 18, 225)
-"""Each has shown a defect of amusd: `DamageIsBelieved`, `NeverReminds`, `ReopensTheClosed`, `AnyLifeAnswers`."""
+KEPT_SEEDS = (2, 7, 18, 225, 793)
+"""Each has shown a defect of amusd: `DamageIsBelieved`, `NeverReminds`, `ReopensTheClosed`, `AnyLifeAnswers`;
+in the last one a pass that was held up made rows look dear for good."""
 
 
 @pytest.fixture(autouse=True)

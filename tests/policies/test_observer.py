@@ -107,3 +107,34 @@ def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_
     assert seen(1)[0] == pytest.approx(0.5, abs=0.001)  # a second one was
     assert seen(2)[0] < 0.1
     assert seen(0)[1] == seen(2)[1] > 0.9
+
+
+def outcome_of(num_candidates: int) -> PassOutcome:
+    return PassOutcome(
+        num_candidates=num_candidates, num_judged=0, num_accepted=0, num_alternatives=0, num_rescued=0, num_tokens=1
+    )
+
+
+def test_a_pass_that_was_held_up_does_not_make_rows_dear() -> None:
+    def row_seconds(slow_ns: int) -> float:
+        observer = Observer()
+        observer.open("a", has_tree=False)
+        for _ in range(5):
+            observer.passed(0, 1_000_000, outcome_of(0), foreseen=False)
+        observer.passed(0, slow_ns, outcome_of(7), foreseen=False)
+        return observer.view(session(), max_candidates=3, waited_ns=0).row_seconds
+
+    assert row_seconds(8_000_000) == pytest.approx(0.001, rel=0.01)
+    assert row_seconds(800_000_000) == 0
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_passes_without_a_draft_to_be_heard_say_nothing_of_what_drafting_brings(is_alone: bool) -> None:
+    observer = Observer()
+    observer.open("a", has_tree=False)
+    for number in range(50):
+        start_ns = number * 1_000_000
+        observer.passed(start_ns, start_ns + 900_000, outcome_of(0), foreseen=False, is_alone=is_alone)
+        if not observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays:
+            break
+    assert observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays == is_alone

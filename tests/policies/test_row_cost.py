@@ -51,3 +51,14 @@ def test_a_row_more_for_each_of_several_sequences_is_charged_with_what_all_of_th
     one_row_each, two_rows_each = (1 + share * (num * rows - 1) for rows in (1, 2))
     assert cost.share_for_each_of(num) == pytest.approx(two_rows_each / one_row_each - 1, abs=0.01)
     assert cost.share_for_each_of(1) == cost.row_share
+
+
+def test_a_price_that_nothing_confirms_is_forgotten() -> None:
+    """It keeps rows away, so that no pass could show that it is mistaken."""
+    cost = RowCost()
+    cost.passed(1, 1_000_000)
+    cost.passed(8, 71_000_000)
+    assert cost.row_ns == pytest.approx(10_000_000, rel=0.01)
+    for _ in range(1000):
+        cost.passed(1, 1_000_000)
+    assert cost.row_ns < 10_000
