@@ -48,10 +48,12 @@ class RowCost:
         self._rows_squared = MEMORY * self._rows_squared + num_rows**2
         self._rows_ns = MEMORY * self._rows_ns + num_rows * ns
         variation = self._rows_squared - self._rows**2 / self._num
+        most_ns = ns / num_rows  # as if rows shared nothing
         if variation < MIN_VARIATION:
-            self._row_ns *= FORGETTING  # a mistaken price keeps rows away, and so what would show that it is mistaken
+            # a mistaken price keeps rows away, and so what would show that it is mistaken
+            self._row_ns = min(FORGETTING * self._row_ns, most_ns)
             return
         slope = (self._rows_ns - self._rows * self._ns / self._num) / variation
         one_row = self._ns / self._num + slope * (1 - self._rows / self._num)
-        self._row_ns = max(0.0, slope)
+        self._row_ns = min(max(0.0, slope), most_ns)
         self._row_share = min(1.0, max(0.0, slope / one_row)) if one_row > 0 else 1.0

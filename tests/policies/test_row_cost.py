@@ -57,8 +57,18 @@ def test_a_price_that_nothing_confirms_is_forgotten() -> None:
     """It keeps rows away, so that no pass could show that it is mistaken."""
     cost = RowCost()
     cost.passed(1, 1_000_000)
-    cost.passed(8, 71_000_000)
-    assert cost.row_ns == pytest.approx(10_000_000, rel=0.01)
+    cost.passed(8, 7_300_000)
+    assert cost.row_ns == pytest.approx(900_000, rel=0.01)
     for _ in range(1000):
         cost.passed(1, 1_000_000)
     assert cost.row_ns < 10_000
+
+
+def test_a_row_never_costs_more_than_a_pass_over_as_many_took() -> None:
+    """A first pass that was held up makes rows look dear; there is no other yet that it could be compared with."""
+    cost = RowCost()
+    cost.passed(8, 976_000_000)
+    cost.passed(1, 40_000_000)
+    assert cost.row_ns == 40_000_000
+    cost.passed(4, 60_000_000)
+    assert cost.row_ns <= 15_000_000
