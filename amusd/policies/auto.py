@@ -2,7 +2,8 @@
 
 One candidate more is worth waiting for if the tokens it may bring are more than what the pair commits in the time until
 it comes. It brings one with the chance that it and all before it are accepted. If it is the first that is not, the text
-goes on where less is prepared than behind the target's own token, which the pass would have ended with instead.
+goes on where less is prepared than behind the target's own token, which the pass would have ended with instead. And the
+draft is amid the step that brings it: what is done of that step would have been a start for the pass after this one.
 That is the best `min_candidates` of a chain or a tree (docs/branching.md), found pass by pass, as it depends on how
 sure the draft is of what is at hand. A candidate at hand is verified unless what it adds to the pass outweighs it.
 """
@@ -12,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from amusd.policies.base import Decision, TargetView, Verify, Wait
+
+STEP_DONE = 0.5
+"""Of the draft's step under way, on average, where the target has candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,13 @@ class AutoPolicy:
             return Verify(0, reason, tells_draft=False)
         row_loss = view.row_seconds * max(view.tokens_per_second, view.plain_tokens_per_second)
         num_candidates = sum(chance > row_loss for chance in view.chances)
-        if view.may_get_more and view.num_candidates < view.max_candidates:
-            gain = view.path_chance * (view.acceptance - (1 - view.acceptance) * view.rejection_loss)
+        if view.can_grow:
             loss = view.tokens_per_second * view.candidate_seconds + row_loss
+            if view.num_candidates:
+                loss += STEP_DONE * view.path_chance * view.lead_gain
             seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
-            reason = f"one more candidate: {gain:.2f} tokens for {loss:.2f}"
-            if gain > loss and seconds_left > 0:
+            reason = f"one more candidate: {view.gain:.2f} tokens for {loss:.2f}"
+            if view.gain > loss and seconds_left > 0:
                 return Wait(seconds_left, reason)
             reason = reason if seconds_left > 0 else "waited for as long as a pass takes"
             return Verify(num_candidates, reason, min_chance=row_loss)

@@ -36,6 +36,8 @@ class TargetView:
     """Running estimate of the wait for a candidate; 0 before the first one."""
     rejection_loss: float = 0.0
     """Running estimate, in tokens, of what a rejection costs beyond the candidate itself."""
+    lead_gain: float = 0.0
+    """Running estimate, in tokens, of what one more candidate at its beginning would bring a pass."""
     row_seconds: float = 0.0
     """Running estimate of what one more candidate adds to a pass."""
     drafting_pays: bool = True
@@ -47,6 +49,16 @@ class TargetView:
     def path_chance(self) -> float:
         """Estimate that all candidates at hand are accepted; 1 where there are none."""
         return self.chances[-1] if self.chances else 1.0
+
+    @property
+    def can_grow(self) -> bool:
+        """The next pass has room for one more candidate, and one may come."""
+        return self.may_get_more and self.num_candidates < self.max_candidates
+
+    @property
+    def gain(self) -> float:
+        """Estimate, in tokens, of what one more candidate brings; behind a rejected one less is prepared."""
+        return self.path_chance * (self.acceptance - (1 - self.acceptance) * self.rejection_loss)
 
 
 @dataclass(frozen=True, slots=True)

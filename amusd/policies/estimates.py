@@ -7,6 +7,8 @@ candidate_seconds   waited for a candidate: all time that was waited, by the can
 behind a verdict that nobody foresaw takes longer than one more behind those at hand
 rejection_loss      after a rejection the draft has to start anew more often than after full acceptance; the tokens that
 the wait for its first candidate costs then
+lead_gain           what one more candidate at hand would have brought the last passes; nothing to those that were full,
+or for which none could come
 chances             of each candidate at hand, with those before it: the draft's own estimate, corrected by how often
 its first candidate is accepted against what it says; where it says nothing, by the acceptance alone
 """
@@ -66,6 +68,7 @@ class Estimates:
         self._rate = TokenRate(MEMORY)
         self._waits_for_first = _Waits()
         self._waits_for_more = _Waits()
+        self._lead_gain = 0.0
         self._foreseen = {True: 0.5, False: 0.5}
         self._num_first = self._said_first = PRIOR_WEIGHT
 
@@ -89,6 +92,11 @@ class Estimates:
         less_often = max(0.0, self._foreseen[True] - self._foreseen[False])
         return less_often * self.tokens_per_second * self._waits_for_first.seconds
 
+    @property
+    def lead_gain(self) -> float:
+        """In tokens; 0 before the first pass."""
+        return self._lead_gain
+
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
         """`weights`: what the draft says of each candidate at hand, or nothing."""
         if not weights:
@@ -96,8 +104,14 @@ class Estimates:
         correction = min(1.0, self._num_first / self._said_first)
         return tuple(accumulate((correction * weight for weight in weights), operator.mul))
 
-    def passed(self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, foreseen: bool) -> None:
-        """A pass is over; `seconds` since the one before it was. `foreseen`: the draft need not start anew."""
+    def passed(
+        self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, foreseen: bool, gain: float = 0.0
+    ) -> None:
+        """A pass is over; `seconds` since the one before it was.
+
+        `foreseen`: the draft need not start anew. `gain`: tokens that one more candidate was expected to bring.
+        """
+        self._lead_gain = MEMORY * self._lead_gain + (1 - MEMORY) * gain
         all_accepted = num_accepted == num_judged
         self._foreseen[all_accepted] = MEMORY * self._foreseen[all_accepted] + (1 - MEMORY) * foreseen
         self._waits_for_first.passed()

@@ -29,6 +29,7 @@ class Observer:
         self._of_drafters: dict[tuple[str | None, bool], tuple[Estimates, Payoff]] = {}
         self._last_end_ns: int | None = None
         self._first_weight: float | None = None
+        self._gain = 0.0
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """An answer begins. What drafters do, and one with and without trees, is kept apart."""
@@ -40,7 +41,7 @@ class Observer:
         """`max_candidates`: what the next pass can take; `waited_ns`: since it could have begun."""
         weights, num_candidates = session.weights, session.num_candidates
         self._first_weight = next(iter(weights), None)
-        return TargetView(
+        view = TargetView(
             num_candidates=num_candidates,
             max_candidates=max_candidates,
             may_get_more=session.may_get_more,
@@ -52,10 +53,13 @@ class Observer:
             tokens_per_second=self._estimates.tokens_per_second,
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
             rejection_loss=self._estimates.rejection_loss,
+            lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
             drafting_pays=self._payoff.drafting_pays,
             plain_tokens_per_second=self._payoff.plain_tokens_per_second,
         )
+        self._gain = max(0.0, view.gain) if view.can_grow else 0.0
+        return view
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
         """For a message, with so many candidates at hand before and after it."""
@@ -99,6 +103,7 @@ class Observer:
                 num_tokens=outcome.num_tokens,
                 seconds=seconds,
                 foreseen=foreseen,
+                gain=0.0 if is_alone else self._gain,
             )
         if not is_alone:
             self._payoff.passed(num_tokens=outcome.num_tokens, seconds=seconds, pass_seconds=pass_seconds, rests=rests)

@@ -88,6 +88,21 @@ def test_a_wait_that_brought_nothing_counts() -> None:
     assert 0.005 < observer.view(session(), max_candidates=3, waited_ns=0).candidate_seconds < 0.0075
 
 
+def test_a_lead_is_worth_nothing_to_a_pass_that_is_full_or_that_no_candidate_can_come_for() -> None:
+    def lead_gain(*, attached: bool, max_candidates: int) -> float:
+        observer, decoding = Observer(), session()
+        if attached:
+            decoding.attach(1)
+        observer.open("a", has_tree=False)
+        for _ in range(100):
+            observer.view(decoding, max_candidates=max_candidates, waited_ns=0)
+            passed(observer, 0, 1000)
+        return observer.view(decoding, max_candidates=max_candidates, waited_ns=0).lead_gain
+
+    assert lead_gain(attached=True, max_candidates=3) > 0
+    assert lead_gain(attached=True, max_candidates=0) == lead_gain(attached=False, max_candidates=3) == 0
+
+
 def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_was_too_sure_of_that() -> None:
     """And that a position with several candidates is accepted all the same."""
     tree = TreeTargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, max_lookahead=4)

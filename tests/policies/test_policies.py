@@ -107,6 +107,13 @@ def test_auto_waits_while_a_candidate_more_brings_more_than_it_costs() -> None:
     assert AUTO.decide(replace(KNOWN, rejection_loss=0.9)) == Verify(0)  # 0.24
 
 
+def test_auto_waits_for_less_where_what_the_draft_has_begun_is_a_start_for_the_next_pass() -> None:
+    one = replace(KNOWN, num_candidates=1, chances=(0.6,))
+    assert AUTO.decide(replace(one, lead_gain=0.3)) == Wait(0.02)  # 0.36 for 0.25 and 0.6 of a half of 0.3, 0.34
+    assert AUTO.decide(replace(one, lead_gain=0.4)) == Verify(1)  # for 0.37
+    assert AUTO.decide(replace(KNOWN, lead_gain=0.9)) == Wait(0.02)  # behind nothing it has only just begun
+
+
 def test_auto_verifies_what_is_worth_its_row() -> None:
     at_hand = replace(KNOWN, num_candidates=3, chances=(0.6, 0.3, 0.1), may_get_more=False)
     assert AUTO.decide(at_hand) == Verify(3)
@@ -152,6 +159,14 @@ def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
     assert estimates.acceptance > 0.99
     estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=True)
     assert estimates.acceptance > 0.99
+
+
+def test_a_lead_is_worth_what_it_would_have_brought_lately() -> None:
+    estimates = Estimates()
+    assert estimates.lead_gain == 0
+    for gain, weight in ((0.5, 0.05), (0.0, 0.045)):
+        estimates.passed(num_judged=1, num_accepted=1, num_tokens=2, seconds=0.04, foreseen=True, gain=gain)
+        assert estimates.lead_gain == pytest.approx(weight)
 
 
 def test_the_first_candidate_and_one_more_are_waited_for_differently() -> None:
