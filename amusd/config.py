@@ -17,6 +17,7 @@ from amusd.types import Mode
 DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
 AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"]
 AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
+DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
     "smollm2-135m",
     "smollm2-135m-slice",
@@ -219,7 +220,9 @@ class DrafterConfig:
     kind: DrafterKind = "embedded"
     model: str | None = None
     """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer."""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    dtype: DraftDtype = "auto"
+    """Of the model's weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
+    where the CPU has fast products for it, else bfloat16."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
     tokens_per_replay: int = 4

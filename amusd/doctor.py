@@ -16,7 +16,7 @@ from amusd.console import Console
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError
 from amusd.models.explanation import explain_drafter, explain_target
-from amusd.models.loading import load_target
+from amusd.models.loading import draft_dtype, load_target
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.cores import allowed_cores, cores_for
@@ -165,7 +165,9 @@ def _pair(config: EngineConfig) -> list[Finding]:
 def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> str:
     num_ranks = config.draft_tensor_parallel_size
     forward = explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=num_ranks)
-    return drafter.kind if forward is None else f"{drafter.kind}, {drafter.dtype}: {forward}"
+    if forward is None:
+        return drafter.kind
+    return f"{drafter.kind}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
 
 
 def _exactness(model: Any, tokenizer: Tokenizer, *, fixed: bool) -> Finding:

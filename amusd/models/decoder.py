@@ -18,8 +18,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.attention import attend_grouped
+from amusd.models.int8 import Int8Linear
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.linear import Linear, make_linear
+from amusd.models.linear import Linear, MakeLinear, make_linear
 from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -74,7 +75,7 @@ class _Heads:
 class _Layer:
     """One transformer block."""
 
-    def __init__(self, block: Any, heads: _Heads, device: torch.device, ranks: Ranks) -> None:
+    def __init__(self, block: Any, heads: _Heads, device: torch.device, make: MakeLinear, ranks: Ranks) -> None:
         attention, mlp = block.self_attn, block.mlp
         self._heads = heads
         self._attention_norm = _own(block.input_layernorm.weight, device)
@@ -83,10 +84,10 @@ class _Layer:
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         units = share(mlp.gate_proj.out_features, ranks)
         orders = [_reorder(pairs, heads.queries), _reorder(pairs, heads.keys), _slots(heads.keys, heads.dim)]
-        self.query_key_value = _fuse(projections, device, orders)
-        self.output = _split_inputs(attention.o_proj, device, _slots(heads.queries, heads.dim), ranks)
-        self.gate_up = _fuse([mlp.gate_proj, mlp.up_proj], device, [_slots(units, 1)] * 2)
-        self.down = _split_inputs(mlp.down_proj, device, _slots(units, 1), ranks)
+        self.query_key_value = _fuse(projections, device, orders, make)
+        self.output = _split_inputs(attention.o_proj, device, _slots(heads.queries, heads.dim), make, ranks)
+        self.gate_up = _fuse([mlp.gate_proj, mlp.up_proj], device, [_slots(units, 1)] * 2, make)
+        self.down = _split_inputs(mlp.down_proj, device, _slots(units, 1), make, ranks)
         self._head_norm = _head_norm_weights(attention, heads, pairs, device)
 
     def __call__(self, hidden: Tensor, rotation: Tensor, mask: Tensor, cache: PreallocatedCache, index: int) -> Tensor:
@@ -118,13 +119,17 @@ class Decoder:
 
     implementation = "amusd"
 
-    def __init__(self, model: Any, *, device: torch.device, max_positions: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, model: Any, *, device: torch.device, max_positions: int, int8: bool = False, ranks: Ranks = ALONE
+    ) -> None:
         """`model`: a causal model for which `why_not_covered` says None; `max_positions`: rows of the rotary table.
 
-        `ranks` share the model between them; there are at most as many as key heads.
+        `int8`: multiply so (`int8.py`); the model is in float32. `ranks` share the model between them; there are at
+        most as many as key heads.
         """
         config = model.config
         blocks = model.base_model.layers
+        make: MakeLinear = Int8Linear if int8 else make_linear
         attention = blocks[0].self_attn
         self.num_query_groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
@@ -140,14 +145,14 @@ class Decoder:
         self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
         self._layers: list[_Layer] = []
         for index, block in enumerate(blocks):
-            self._layers.append(_Layer(block, heads, device, ranks))
+            self._layers.append(_Layer(block, heads, device, make, ranks))
             blocks[index] = torch.nn.Identity()  # frees what has just been copied
         self._norm = _own(model.base_model.norm.weight, device)
         head = model.get_output_embeddings()
         embedding = model.get_input_embeddings().weight
         self._embedding = _own(embedding, device)
         is_tied = head.weight is embedding
-        self._head = _make_head(head, self._embedding if is_tied else None, device, ranks)
+        self._head = _make_head(head, self._embedding if is_tied else None, device, make, ranks)
         self.num_ids = int(self._embedding.shape[0])
         self.vocab_size = int(head.weight.shape[0])
         self.cache_dtype = torch.float32 if device.type == "cpu" else self._embedding.dtype
@@ -197,7 +202,7 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
     return (torch.arange(heads.start, heads.stop).unsqueeze(1) * dim + pairs).flatten()
 
 
-def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor]) -> Linear:
+def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor], make: MakeLinear) -> Linear:
     """One linear layer whose outputs are those that `orders` names of each of `projections`, side by side."""
 
     def join(tensors: list[Tensor]) -> Tensor:
@@ -206,38 +211,36 @@ def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor]) ->
     weight = join([projection.weight.detach() for projection in projections])
     has_bias = [projection.bias is not None for projection in projections]
     if not any(has_bias):
-        return make_linear(weight, None)
+        return make(weight, None)
     biases = [
         projection.bias.detach() if projection.bias is not None else projection.weight.new_zeros(len(projection.weight))
         for projection in projections
     ]
-    return make_linear(weight, join(biases))
+    return make(weight, join(biases))
 
 
-def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, ranks: Ranks) -> Linear:
+def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, make: MakeLinear, ranks: Ranks) -> Linear:
     """The linear layer `projection`, to which this rank adds what comes of `inputs`."""
     if ranks.size == 1:
-        return _own_linear(projection, device)
+        return _own_linear(projection, device, make)
     weight = projection.weight.detach()[:, inputs].to(device)
     has_bias = projection.bias is not None and ranks.rank == 0  # it is added once
-    return SummedLinear(make_linear(weight, _own(projection.bias, device) if has_bias else None), ranks)
+    return SummedLinear(make(weight, _own(projection.bias, device) if has_bias else None), ranks)
 
 
-def _own_linear(projection: Any, device: torch.device) -> Linear:
-    return make_linear(
-        _own(projection.weight, device), None if projection.bias is None else _own(projection.bias, device)
-    )
+def _own_linear(projection: Any, device: torch.device, make: MakeLinear) -> Linear:
+    return make(_own(projection.weight, device), None if projection.bias is None else _own(projection.bias, device))
 
 
-def _make_head(head: Any, embedding: Tensor | None, device: torch.device, ranks: Ranks) -> Linear:
+def _make_head(head: Any, embedding: Tensor | None, device: torch.device, make: MakeLinear, ranks: Ranks) -> Linear:
     """The output head; `embedding`: the tensor on `device` that its weight is tied to."""
     if ranks.size > 1:
         weight = _own(share_of_outputs(head.weight, ranks), device)
         bias = None if head.bias is None else _own(share_of_outputs(head.bias, ranks), device)
-        return JoinedLinear(make_linear(weight, bias), len(head.weight), ranks)
+        return JoinedLinear(make(weight, bias), len(head.weight), ranks)
     if embedding is None:
-        return _own_linear(head, device)
-    return make_linear(embedding, None if head.bias is None else _own(head.bias, device))
+        return _own_linear(head, device, make)
+    return make(embedding, None if head.bias is None else _own(head.bias, device))
 
 
 def _head_norm_weights(attention: Any, heads: _Heads, pairs: Tensor, device: torch.device) -> Tensor | None:

@@ -1,7 +1,8 @@
 """The file that the embedded draft ships in: matrices as int8 with a scale for each row, norms as they are.
 
 Eight bits a weight are enough to store a draft (`experiments/embedded_draft/` measures what they cost), and half of
-what bfloat16 takes; models compute with the weights that `read_draft` gives back.
+what bfloat16 takes. Where the CPU multiplies in int8 the model computes with them (`int8.py`), else with what
+`read_draft` gives back in its dtype.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError
+from amusd.models.int8 import quantize_rows
 
 _FORMAT = "amusd-draft-1"
 _OUTPUT_IDS = "output_ids"
 _SCALE = ".scale"
-_LARGEST = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def write_draft(path: Path, draft: DraftWeights) -> None:
     stored: dict[str, Tensor] = {_OUTPUT_IDS: draft.output_ids.to(torch.int32).contiguous()}
     for name, tensor in draft.tensors.items():
         if tensor.ndim == 2:
-            stored[name], stored[name + _SCALE] = _quantize_rows(tensor)
+            stored[name], stored[name + _SCALE] = quantize_rows(tensor)
         else:
             stored[name] = tensor.float().contiguous()
     partial = path.with_suffix(".partial")
@@ -74,9 +75,3 @@ def read_draft(path: Path) -> DraftWeights:
         if name != _OUTPUT_IDS and not name.endswith(_SCALE)
     }
     return DraftWeights(tensors, stored[_OUTPUT_IDS].long(), json.loads(metadata["facts"]))
-
-
-def _quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] -> int8 of that shape, and float32 [rows, 1]: the largest weight of a row becomes 127."""
-    scale = matrix.float().abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / _LARGEST
-    return (matrix.float() / scale).round().to(torch.int8), scale

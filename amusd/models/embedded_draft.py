@@ -22,7 +22,15 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
 from amusd.models.compatibility import check_supported
 from amusd.models.draft_file import DraftWeights, read_draft
-from amusd.models.huggingface import causal_class, load_config, quiet_transformers, uses_decoder, wrap_model
+from amusd.models.huggingface import (
+    causal_class,
+    load_config,
+    loaded_dtype,
+    quiet_transformers,
+    uses_decoder,
+    wrap_model,
+)
+from amusd.models.int8 import INT8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 
@@ -68,6 +76,7 @@ def load_embedded_draft(
         device=device,
         output_ids=output_ids.to(device),
         model_impl=model_impl,
+        int8=dtype == INT8,
         capture=capture,
         tokens_per_step=tokens_per_step,
         ranks=ranks,
@@ -115,7 +124,7 @@ def _build(folder: Path, draft: DraftWeights, *, dtype: str, max_model_len: int,
     layer_types = getattr(config, "layer_types", None)
     if layer_types:
         config.layer_types = layer_types[: draft.num_layers]
-    as_stored = getattr(torch, dtype)
+    as_stored = loaded_dtype(dtype)
     weights = {name: tensor.to(as_stored) for name, tensor in draft.tensors.items()}
     with quiet_transformers():
         model, info = model_class.from_pretrained(

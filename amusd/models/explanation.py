@@ -8,9 +8,10 @@ import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.models.decoder import why_not_covered
-from amusd.models.huggingface import check_shares, load_config, uses_decoder
+from amusd.models.huggingface import check_int8, check_shares, load_config, uses_decoder
+from amusd.models.int8 import INT8
 from amusd.models.linear import why_not_packed
-from amusd.models.loading import draft_shape
+from amusd.models.loading import draft_dtype, draft_shape
 from amusd.models.synthetic import SHAPES, shape_config
 from amusd.models.zoo import embedded_target_path
 from amusd.types import Role
@@ -19,7 +20,7 @@ from amusd.types import Role
 def explain_target(config: EngineConfig, device: str) -> str:
     """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
     shape, size = config.hardware.synthetic, config.target_tensor_parallel_size
-    return _explain(config.target, shape, device, Role.TARGET, size)
+    return _explain(config.target, shape, device, config.target.dtype, Role.TARGET, size)
 
 
 def explain_drafter(
@@ -28,25 +29,28 @@ def explain_drafter(
     """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
     if config.kind == "ngram":
         return None
-    return _explain(config, draft_shape(config, target_shape), device, Role.DRAFT, num_ranks)
+    dtype = draft_dtype(config, device, target_shape)
+    return _explain(config, draft_shape(config, target_shape), device, dtype, Role.DRAFT, num_ranks)
 
 
 def _explain(
-    config: TargetConfig | DrafterConfig, shape: ModelShape | None, device: str, role: Role, num_ranks: int
+    config: TargetConfig | DrafterConfig, shape: ModelShape | None, device: str, dtype: str, role: Role, num_ranks: int
 ) -> str:
     settings = _settings(config, shape)
-    text = _forward_pass(config, settings, device)
+    text = _forward_pass(config.model_impl, settings, device, dtype)
+    check_int8(settings, config.model_impl, device, int8=dtype == INT8)
     check_shares(settings, config.model_impl, role, num_ranks)
     return text if num_ranks == 1 else f"{text}, {settings.num_key_value_heads} key heads shared by {num_ranks} ranks"
 
 
-def _forward_pass(config: TargetConfig | DrafterConfig, settings: Any, device: str) -> str:
-    model_impl = config.model_impl
+def _forward_pass(model_impl: str, settings: Any, device: str, dtype: str) -> str:
     if not uses_decoder(settings, model_impl):
         asked_for = model_impl == "transformers"
         return f"transformers adapter: {'model_impl=transformers' if asked_for else why_not_covered(settings)}"
-    reason = why_not_packed(torch.device(device), getattr(torch, config.dtype))
-    weights = f"packed weights: oneDNN {config.dtype}" if reason is None else f"weights as they are: {reason}"
+    if dtype == INT8:
+        return "lean decoder (packed weights: FBGEMM int8)"
+    reason = why_not_packed(torch.device(device), getattr(torch, dtype))
+    weights = f"packed weights: oneDNN {dtype}" if reason is None else f"weights as they are: {reason}"
     return f"lean decoder ({weights})"
 
 

@@ -19,6 +19,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
 from amusd.models.compatibility import check_supported, position_limit
 from amusd.models.decoder import Decoder, why_not_covered
+from amusd.models.int8 import INT8, why_not_int8
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
@@ -94,7 +95,7 @@ def load_model(
         model, info = model_class.from_pretrained(
             str(path),
             config=config,
-            dtype=getattr(torch, dtype),
+            dtype=loaded_dtype(dtype),
             attn_implementation=register_attention(),
             trust_remote_code=False,
             use_safetensors=True,
@@ -109,10 +110,17 @@ def load_model(
         max_model_len=max_model_len,
         device=device,
         model_impl=model_impl,
+        int8=dtype == INT8,
         capture=capture,
         tokens_per_step=tokens_per_step,
         ranks=ranks,
     )
+
+
+def loaded_dtype(dtype: str) -> torch.dtype:
+    """As which weights are read for a model in `dtype`: int8 ones are made of float32."""
+    result: torch.dtype = torch.float32 if dtype == INT8 else getattr(torch, dtype)
+    return result
 
 
 def wrap_model(
@@ -123,6 +131,7 @@ def wrap_model(
     device: str = "cpu",
     output_ids: Tensor | None = None,
     model_impl: str = "auto",
+    int8: bool = False,
     capture: Capture | None = None,
     tokens_per_step: int = 1,
     ranks: Ranks = ALONE,
@@ -130,17 +139,19 @@ def wrap_model(
     """Put a loaded transformers model on `device`, ready for inference; the caller must not use it any more.
 
     `model_impl`: `amusd` for the lean decoder, `transformers` for its own code, `auto` for the first that covers the
-    model. `capture`, `tokens_per_step`, `ranks`: see `CachedModel`. Raises `ConfigError` without that
-    device, `UnsupportedModelError` if `amusd` is asked for and does not cover the model, or the ranks cannot share it.
+    model. `int8`: multiply so; the model is in float32. `capture`, `tokens_per_step`, `ranks`: see `CachedModel`.
+    Raises `ConfigError` without that device, `UnsupportedModelError` if `amusd` is asked for and does not cover the
+    model, the ranks cannot share it, or there are no int8 products.
     """
     lean = uses_decoder(model.config, model_impl)
+    check_int8(model.config, model_impl, device, int8=int8)
     check_shares(model.config, model_impl, ranks.role, ranks.size)
     max_length = min(max_model_len, position_limit(model.config) or max_model_len)
     model = model.eval().requires_grad_(requires_grad=False)
     network: Network
     with device_errors(device):
         if lean:
-            network = Decoder(model, device=torch.device(device), max_positions=max_length, ranks=ranks)
+            network = Decoder(model, device=torch.device(device), max_positions=max_length, int8=int8, ranks=ranks)
         else:
             network = HuggingFaceNetwork(model.to(device))
         return CachedModel(
@@ -163,6 +174,17 @@ def uses_decoder(config: Any, model_impl: str) -> bool:
     if model_impl == "amusd" and reason is not None:
         raise UnsupportedModelError(f"model_impl=amusd: model type '{config.model_type}': {reason}")
     return reason is None and model_impl != "transformers"
+
+
+def check_int8(config: Any, model_impl: str, device: str, *, int8: bool) -> None:
+    """Raise `UnsupportedModelError` if `int8` is wanted and cannot be had."""
+    if not int8:
+        return
+    if not uses_decoder(config, model_impl):
+        reason = "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
+        raise UnsupportedModelError(f"dtype=int8: the lean decoder only has int8 products: {reason}")
+    if (reason := why_not_int8(torch.device(device))) is not None:
+        raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
 
 
 def check_shares(config: Any, model_impl: str, role: Role, num_ranks: int) -> None:

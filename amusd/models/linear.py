@@ -7,7 +7,8 @@ eight (one core of an AVX-512 BF16 machine; docs/log.md). The operators are thos
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -34,6 +35,10 @@ class Linear(Protocol):
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """`residual` [rows, out] plus the product, as a new tensor."""
         ...
+
+
+MakeLinear: TypeAlias = Callable[[Tensor, Tensor | None], Linear]
+"""Of a weight [out, in] and a bias, either of which may be dropped afterwards."""
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:

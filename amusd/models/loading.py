@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+import torch
+
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture, capture_cuda_graph
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
+from amusd.models.int8 import INT8, why_not_int8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SMALLER, load_synthetic
@@ -77,6 +80,15 @@ def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> Model
     return None if target_shape is None else SMALLER[target_shape]
 
 
+def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | None) -> str:
+    """In which dtype a drafter's model is on `device`."""
+    if config.dtype != "auto":
+        return config.dtype
+    ships_in_int8 = config.kind != "hf" and draft_shape(config, target_shape) is None
+    can = config.model_impl != "transformers" and why_not_int8(torch.device(device)) is None
+    return INT8 if ships_in_int8 and can else "bfloat16"
+
+
 def load_draft_model(
     config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
 ) -> tuple[CachedModel, Tokenizer | None]:
@@ -88,7 +100,7 @@ def load_draft_model(
     options: _Options = {
         "numerics": Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
         "max_model_len": engine.max_model_len,
-        "dtype": config.dtype,
+        "dtype": draft_dtype(config, device, engine.hardware.synthetic),
         "device": device,
         "model_impl": config.model_impl,
         "capture": capture,

@@ -21,7 +21,8 @@ from amusd.config import ModelShape
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
-from amusd.models.huggingface import check_shares, device_errors, quiet_transformers, wrap_model
+from amusd.models.huggingface import check_shares, device_errors, loaded_dtype, quiet_transformers, wrap_model
+from amusd.models.int8 import INT8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 
@@ -129,13 +130,14 @@ def load_synthetic(
     config = shape_config(SHAPES[shape])
     check_shares(config, model_impl, ranks.role, ranks.size)
     with device_errors(device):
-        model = random_model(config, dtype=getattr(torch, dtype), device=device, seed=seed)
+        model = random_model(config, dtype=loaded_dtype(dtype), device=device, seed=seed)
     return wrap_model(
         model,
         numerics=numerics,
         max_model_len=max_model_len,
         device=device,
         model_impl=model_impl,
+        int8=dtype == INT8,
         capture=capture,
         tokens_per_step=tokens_per_step,
         ranks=ranks,

@@ -1,0 +1,116 @@
+"""Products in int8: as near to the exact ones as their steps allow, and only where they are quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import tiny
+from torch import Tensor
+
+from amusd.config import DrafterConfig
+from amusd.errors import UnsupportedModelError
+from amusd.models.explanation import explain_drafter
+from amusd.models.huggingface import load_model
+from amusd.models.int8 import Int8Linear, quantize_rows, why_not_int8
+from amusd.models.loading import draft_dtype
+from amusd.models.numerics import Numerics
+
+SMALLEST_STEP = 6.2e-5
+"""Of inputs: FBGEMM's are no finer."""
+CPU = torch.device("cpu")
+HAS_INT8 = pytest.mark.skipif(why_not_int8(CPU) is not None, reason=f"no int8 products: {why_not_int8(CPU)}")
+
+
+def random_tensor(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@HAS_INT8
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 70), st.integers(1, 300), st.integers(1, 33), st.booleans(), st.floats(1e-3, 1e3), st.integers(0, 99)
+)
+def test_a_product_is_the_exact_one_within_the_steps_of_inputs_and_weights(
+    num_outputs: int, num_inputs: int, num_rows: int, has_bias: bool, size: float, seed: int
+) -> None:
+    weight, rows = random_tensor(num_outputs, num_inputs, seed=seed), size * random_tensor(num_rows, num_inputs, seed=7)
+    bias = random_tensor(num_outputs, seed=2) if has_bias else None
+    residual = random_tensor(num_rows, num_outputs, seed=3)
+    before, linear = residual.clone(), Int8Linear(weight, bias)
+    exact = rows.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    weight_step = weight.abs().amax(dim=1) / 127
+    input_step = ((rows.amax().clamp(min=0) - rows.amin().clamp(max=0)) / 255).clamp(min=SMALLEST_STEP)
+    # half a step of each factor times the other, and of an input that is at the edge of the range a whole one
+    allowed = 0.5 * rows.abs().sum(1, keepdim=True) * weight_step + input_step * (
+        weight.abs().sum(1) + num_inputs * weight_step
+    )
+    result = linear(rows)
+    assert result.dtype is torch.float32
+    assert ((result - exact).abs() <= 1.001 * allowed + 1e-6).all()
+    assert torch.equal(linear.add_to(residual, rows), result + residual)
+    assert torch.equal(residual, before)
+
+
+@HAS_INT8
+def test_a_weight_takes_a_byte() -> None:
+    assert Int8Linear(torch.ones(40, 100), torch.ones(40)).nbytes == 40 * 100 + 40 * 4 + 40 * 4
+
+
+def test_what_was_quantized_once_stays_as_it_is() -> None:
+    """The embedded draft ships in int8: what is computed with is what was shipped."""
+    values, scales = quantize_rows(random_tensor(20, 50, seed=1))
+    assert values.abs().amax(dim=1).eq(127).all()
+    again, scales_again = quantize_rows(values.float() * scales)
+    assert torch.equal(values, again)
+    torch.testing.assert_close(scales, scales_again)
+    assert torch.equal(quantize_rows(torch.zeros(2, 3))[0], torch.zeros(2, 3, dtype=torch.int8))
+
+
+def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_not_int8(torch.device("cuda:1")) == "not on cuda:1"
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    if torch.backends.quantized.engine in ("x86", "fbgemm"):
+        assert why_not_int8(CPU) == "this CPU has no VNNI"
+    with monkeypatch.context() as patch:
+        patch.setattr("amusd.models.int8._ENGINES", ("another",))
+        assert "here, allowed: another" in str(why_not_int8(CPU))
+
+
+@HAS_INT8
+@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
+def test_a_model_in_int8_is_nearly_the_model(name: str, tmp_path: Path) -> None:
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config(name))
+    options = {"numerics": Numerics(width=8, fixed=False), "max_model_len": 64}
+    exact, coarse = (load_model(tmp_path, dtype=dtype, **options) for dtype in ("float32", "int8"))  # type: ignore[arg-type]
+    ids = list(range(1, 9))
+    logits = [model.forward(ids, model.new_cache(64)).logits for model in (exact, coarse)]
+    error = (logits[0] - logits[1]).norm() / logits[0].norm()
+    assert 0 < error < 0.05
+    assert coarse.weight_bytes < 0.5 * exact.weight_bytes
+
+
+def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config())
+    options = {"numerics": Numerics(width=8, fixed=False), "max_model_len": 64, "dtype": "int8"}
+    with pytest.raises(UnsupportedModelError, match=r"dtype=int8: the lean decoder only .*: model_impl=transformers"):
+        load_model(tmp_path, model_impl="transformers", **options)  # type: ignore[arg-type]
+    monkeypatch.setattr("amusd.models.huggingface.why_not_int8", lambda _device: "no reason")
+    with pytest.raises(UnsupportedModelError, match="dtype=int8: there are no fast int8 products: no reason"):
+        load_model(tmp_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModelError, match="no reason"):
+        explain_drafter(DrafterConfig(kind="hf", model=str(tmp_path), dtype="int8"), "cpu")
+
+
+def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.models.loading.why_not_int8", lambda device: None if device.type == "cpu" else "no CPU")
+    embedded = DrafterConfig()
+    assert draft_dtype(embedded, "cpu", None) == draft_dtype(DrafterConfig(kind="synthetic"), "cpu", None) == "int8"
+    assert draft_dtype(embedded, "cuda:0", None) == "bfloat16"
+    assert draft_dtype(DrafterConfig(model_impl="transformers"), "cpu", None) == "bfloat16"
+    assert draft_dtype(DrafterConfig(kind="hf", model="m"), "cpu", None) == "bfloat16"
+    assert draft_dtype(DrafterConfig(kind="synthetic"), "cpu", "llama-1b") == "bfloat16"
+    assert draft_dtype(DrafterConfig(dtype="float32"), "cpu", None) == "float32"
