@@ -89,6 +89,7 @@ def load_model(
     model_class = causal_class(config)
     check_supported(config, model_class, max_model_len)
     uses_decoder(config, model_impl)  # refuses before any weight is read
+    check_int8(config, model_impl, device, int8=dtype == INT8)
     check_shares(config, model_impl, ranks.role, ranks.size)
     assert model_class is not None  # refused above
     with quiet_transformers(), _one_line_errors(path):

@@ -20,6 +20,8 @@ _ENGINES = ("fbgemm", "x86")
 """Of `torch.backends.quantized`: those that multiply so."""
 _OPERATORS = ("linear_prepack", "linear_dynamic")
 """What is needed of `torch.ops.quantized`."""
+_QUANTIZED = "_make_per_channel_quantized_tensor"
+"""What makes of bytes and scales what `linear_prepack` takes."""
 _MOST = 127
 """The largest int8 that is used: the range is symmetric."""
 
@@ -30,7 +32,7 @@ def why_not_int8(device: torch.device) -> str | None:
         return f"not on {device}"
     if torch.backends.quantized.engine not in _ENGINES:
         return f"torch multiplies them with {torch.backends.quantized.engine} here, allowed: {' or '.join(_ENGINES)}"
-    if not all(hasattr(torch.ops.quantized, name) for name in _OPERATORS):
+    if not (hasattr(torch, _QUANTIZED) and all(hasattr(torch.ops.quantized, name) for name in _OPERATORS)):
         return "this build of torch lacks them"
     if not torch.cpu._is_vnni_supported():  # noqa: SLF001 - no public name
         return "this CPU has no VNNI"  # without it sums overflow unless inputs have seven bits, too few for a draft
@@ -48,7 +50,7 @@ class Int8Linear:
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*quantize.* deprecated", category=UserWarning)
-            packable = torch._make_per_channel_quantized_tensor(values, scales.flatten().double(), zeros, 0)  # noqa: SLF001
+            packable = getattr(torch, _QUANTIZED)(values, scales.flatten().double(), zeros, 0)
         self._weight = torch.ops.quantized.linear_prepack(packable, None if bias is None else bias.float())
 
     def __call__(self, rows: Tensor) -> Tensor:

@@ -21,7 +21,14 @@ from amusd.config import ModelShape
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
-from amusd.models.huggingface import check_shares, device_errors, loaded_dtype, quiet_transformers, wrap_model
+from amusd.models.huggingface import (
+    check_int8,
+    check_shares,
+    device_errors,
+    loaded_dtype,
+    quiet_transformers,
+    wrap_model,
+)
 from amusd.models.int8 import INT8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
@@ -128,6 +135,7 @@ def load_synthetic(
     Raises `ConfigError` without that device, or when it is too small.
     """
     config = shape_config(SHAPES[shape])
+    check_int8(config, model_impl, device, int8=dtype == INT8)
     check_shares(config, model_impl, ranks.role, ranks.size)
     with device_errors(device):
         model = random_model(config, dtype=loaded_dtype(dtype), device=device, seed=seed)

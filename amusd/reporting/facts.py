@@ -106,7 +106,8 @@ def _drafter(drafter: DrafterConfig) -> str:
         return f"synthetic, right with probability {drafter.accept:g}"
     if drafter.kind == "ngram":
         return f"ngram, {drafter.min_ngram} to {drafter.max_ngram} tokens"
-    return f"{_model(drafter.kind, drafter.model)}, {drafter.dtype}"
+    model = _model(drafter.kind, drafter.model)
+    return model if drafter.dtype == "auto" else f"{model}, {drafter.dtype}"
 
 
 def _model(kind: str, model: str | None) -> str:

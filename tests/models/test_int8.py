@@ -78,6 +78,9 @@ def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr("amusd.models.int8._ENGINES", ("another",))
         assert "here, allowed: another" in str(why_not_int8(CPU))
+    with monkeypatch.context() as patch:
+        patch.setattr("amusd.models.int8._QUANTIZED", "removed")
+        assert why_not_int8(CPU) == "this build of torch lacks them"
 
 
 @HAS_INT8
