@@ -13,6 +13,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO
 
 import torch
@@ -24,6 +25,7 @@ from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
+_ENTRY = Path(__file__).absolute().with_name("draft_child.py")
 STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
 
@@ -53,7 +55,7 @@ class DraftProcess:
         self.stop()  # it has ended, unless it is the first
         self._incarnation = incarnation
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "amusd.runtime.supervisor"],
+            [sys.executable, str(_ENTRY)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -105,7 +107,3 @@ def _end_with(pipe: IO[str]) -> None:
     """Leave when the parent does: nobody is left to draft for, and nobody would end this process."""
     pipe.read()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
