@@ -50,6 +50,10 @@ class StoreDrafts:
         """Incarnation of the newest process. Raises `PeerLostError` when the store is gone."""
         return int(self._newest()["incarnation"])
 
+    def ending(self, _timeout: float, /) -> str | None:
+        """See `DraftSource`: that it has ended is known once the next process is there. Does not wait."""
+        return None if self.newest() <= self._told else "its process has ended, and said why on standard error"
+
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Where it finds the target; None: no further one is wanted."""
         if rendezvous is None:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeAlias
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.transport.base import Guarded, Transport
 from amusd.types import Role
+
+LOOK_SECONDS = 0.5
+"""How often it is looked whether the peer's process has ended, and how long its last words may take to arrive."""
+
+Ending: TypeAlias = Callable[[float], "str | None"]
+"""How the peer's process has ended, as one line, if it has within so many seconds (0 polls) and that can be known."""
+
+
+def unknown(_timeout: float) -> None:
+    """The `Ending` of a process that nobody here has started."""
 
 
 class Handshake:
@@ -48,12 +60,22 @@ class Handshake:
         return None
 
 
-def await_hello(link: Transport, own: Hello, timeout_seconds: float) -> Hello:
-    """Send `own` and wait for the peer's. Raises as `Handshake.receive`."""
+def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: Ending = unknown) -> Hello:
+    """Send `own` and wait for the peer's, but not for one whose process has ended. Raises as `Handshake.receive`."""
     handshake = Handshake(link, own, timeout_seconds)
-    while (peer := handshake.receive(min(max(handshake.seconds_left, 0.0), 1.0))) is None:
-        pass
-    return peer
+    end: str | None = None
+    while end is None:
+        end = ending(0.0)  # first, so that what was said before the end is still taken in
+        try:
+            peer = handshake.receive(min(max(handshake.seconds_left, 0.0), LOOK_SECONDS))
+        except PeerLostError:
+            end = end or ending(LOOK_SECONDS)
+            if end is None:
+                raise
+            break
+        if peer is not None:
+            return peer
+    raise PeerLostError(f"no Hello from the peer: {end}")
 
 
 def told(failure: Failed) -> str:

@@ -27,7 +27,7 @@ from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import await_hello
+from amusd.runtime.handshake import Ending, await_hello, unknown
 from amusd.runtime.seats import Seat, in_role, num_ranks_of
 from amusd.runtime.succession import FIRST_INCARNATION, DraftSource, Succession
 from amusd.runtime.target_worker import TargetWorker
@@ -89,7 +89,7 @@ def connect_target(
         ranks = None if leader is None else leader.address
         drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce, ranks))
         model, tokenizer = load()
-        worker = meet_draft(link, model, tokenizer, recorder, config.startup_timeout_seconds)
+        worker = meet_draft(link, model, tokenizer, recorder, config.startup_timeout_seconds, drafts.ending)
     except BaseException:
         link.close()
         raise
@@ -103,10 +103,15 @@ def connect_target(
 
 
 def meet_draft(
-    link: Transport, model: LanguageModel, tokenizer: Tokenizer, recorder: Recorder, timeout_seconds: float
+    link: Transport,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    recorder: Recorder,
+    timeout_seconds: float,
+    ending: Ending = unknown,
 ) -> TargetWorker:
     """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
-    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
+    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds, ending)
     return TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size, link, peer))
 
 

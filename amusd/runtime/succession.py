@@ -38,6 +38,13 @@ class DraftSource(Protocol):
         """
         ...
 
+    def ending(self, timeout: float, /) -> str | None:
+        """How the process that was told last has ended, as one line, if it has within `timeout` seconds (0 polls).
+
+        None also where that cannot be known. Raises `PeerLostError` as `newest`.
+        """
+        ...
+
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Where it finds the target; None: it and those behind it are not wanted."""
         ...
@@ -115,7 +122,7 @@ class Succession:
         if newest <= self._told:
             return
         if self._handshake is not None:
-            raise PeerLostError("the draft ended before it was ready")
+            raise PeerLostError(self._source.ending(0.0) or "the draft ended before it was ready")
         if now < self._not_before:
             return
         nonce = secrets.randbits(64)

@@ -48,6 +48,19 @@ class DraftProcess:
         has_ended = self._process is None or self._process.poll() is not None
         return self._incarnation + has_ended
 
+    def ending(self, timeout: float, /) -> str | None:
+        """See `DraftSource`."""
+        if self._process is None:
+            return None
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        who = f"the draft's process (pid {self._process.pid})"
+        if code < 0:
+            return f"{who} was killed by signal {-code}; if nobody sent it, see whether the memory is enough for both"
+        return f"{who} ended with exit code {code}; mend what it says on standard error, and start again"
+
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Start the child; does not wait for it. Its standard error is the caller's."""
         if rendezvous is None:

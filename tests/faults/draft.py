@@ -246,6 +246,9 @@ class Drafts:
         assert self._process is not None
         return self._process.incarnation + self._process.ended
 
+    def ending(self, timeout: float, /) -> str | None:
+        """Known by `newest` alone."""
+
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         if rendezvous is not None:
             self._process = DraftProcess(self, incarnation, rendezvous.nonce)

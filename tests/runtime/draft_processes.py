@@ -58,6 +58,11 @@ class TableDrafts:
     def newest(self) -> int:
         return self.incarnation + (self._process is None or not self._process.is_alive())
 
+    def ending(self, timeout: float, /) -> str | None:
+        assert self._process is not None
+        self._process.join(timeout)
+        return None if self._process.is_alive() else f"its process ended with {self._process.exitcode}"
+
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         if rendezvous is None:
             self.refused = True

@@ -72,6 +72,9 @@ class ThreadDrafts:
     def newest(self) -> int:
         return len(self._leaders) + (not self._leaders or self._leaders[-1].done())
 
+    def ending(self, timeout: float, /) -> str | None:
+        """Not of interest here."""
+
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         if rendezvous is not None:
             address: Future[str] = Future()

@@ -1,10 +1,12 @@
-"""The child finds the package of its parent, and looks for nothing in the current directory."""
+"""A child that ends before its Hello ends the start with its exit code and leaves nothing; it finds the package."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,26 @@ from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params, reference
 import amusd
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, TransportConfig
 from amusd.engine import Engine
+from amusd.errors import PeerFailedError, PeerLostError
 from amusd.models.table import TableTokenizer
+from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.runtime import supervisor
-from amusd.types import Mode
+from amusd.runtime.handshake import await_hello
+from amusd.transport.memory import memory_pair
+from amusd.types import Mode, Role
 
 PACKAGE = Path(amusd.__file__).parent
+KINDS = ("shared_memory", "zeromq")
+CONNECTS = f"""
+import json, os, sys
+sys.path.insert(0, {str(PACKAGE.parent)!r})
+from amusd.config import TransportConfig
+from amusd.transport.base import Rendezvous
+from amusd.transport.factory import connect
+orders = json.loads(sys.stdin.readline())
+link = connect(TransportConfig(kind=orders["config"]["transport"]["kind"]), Rendezvous(**orders["rendezvous"]))
+os._exit(5)
+"""
 
 
 def config_of(kind: str) -> EngineConfig:
@@ -30,6 +47,50 @@ def config_of(kind: str) -> EngineConfig:
 @pytest.fixture(autouse=True)
 def _table_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amusd.engine.load_with_followers", lambda *_: (paced_model(0.0), TableTokenizer(VOCAB_SIZE)))
+
+
+@pytest.fixture
+def links_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where links put their socket files."""
+    with tempfile.TemporaryDirectory(prefix="amusd-") as folder:  # a short path: sockets need one
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("child", "end"),
+    [
+        ("raise SystemExit(3)", "ended with exit code 3; "),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9; "),
+        (CONNECTS, "ended with exit code 5; "),
+    ],
+    ids=["exits", "killed", "exits when connected"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_child_that_ends_before_its_hello_ends_the_start(
+    tmp_path: Path, links_folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, child: str, end: str
+) -> None:
+    entry = tmp_path / "child.py"
+    entry.write_text(child)
+    monkeypatch.setattr(supervisor, "_ENTRY", entry)
+    started: list[subprocess.Popen[str]] = []
+
+    class Noted(subprocess.Popen[str]):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **options)  # type: ignore[call-overload]
+            started.append(self)
+
+    monkeypatch.setattr(supervisor.subprocess, "Popen", Noted)
+    with pytest.raises(PeerLostError, match=r"^no Hello from the peer: the draft's process \(pid \d+\) ") as caught:
+        Engine.start(config_of(kind))
+    assert end in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (process,) = started
+    assert process.returncode is not None, "it was not waited for"
+    assert process.stdin is not None
+    assert process.stdin.closed
+    assert list(links_folder.iterdir()) == []
 
 
 def test_the_child_needs_no_path_of_its_own_and_looks_at_nothing_in_the_current_directory(
@@ -61,3 +122,11 @@ def test_the_child_takes_the_package_that_it_lies_in_and_all_else_as_usual(tmp_p
         check=False,
     )
     assert done.stderr.strip() == str(tmp_path / "amusd" / "__init__.py")
+
+
+def test_what_a_process_said_before_it_ended_is_heard() -> None:
+    own = Hello(PROTOCOL_VERSION, Role.TARGET, 0, VOCAB_SIZE, "", ())
+    here, there = memory_pair()
+    there.send(Failed(Role.DRAFT, "MemoryError", "out of memory"))
+    with pytest.raises(PeerFailedError, match="out of memory"):
+        await_hello(here, own, 60.0, lambda _timeout: "it is gone")
