@@ -31,6 +31,13 @@ class Ended:
         """The signal that it did not expect, if one ended it."""
         return -self.code if self.code < 0 and -self.code not in _ASKED_TO_END else None
 
+    @property
+    def end(self) -> str:
+        """How it ended, in words."""
+        if self.killed_by is not None:
+            return f"killed by signal {self.killed_by}"
+        return f"exit code {self.code}, for the reason above"
+
 
 def run_child(options: Options, incarnation: int) -> Ended:
     """Start the process that does the work of this rank, and wait for its end."""

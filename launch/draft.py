@@ -24,7 +24,7 @@ from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
-from .child import run_child, say
+from .child import Ended, run_child, say
 from .devices import claim_hardware
 from .draft_ranks import gather_ranks, tell_ranks
 from .drafts import await_rendezvous
@@ -38,6 +38,8 @@ _RETURN_SECONDS = 2.0
 """After the target has finished: how long the draft may take to notice by itself."""
 _FAILED, _USERS_MISTAKE, _DISMISSED = 1, 2, 3
 """Exit codes of a drafting process that another one may follow."""
+_MET, _REPORTED = "met", "reported"
+"""What such a process says to this one: the target has told it where to connect; it has told the target why it ends."""
 _BACK_OFF_SECONDS = 0.5
 """Before another process where the last one did not come as far as the target, times how many did not in a row."""
 
@@ -52,12 +54,14 @@ def supervise_draft(options: Options, place: Place) -> int:
     num_unmet = 0
     for incarnation in itertools.count(FIRST_INCARNATION):
         child = run_child(options, incarnation)
-        code, has_met = child.code, bool(child.said)
+        code, has_met = child.code, child.said.startswith(_MET)
         if child.killed_by is not None:
             tell(f"the draft worker (rank {place.rank}, pid {child.pid}) was killed by signal {child.killed_by}")
         is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or child.killed_by is not None
         # What is wrong with the very first one ends the run, unless it had begun to draft.
         if not is_lost or (incarnation == FIRST_INCARNATION and (code == _USERS_MISTAKE or not has_met)):
+            if is_lost and code != _USERS_MISTAKE and not child.said and not place.is_away:
+                _report(options, place, child)
             break
         num_unmet = 0 if has_met else num_unmet + 1
         if num_unmet > MAX_RESTARTS:
@@ -65,6 +69,13 @@ def supervise_draft(options: Options, place: Place) -> int:
             break
         time.sleep(num_unmet * _BACK_OFF_SECONDS)
     return code if place.is_away and code in (_FAILED, _USERS_MISTAKE) else 0
+
+
+def _report(options: Options, place: Place, child: Ended) -> None:
+    """Tell the target of a first process that ended before it had said anything."""
+    with suppress(PeerLostError):  # nobody is left to tell
+        failure = {"users_mistake": False, "line": child.end}
+        Store(place, store_secret(options)).put("draft_failure", failure)
 
 
 def run_draft_process(options: Options, place: Place) -> int:
@@ -118,7 +129,7 @@ def _draft_until_finished(options: Options, config: RunConfig, directories: Sequ
         if rendezvous is None:
             raise Interrupted(signal.SIGTERM)  # the target ended before it was ready, and has said why
         met.set()
-        say(options, "met")
+        say(options, _MET)
         return rendezvous
 
     if not directories[0].is_dir():  # another machine may not have it
@@ -134,6 +145,7 @@ def _draft_until_finished(options: Options, config: RunConfig, directories: Sequ
                 return 0
         elif users_mistake or not met.is_set():  # once they have met, the link itself tells the target
             store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})
+            say(options, _REPORTED)
         if not isinstance(error, RankLostError):
             raise
         tell(f"the draft worker (pid {os.getpid()}) ends: {error}")

@@ -34,7 +34,8 @@ def supervise_follower(options: Options, place: Place) -> int:
     """Keep a computing process running for as long as its first rank may need one; return 0: the target's code counts.
 
     One of the target's that is killed is not replaced: the first rank notices, and has time to say so before torchrun
-    would end it. One of the draft's is: the draft is lost, and the next one needs all its ranks.
+    would end it. One of the draft's is: the draft is lost, and the next one needs all its ranks. One that ends before
+    it knows its role ends the start.
     """
     seat: Seat | None = None
     num_unmet = 0
@@ -46,10 +47,10 @@ def supervise_follower(options: Options, place: Place) -> int:
         if child.killed_by is not None:
             tell(f"{seat or f'rank {place.rank}'} (pid {child.pid}) was killed by signal {child.killed_by}")
         if seat is None or seat.role is Role.TARGET:
-            if child.killed_by is not None:
+            # one of the target's that fails by itself has said so
+            if child.killed_by is not None or (seat is None and child.code == _FAILED):
                 with suppress(PeerLostError):  # nobody is left to tell
-                    who = str(seat or f"rank {place.rank}")
-                    _report(Store(place, store_secret(options)), who, f"killed by signal {child.killed_by}")
+                    _report(Store(place, store_secret(options)), str(seat or f"rank {place.rank}"), child.end)
             return 0
         if child.code not in (_FAILED, _USERS_MISTAKE) and child.killed_by is None:
             return 0

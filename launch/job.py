@@ -47,8 +47,8 @@ class Options:
     incarnation: int | None = None
     """Set in the process that does a rank's work: which life of it this is."""
     pipe: int | None = None
-    """Where that process tells the one that started it: if it drafts, that the target has told it where to connect;
-    else which rank of which role it is."""
+    """Where that process tells the one that started it: if it drafts, that the target has told it where to connect, or
+    that it has told the target why it ends; else which rank of which role it is."""
     overrides: tuple[str, ...] = ()
     """By hand."""
 

@@ -75,7 +75,9 @@ def _act(command: str, config: RunConfig, run_directory: Path, workers: dict[str
     sys.stdout.flush()
     if config.prompt == "target crashes":
         raise ValueError("a bug in the target")
-    if config.prompt in ("wait", "ignore signals") or str(config.prompt).endswith((" refuses", " crashes")):
+    if config.prompt in ("wait", "ignore signals") or str(config.prompt).endswith(
+        (" refuses", " crashes", " vanishes")
+    ):
         threading.Event().wait(DEADLINE_SECONDS)
     if config.prompt == "draft is killed":
         while Path(f"/proc/{workers['draft'][0]}").exists():
@@ -123,6 +125,8 @@ def run_draft(
         raise ConfigError("drafter.model=/nowhere: no such folder")
     if config.prompt == "draft crashes":
         raise ValueError("a bug in the draft")
+    if config.prompt == "draft vanishes":
+        os._exit(1)
     rendezvous = await_rendezvous(None if config.draft_tensor_parallel_size == 1 else _ranks_of(incarnation))
     if incarnation == 1:
         assert rendezvous == RENDEZVOUS

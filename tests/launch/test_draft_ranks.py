@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from amusd.tracing.timeline import read_events
+from launch import follower
+from launch.child import Ended
+from launch.follower import supervise_follower
+from launch.job import Options
 from launch.process_tree import descendants
+from launch.store import Place
 from tests.launch.processes import FAKE, SECONDS, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 
@@ -45,6 +50,29 @@ def test_a_rank_of_the_draft_that_is_killed_is_started_anew_for_the_next_one(tmp
     assert "amusd: rank 1 of the draft (pid " in done.stderr
     assert done.stderr.count("ends: rank 1 of the draft is gone") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("code", "end"), [(1, "exit code 1, "), (-9, "killed by signal 9")])
+def test_a_rank_that_ends_before_it_knows_its_role_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, code: int, end: str
+) -> None:
+    told: dict[str, dict[str, object]] = {}
+
+    class Told:
+        def __init__(self, *_: object) -> None: ...
+
+        def put(self, name: str, value: dict[str, object]) -> None:
+            told[name] = value
+
+    monkeypatch.setattr(follower, "Store", Told)
+    monkeypatch.setattr(follower, "run_child", lambda *_: Ended(pid=1, code=code, said=""))
+    place = Place(
+        rank=1, world_size=3, local_world_size=3, address="127.0.0.1", port=1, hosts_store=False, namespace="amusd"
+    )
+    assert supervise_follower(Options(), place) == 0
+    assert list(told) == ["rank_failure"]
+    assert told["rank_failure"]["users_mistake"] is False
+    assert str(told["rank_failure"]["line"]).startswith(f"rank 1 failed: {end}")
 
 
 @pytest.fixture(scope="module")

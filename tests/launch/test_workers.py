@@ -59,6 +59,13 @@ def test_a_bug_in_a_worker_shows_its_traceback_and_no_report_of_torchrun(tmp_pat
     assert "ChildFailedError" not in done.stderr
 
 
+def test_a_draft_that_ends_without_a_word_ends_the_run(tmp_path: Path) -> None:
+    done = run(amusd_command("generate", FAKE, "prompt=draft vanishes", "run_dir=out"), tmp_path)
+    assert done.returncode == 1
+    assert "PeerFailedError: the draft worker could not start: exit code 1" in done.stderr
+    assert "ChildFailedError" not in done.stderr
+
+
 def test_a_killed_draft_does_not_end_the_target(tmp_path: Path) -> None:
     done = run(amusd_command("generate", FAKE, "prompt=draft is killed", "run_dir=out"), tmp_path)
     assert done.returncode == 0, done.stderr
