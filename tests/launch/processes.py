@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FAKE = "--roles=tests.launch.fake_workers"
 SECONDS = 90.0
 """The longest any of these processes may take on a busy machine."""
+WAITING = ("policy=chain", "min_candidates=2", "max_wait_passes=10000", "max_silence_seconds=60")
+"""The target waits for candidates, however slow the machine is: some are judged."""
 
 
 def environment() -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch.process_tree import descendants
-from tests.launch.processes import FAKE, SECONDS, amusd_command, environment, run, torchrun_command
+from tests.launch.processes import FAKE, SECONDS, WAITING, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 
 pytestmark = [
@@ -41,7 +41,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_two_ranks_and_a_draft_by_hand_give_the_tokens_of_one_process(tmp_path: Path, pair: list[str]) -> None:
-    arguments = [TWO, f"prompt={PROMPT}", "output=json", "run_dir=out", "sampling.max_new_tokens=24"]
+    arguments = [TWO, *WAITING, f"prompt={PROMPT}", "output=json", "run_dir=out", "sampling.max_new_tokens=24"]
     done = run(torchrun_command(*pair, *arguments, num_ranks=3), tmp_path)
     assert done.returncode == 0, done.stderr
     together = json.loads(done.stdout)

@@ -17,7 +17,7 @@ from models import tiny
 from amusd.tracing.timeline import read_events
 from launch.process_tree import descendants
 from tests.launch.patient_target import PASSES_ALONE
-from tests.launch.processes import SECONDS, amusd_command, environment, run
+from tests.launch.processes import SECONDS, WAITING, amusd_command, environment, run
 
 pytestmark = [
     pytest.mark.embedded,
@@ -128,9 +128,8 @@ def test_a_killed_draft_costs_no_token_and_is_named(tmp_path: Path, plain: dict[
 def test_a_killed_draft_comes_back_within_the_answer(tmp_path: Path) -> None:
     """And is of use in it: the target waits for it, and for its candidates, however slow the machine is."""
     answer = ("sampling.max_new_tokens=40", "sampling.ignore_eos=true")
-    waiting = ("policy=chain", "min_candidates=2", "max_wait_passes=10000", "max_silence_seconds=60")
     plain = generate(tmp_path, *answer, "mode=autoregressive", "run_dir=plain")
-    running = Running(tmp_path, *answer, *waiting, "--roles=tests.launch.patient_target")
+    running = Running(tmp_path, *answer, *WAITING, "--roles=tests.launch.patient_target")
     killed = running.draft
     os.kill(killed, signal.SIGKILL)
     code, _, err = running.end()
