@@ -183,7 +183,7 @@ def check_int8(config: Any, model_impl: str, device: str, *, int8: bool) -> None
         return
     if not uses_decoder(config, model_impl):
         reason = "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
-        raise UnsupportedModelError(f"dtype=int8: the lean decoder only has int8 products: {reason}")
+        raise UnsupportedModelError(f"dtype=int8: only the lean decoder multiplies in int8: {reason}")
     if (reason := why_not_int8(torch.device(device))) is not None:
         raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
 
