@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
-from amusd.models.decoder import why_not_covered
-from amusd.models.huggingface import check_int8, check_shares, load_config, uses_decoder
+from amusd.models.huggingface import check_int8, check_shares, load_config, why_adapter
 from amusd.models.int8 import INT8
 from amusd.models.linear import why_not_packed
 from amusd.models.loading import draft_dtype, draft_shape
@@ -44,9 +43,8 @@ def _explain(
 
 
 def _forward_pass(model_impl: str, settings: Any, device: str, dtype: str) -> str:
-    if not uses_decoder(settings, model_impl):
-        asked_for = model_impl == "transformers"
-        return f"transformers adapter: {'model_impl=transformers' if asked_for else why_not_covered(settings)}"
+    if (adapter := why_adapter(settings, model_impl)) is not None:
+        return f"transformers adapter: {adapter}"
     if dtype == INT8:
         return "lean decoder (packed weights: FBGEMM int8)"
     reason = why_not_packed(torch.device(device), getattr(torch, dtype))

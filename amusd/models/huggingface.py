@@ -177,12 +177,18 @@ def uses_decoder(config: Any, model_impl: str) -> bool:
     return reason is None and model_impl != "transformers"
 
 
+def why_adapter(config: Any, model_impl: str) -> str | None:
+    """Why `HuggingFaceNetwork` computes a configuration's model; None: `Decoder` does. Raises as `uses_decoder`."""
+    if uses_decoder(config, model_impl):
+        return None
+    return "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
+
+
 def check_int8(config: Any, model_impl: str, device: str, *, int8: bool) -> None:
     """Raise `UnsupportedModelError` if `int8` is wanted and cannot be had."""
     if not int8:
         return
-    if not uses_decoder(config, model_impl):
-        reason = "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
+    if (reason := why_adapter(config, model_impl)) is not None:
         raise UnsupportedModelError(f"dtype=int8: only the lean decoder multiplies in int8: {reason}")
     if (reason := why_not_int8(torch.device(device))) is not None:
         raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
@@ -192,8 +198,7 @@ def check_shares(config: Any, model_impl: str, role: Role, num_ranks: int) -> No
     """Raise `UnsupportedModelError` if this many ranks of a role cannot share the model of a configuration."""
     if num_ranks == 1:
         return
-    if not uses_decoder(config, model_impl):
-        reason = "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
+    if (reason := why_adapter(config, model_impl)) is not None:
         raise UnsupportedModelError(
             f"{setting_of(role)}={num_ranks}: ranks share the lean decoder only: {reason}; allowed: 1"
         )
