@@ -10,6 +10,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.lookup_first import LookupFirstDrafter
 from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter, TreeDrafter
@@ -79,5 +80,5 @@ def _tree_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], Tre
             ModelTreeDrafter(model, num_ids=model.vocab_size), config.accept, config.accept_next, model.vocab_size
         )
     if config.kind == "embedded" and config.min_lookup > 0:
-        return lambda: ModelTreeDrafter(model, NgramDrafter(config.min_lookup, config.max_lookup))
+        return lambda: ModelTreeDrafter(model, NgramCache(config.min_lookup, config.max_lookup))
     return lambda: ModelTreeDrafter(model)

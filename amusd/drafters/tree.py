@@ -15,10 +15,10 @@ import numpy.typing as npt
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram_cache import NgramCache
 from amusd.models.cached_model import CachedModel
 from amusd.models.tree_pass import Visible
-from amusd.protocol.tree_draft_session import MAX_NODES, Node
+from amusd.protocol.tree_draft_session import MAX_NODES, MIN_PROBABILITY, Node
 from amusd.sampling.ranking import Ranking
 
 Guesses = Sequence[tuple[int, float]]
@@ -60,13 +60,13 @@ class TreeDrafter(Protocol):
 
 
 class ModelTreeDrafter:
-    """Drafts with `model`; `lookup`, if given, adds what repeats itself."""
+    """Drafts with `model`; mixed with `ngrams`, if given, which also adds what repeats itself."""
 
-    def __init__(self, model: CachedModel, lookup: NgramDrafter | None = None, *, num_ids: int | None = None) -> None:
+    def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, num_ids: int | None = None) -> None:
         """`num_ids`: reduce ids to `[0, num_ids)` before the model sees them (a model that only spends time)."""
         self._model = model
         self._num_ids = num_ids
-        self._lookup = lookup
+        self._ngrams = ngrams
         self._cache = model.new_cache(model.max_length, spare=MAX_NODES)
         self._num_slots = model.max_length + MAX_NODES
         self._distribution = GREEDY
@@ -97,10 +97,11 @@ class ModelTreeDrafter:
             self._model.vocab_size,
             self._model.output_ids,
             number=fan_out,
+            min_probability=MIN_PROBABILITY,
             num_prompt_tokens=len(token_ids),
         )
-        if self._lookup is not None:
-            self._lookup.open(token_ids, capacity)
+        if self._ngrams is not None:
+            self._ngrams.open(token_ids)
 
     def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
         """One pass over `nodes`; over the committed tokens that are still missing, where they are the root."""
@@ -119,9 +120,7 @@ class ModelTreeDrafter:
         for row, path in zip(visible, rows, strict=True):
             row[list(path)] = True
         logits = self._forward(tokens, positions, slots, visible)
-        return self._rank(
-            logits, [node.position + 1 for node in nodes], [self._tokens_to(root, node) for node in nodes]
-        )
+        return self._rank(logits, [node.position + 1 for node in nodes], [_path(root, node) for node in nodes])
 
     def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
         """Keys of `kept` join the prefix where they lie; slots of nodes that are gone become free."""
@@ -140,17 +139,13 @@ class ModelTreeDrafter:
         for node in [node for node in self._slots if node not in left]:
             self._free.append(self._slots.pop(node))
             del self._paths[node]
-        if self._lookup is not None:
-            self._lookup.commit(tuple(self._context[self._lookup.length :]))
+        if self._ngrams is not None:
+            self._ngrams.commit(self._context[self._ngrams.length :])
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
         """What followed the longest suffix when it occurred before."""
-        if self._lookup is None or not self._lookup.has_match:
-            return (), 0.0
-        length = self._lookup.length
-        found = self._lookup.propose(LOOKUP_TOKENS)
-        self._lookup.truncate(length)
-        return found, LOOKUP_WEIGHT
+        found = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)
+        return found, LOOKUP_WEIGHT if found else 0.0
 
     def close(self) -> None:
         """Keep the cache's memory for the next sequence."""
@@ -170,7 +165,7 @@ class ModelTreeDrafter:
             logits = self._forward(tokens, part, slots, visible)
             self._prefix[slots] = True
             if not self._pending:
-                return self._rank(logits[-1:], [root.position + 1], [self._context])[0]
+                return self._rank(logits[-1:], [root.position + 1], [()])[0]
 
     def _forward(
         self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int], visible: Visible
@@ -184,21 +179,24 @@ class ModelTreeDrafter:
         num_keys = min(-(-(self._highest + 1) // _KEYS_STEP) * _KEYS_STEP, self._num_slots)
         return np.repeat(self._prefix[None, :num_keys], rows, axis=0)
 
-    def _rank(self, logits: Tensor, positions: list[int], contexts: list[list[int]]) -> list[Guesses]:
-        ranked = self._ranking.rank(logits, positions, contexts if self._ranking.needs_contexts else ())
+    def _rank(self, logits: Tensor, positions: list[int], paths: Sequence[Sequence[int]]) -> list[Guesses]:
+        """`paths`: the tokens that lead from the root to each row's node."""
+        contexts = [[*self._context, *path] for path in paths] if self._ranking.needs_contexts else ()
+        mixtures = [self._ngrams.guesses(path) for path in paths] if self._ngrams is not None else ()
+        ranked = self._ranking.rank(logits, positions, contexts, mixtures)
         return [tuple(zip(row.token_ids, row.probabilities, strict=True)) for row in ranked]
-
-    def _tokens_to(self, root: Node, node: Node) -> list[int]:
-        if not self._ranking.needs_contexts:
-            return []
-        path: list[int] = []
-        here: Node | None = node
-        while here is not None and here is not root:
-            path.append(here.token_id)
-            here = here.parent
-        return [*self._context, *reversed(path)]
 
     def _take_slot(self) -> int:
         slot = self._free.pop()
         self._highest = max(self._highest, slot)
         return slot
+
+
+def _path(root: Node, node: Node) -> list[int]:
+    """The tokens that lead from `root` to `node`."""
+    path: list[int] = []
+    here: Node | None = node
+    while here is not None and here is not root:
+        path.append(here.token_id)
+        here = here.parent
+    return path[::-1]

@@ -7,6 +7,10 @@ summed in float32, there in float64: they may differ where two tokens tie to rou
 The probabilities are estimates. Greedy: the softmax of the draft's processed logits, as if its target disagreed with
 the draft's argmax as often as a draw would. Matching: the softmax of the scores, noise included; the same thought, with
 no more theory behind it. Whoever compares them with other costs should calibrate them.
+
+Something else may know a part of a row's distribution (`amusd/drafters/ngram_cache.py`). The row is then ranked as that
+of a model which gives those tokens that much and shares the rest out as the draft does; a token that the draft cannot
+propose gets a column of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from amusd.config import Distribution
@@ -32,9 +37,13 @@ class RankedTokens:
     """The likeliest tokens behind one row, best first; of equal ones that of the first column."""
 
     token_ids: tuple[int, ...]
-    """As many as asked for; fewer where filters leave fewer, or the rest has no probability in float32."""
+    """As many as asked for; fewer where filters leave fewer, or the rest is less likely than wanted."""
     probabilities: tuple[float, ...]
     """Of each, above 0; together at most 1."""
+
+
+Mixture = Sequence[tuple[int, float]]
+"""Different tokens with the probability that is theirs before the model is asked, each above 0, together below 1."""
 
 
 class Ranking:
@@ -47,26 +56,25 @@ class Ranking:
         output_ids: Tensor | None = None,
         *,
         number: int,
+        min_probability: float = 0.0,
         num_prompt_tokens: int = 0,
     ) -> None:
-        """`vocab_size`, `output_ids`: of the draft's model; see `LanguageModel`. `number`: tokens of each row.
+        """`vocab_size`, `output_ids`: of the draft's model; see `LanguageModel`. `number`: tokens of each row at most.
 
-        `num_prompt_tokens`: where the answer begins in a context. Raises `ValueError` under the ratio test, whose
-        target draws with noise of its own: nothing can be ranked.
+        `min_probability`: only those that are likelier; `num_prompt_tokens`: where the answer begins in a context.
+        Raises `ValueError` under the ratio test, whose target draws with noise of its own: nothing can be ranked.
         """
         if distribution.rule == "rejection":
             raise ValueError("under the ratio test the target's tokens cannot be ranked")
         if number < 1:
             raise ValueError(f"number={number} must be at least 1")
-        ids = None if output_ids is None else output_ids.cpu().numpy()
+        self._distribution = distribution
         self._number = number
+        self._min_probability = min_probability
         self._num_prompt_tokens = num_prompt_tokens
-        self._processor = LogitsProcessor(distribution, vocab_size, ids)
-        self._ids = np.arange(vocab_size) if ids is None else ids
-        self._noise: _KeptNoise | None = None
-        if distribution.temperature > 0:
-            self._noise = _KeptNoise(distribution.seed, codes_of(int(self._ids.max()) + 1)[self._ids])
-        self._scores, self._weights = np.empty((2, vocab_size), dtype=np.float32)
+        self._num_model_columns = vocab_size
+        self._column_of: dict[int, int] | None = None
+        self._set_columns(np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy())
 
     @property
     def needs_contexts(self) -> bool:
@@ -74,19 +82,66 @@ class Ranking:
         return self._processor.needs_context
 
     def rank(
-        self, logits: Tensor, positions: Sequence[int], contexts: Sequence[Sequence[int]] = ()
+        self,
+        logits: Tensor,
+        positions: Sequence[int],
+        contexts: Sequence[Sequence[int]] = (),
+        mixtures: Sequence[Mixture] = (),
     ) -> list[RankedTokens]:
         """[rows, columns] -> the likeliest tokens of each row; the token that row `i` scores stands at `positions[i]`.
 
-        `contexts`: all tokens before each of them, if `needs_contexts`. Raises `ValueError` unless all are as many.
+        `contexts`: all tokens before each of them, if `needs_contexts`; `mixtures`: what is known of each row beside
+        its logits (none: nothing of any). Raises `ValueError` unless all are as many.
         """
         rows = logits.float().cpu().numpy()
         if len(positions) != len(rows) or (self.needs_contexts and len(contexts) != len(rows)):
             raise ValueError(f"{len(rows)} rows, {len(positions)} positions and {len(contexts)} contexts")
-        return [
-            self._rank(*self._process(row, contexts[index] if self.needs_contexts else ()), position)
-            for index, (row, position) in enumerate(zip(rows, positions, strict=True))
-        ]
+        if mixtures and len(mixtures) != len(rows):
+            raise ValueError(f"{len(rows)} rows and {len(mixtures)} mixtures")
+        ranked = []
+        for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
+            mixed = self._mix(row, mixtures[index] if mixtures else ())
+            processed, columns = self._process(mixed, contexts[index] if self.needs_contexts else ())
+            ranked.append(self._rank(processed, columns, position))
+        return ranked
+
+    def _set_columns(self, ids: npt.NDArray[np.int64]) -> None:
+        """Which token each column scores."""
+        distribution, num_columns = self._distribution, len(ids)
+        identity = num_columns == self._num_model_columns and np.array_equal(ids, np.arange(num_columns))
+        self._ids = ids
+        self._processor = LogitsProcessor(distribution, num_columns, None if identity else ids)
+        self._noise: _KeptNoise | None = None
+        if distribution.temperature > 0:
+            self._noise = _KeptNoise(distribution.seed, codes_of(int(ids.max()) + 1)[ids])
+        self._mixed, self._scores, self._weights = np.empty((3, num_columns), dtype=np.float32)
+
+    def _columns(self, token_ids: Sequence[int]) -> list[int]:
+        """Where these tokens are scored; those that are nowhere get new columns behind the model's."""
+        if self._column_of is None:
+            self._column_of = {int(token_id): column for column, token_id in enumerate(self._ids)}
+        new = [token_id for token_id in token_ids if token_id not in self._column_of]
+        if new:
+            self._column_of.update({token_id: len(self._ids) + place for place, token_id in enumerate(new)})
+            self._set_columns(np.concatenate((self._ids, new)))
+        return [self._column_of[token_id] for token_id in token_ids]
+
+    def _mix(self, row: Row, mixture: Mixture) -> Row:
+        """`row` [model's columns] as the logits [columns] of the mixture; valid until the next call."""
+        columns = self._columns([token_id for token_id, _ in mixture])
+        if len(self._ids) == len(row) and not mixture:
+            return row
+        mixed = self._mixed
+        mixed[: len(row)] = row
+        mixed[len(row) :] = -np.inf
+        if mixture:
+            best = row.max()
+            total = np.exp(np.subtract(row, best, out=self._weights[: len(row)]), out=self._weights[: len(row)]).sum()
+            shares = np.array([share for _, share in mixture])
+            # Up to what the model has left, log(1 - all shares), which no ranking and no softmax notices.
+            known = np.log(shares / (1 - shares.sum())) + best + np.log(total)
+            mixed[columns] = np.logaddexp(mixed[columns], known)
+        return mixed
 
     def _process(self, row: Row, context: Sequence[int]) -> tuple[Row, Columns | None]:
         prompt, answer = context[: self._num_prompt_tokens], context[self._num_prompt_tokens :]
@@ -104,18 +159,11 @@ class Ranking:
             np.add(scores, noise, out=scores)
             np.subtract(scores, scores[scores.argmax()], out=scores)
         total = float(np.exp(scores, out=weights).sum())
-        best: list[int] = []
-        found: list[float] = []
-        for _ in range(min(self._number, len(scores))):
-            place = int(scores.argmax())
-            if not weights[place] > 0:
-                break
-            best.append(place)
-            found.append(float(weights[place]))
-            scores[place] = -np.inf
-        total = max(total, sum(found))
+        likely = np.flatnonzero(weights > self._min_probability * total)
+        order = np.argsort(-scores[likely], kind="stable")[: self._number]
+        best, found = likely[order], weights[likely[order]].astype(np.float64)
         ids = self._ids[best] if columns is None else self._ids[columns[best]]
-        return RankedTokens(tuple(ids.tolist()), tuple(weight / total for weight in found))
+        return RankedTokens(tuple(ids.tolist()), tuple((found / max(total, found.sum())).tolist()))
 
 
 class _KeptNoise:

@@ -16,14 +16,14 @@ from models.blocks import random_ids
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ReferenceDrafter
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, Guesses, ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.protocol.messages import Open, Verdict
-from amusd.protocol.tree_draft_session import MAX_NODES, Node, TreeDraftSession
-from amusd.sampling.ranking import Ranking
+from amusd.protocol.tree_draft_session import MAX_NODES, MIN_PROBABILITY, Node, TreeDraftSession
+from amusd.sampling.ranking import Mixture, Ranking
 
 NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
 ROWS = NUMERICS.width
@@ -53,7 +53,7 @@ class Checked:
         *,
         name: str = "LlamaConfig",
         distribution: Distribution = GREEDY,
-        lookup: NgramDrafter | None = None,
+        ngrams: NgramCache | None = None,
         max_length: int = 120,
         max_lookahead: int = 8,
         fan_out: int = 3,
@@ -65,13 +65,14 @@ class Checked:
         self.model = model_of(name)
         self.prompt = list(prompt) or random_ids(rng.randint(1, PROMPT), rng.randrange(2**32))
         self.distribution = distribution
+        self.mixed = ngrams is not None
         self.fan_out = fan_out
         opening = Open(
             1, 1, tuple(self.prompt), max_length, "tree", max_lookahead, 1, (), distribution, fan_out, rows_per_step
         )
         self.max_length = max_length
         self.session = TreeDraftSession(opening, min_probability=0.0005)
-        self.drafter = drafter or ModelTreeDrafter(self.model, lookup)
+        self.drafter = drafter or ModelTreeDrafter(self.model, ngrams)
         self.drafter.set_distribution(distribution)
         self.drafter.open_tree(self.prompt, max_length, fan_out)
         self.session.guess_path(*self.drafter.look_up())
@@ -84,7 +85,7 @@ class Checked:
         if not nodes:
             return
         for node, guesses in zip(nodes, self.drafter.compute(root, nodes), strict=True):
-            self.compare(guesses, [*self.session.committed, *path_to(node)])
+            self.compare(guesses, path_to(node))
             self.session.grow(node, guesses)
         self.check_slots()
 
@@ -115,7 +116,11 @@ class Checked:
         self.commit([*foreseen, *(self.rng.randrange(tiny.VOCAB) for _ in range(others))])
 
     def compare(self, guesses: Guesses, path: list[int]) -> None:
-        expected = expected_guesses(self.model, path, self.distribution, self.fan_out, len(self.prompt))
+        committed = list(self.session.committed)
+        mixture = fresh_cache(committed).guesses(path) if self.mixed else ()
+        expected = expected_guesses(
+            self.model, committed + path, self.distribution, self.fan_out, len(self.prompt), mixture
+        )
         assert [token_id for token_id, _ in guesses] == [token_id for token_id, _ in expected]
         assert [weight for _, weight in guesses] == pytest.approx([weight for _, weight in expected], abs=1e-4)
         self.num_compared += 1
@@ -131,30 +136,46 @@ class Checked:
         assert set(drafter._slots) == set(drafter._paths) == computed
 
 
+def fresh_cache(token_ids: Sequence[int]) -> NgramCache:
+    ngrams = NgramCache(1, 3)
+    ngrams.open(token_ids)
+    return ngrams
+
+
 def expected_guesses(
-    model: CachedModel, path: list[int], distribution: Distribution, fan_out: int, num_prompt_tokens: int
+    model: CachedModel,
+    path: list[int],
+    distribution: Distribution,
+    fan_out: int,
+    num_prompt_tokens: int,
+    mixture: Mixture = (),
 ) -> Guesses:
     """From a pass over the path alone, in a cache of its own."""
     cache = model.new_cache(len(path))
     model.prefill(path[:-1], cache)
     logits = model.forward(path[-1:], cache).logits
     ranking = Ranking(
-        distribution, model.vocab_size, model.output_ids, number=fan_out, num_prompt_tokens=num_prompt_tokens
+        distribution,
+        model.vocab_size,
+        model.output_ids,
+        number=fan_out,
+        min_probability=MIN_PROBABILITY,
+        num_prompt_tokens=num_prompt_tokens,
     )
-    (ranked,) = ranking.rank(logits, [len(path)], [path])
+    (ranked,) = ranking.rank(logits, [len(path)], [path], [mixture])
     return list(zip(ranked.token_ids, ranked.probabilities, strict=True))
 
 
 @pytest.mark.parametrize("distribution", [GREEDY, MATCHING, PENALTIES], ids=["greedy", "matching", "penalties"])
 @settings(deadline=None, max_examples=8, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_guesses_depend_on_the_path_alone(distribution: Distribution, seed: int) -> None:
+def test_guesses_depend_on_the_path_and_on_what_is_committed_alone(distribution: Distribution, seed: int) -> None:
     rng = random.Random(seed)
     sequence = Checked(
         rng,
         name=rng.choice(["LlamaConfig", "GPT2Config"]),
         distribution=distribution,
-        lookup=rng.choice([None, NgramDrafter(1, 3)]),
+        ngrams=rng.choice([None, NgramCache(1, 3)]),
         max_lookahead=rng.randint(2, 9),
         fan_out=rng.randint(1, 4),
         rows_per_step=rng.randint(1, ROWS),
@@ -169,7 +190,7 @@ def test_guesses_depend_on_the_path_alone(distribution: Distribution, seed: int)
 
 def test_a_fresh_drafter_that_is_opened_with_the_path_guesses_the_same() -> None:
     """One that is opened again as well: nothing of the sequence before is left."""
-    sequence = Checked(random.Random(1), lookup=NgramDrafter(1, 3))
+    sequence = Checked(random.Random(1))
     other = ModelTreeDrafter(sequence.model)
     for token_id in (3, 4, 5):
         root, nodes = sequence.session.root, sequence.session.next_nodes()
@@ -293,7 +314,7 @@ def test_a_sequence_that_the_model_has_no_room_for_is_refused() -> None:
 
 
 def test_a_repeated_suffix_is_looked_up_behind_the_committed_tokens() -> None:
-    drafter = ModelTreeDrafter(model_of("LlamaConfig"), NgramDrafter(2, 3))
+    drafter = ModelTreeDrafter(model_of("LlamaConfig"), NgramCache(2, 3))
     drafter.open_tree([5, 6, 7, 8, 5], 100, 2)
     assert drafter.look_up() == ((), 0.0)
     drafter.adopt((), [6], ())

@@ -9,7 +9,7 @@ from runtime.pair import VOCAB_SIZE, target_model
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.oracle import right_with_probability
 from amusd.drafters.tree import LOOKUP_TOKENS, Guesses
 from amusd.models.table import TableModel
@@ -42,11 +42,11 @@ class TableTreeDrafter:
     """Ranks by `model`, recomputing each node's path; where `places` says so, the best token stands at another rank."""
 
     def __init__(
-        self, model: TableModel | None = None, places: Places | None = None, lookup: NgramDrafter | None = None
+        self, model: TableModel | None = None, places: Places | None = None, ngrams: NgramCache | None = None
     ) -> None:
         self._model = model or target_model()
         self._places = places or first()
-        self._lookup = lookup
+        self._ngrams = ngrams
         self._distribution = GREEDY
         self._row = lru_cache(maxsize=4096)(self._compute_row)
 
@@ -59,8 +59,8 @@ class TableTreeDrafter:
         self._context = list(token_ids)
         self._computed: set[Node] = set()
         self._ranking = Ranking(self._distribution, VOCAB_SIZE, number=fan_out + 1, num_prompt_tokens=len(token_ids))
-        if self._lookup is not None:
-            self._lookup.open(token_ids, capacity)
+        if self._ngrams is not None:
+            self._ngrams.open(token_ids)
 
     def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
         assert (root.position, root.token_id) == (len(self._context) - 1, self._context[-1])
@@ -79,16 +79,12 @@ class TableTreeDrafter:
         assert [node.position for node in kept] == [len(self._context) + number for number in range(len(kept))]
         self._context += [*(node.token_id for node in kept), *token_ids]
         self._computed &= set(alive)
-        if self._lookup is not None:
-            self._lookup.commit(tuple(self._context[self._lookup.length :]))
+        if self._ngrams is not None:
+            self._ngrams.commit(self._context[self._ngrams.length :])
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
-        if self._lookup is None or not self._lookup.has_match:
-            return (), 0.0
-        length = self._lookup.length
-        tokens = self._lookup.propose(LOOKUP_TOKENS)
-        self._lookup.truncate(length)
-        return tokens, 0.85
+        tokens = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)
+        return tokens, 0.85 if tokens else 0.0
 
     def close(self) -> None:
         self._computed = set()

@@ -17,6 +17,7 @@ from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.drafters.tree import Guesses, TreeDrafter
 from amusd.engine import Engine, Generation
@@ -40,7 +41,7 @@ FILTERS: list[dict[str, Any]] = [
 TREES: dict[str, Callable[[], TreeDrafter]] = {
     "spread": lambda: TableTreeDrafter(places=spread(1)),
     "stranger": lambda: TableTreeDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
-    "lookup": lambda: TableTreeDrafter(places=spread(2), lookup=NgramDrafter(1, 3)),
+    "lookup": lambda: TableTreeDrafter(places=spread(2), ngrams=NgramCache(1, 3)),
 }
 SAME: dict[str, Callable[[], TreeDrafter]] = {"same": TableTreeDrafter}
 
@@ -310,7 +311,7 @@ def test_a_tree_without_guesses_costs_no_token() -> None:
 def test_what_was_looked_up_counts_as_drafted() -> None:
     """A text that repeats one token, and a model that guesses nothing: all that is accepted was looked up."""
     wanted = replace(params(60), logit_bias=((7, 100.0),))
-    with pair({}, {"lookup": lambda: Silent(lookup=NgramDrafter(1, 3))}, pass_seconds=0.001) as (engine, _):
+    with pair({}, {"lookup": lambda: Silent(ngrams=NgramCache(1, 3))}, pass_seconds=0.001) as (engine, _):
         answer = engine.generate(PROMPT, wanted, decoding=branching(8))
     assert answer.token_ids == (7,) * 60
     assert answer.metrics.num_accepted == answer.metrics.num_verified > 30

@@ -14,7 +14,7 @@ import amusd.sampling.ranking
 from amusd.config import GREEDY, Distribution
 from amusd.sampling.logits import LogitsProcessor
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
-from amusd.sampling.ranking import RankedTokens, Ranking
+from amusd.sampling.ranking import Mixture, RankedTokens, Ranking
 from amusd.sampling.sampler import TokenSampler
 
 NUM_IDS = 700
@@ -198,5 +198,85 @@ def test_what_cannot_be_ranked_is_refused() -> None:
         Ranking(GREEDY, 4, number=0)
     with pytest.raises(ValueError, match="2 rows, 1 positions"):
         Ranking(GREEDY, 4, number=2).rank(torch.zeros((2, 4)), [1])
+    with pytest.raises(ValueError, match="1 rows and 2 mixtures"):
+        Ranking(GREEDY, 4, number=2).rank(torch.zeros((1, 4)), [1], (), [(), ()])
     with pytest.raises(ValueError, match="0 contexts"):
         Ranking(Distribution(presence_penalty=1.0), 4, number=2).rank(torch.zeros((2, 4)), [1, 2])
+
+
+# Mixtures
+
+
+def mixed_logits(row: Tensor, ids: list[int], mixture: Mixture, all_ids: list[int]) -> np.ndarray:
+    """[all_ids] float64: logarithms of the mixture's probabilities."""
+    model = dict(zip(ids, row.double().softmax(-1).tolist(), strict=True))
+    known = dict(mixture)
+    rest = 1 - sum(known.values())
+    with np.errstate(divide="ignore"):
+        return np.log([rest * model.get(token_id, 0.0) + known.get(token_id, 0.0) for token_id in all_ids])
+
+
+mixtures = st.lists(
+    st.tuples(st.integers(0, NUM_IDS + 40), st.floats(0.01, 0.3)), max_size=3, unique_by=lambda guess: guess[0]
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(distribution=distributions, seed=st.integers(0, 2**32 - 1), some=st.booleans(), given_=st.lists(mixtures))
+def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
+    distribution: Distribution, seed: int, some: bool, given_: list[Mixture]
+) -> None:
+    """One that has a column for every token, those that the draft cannot propose included."""
+    rng = np.random.default_rng(seed)
+    ids = random_ids(rng, some)
+    columns = NUM_IDS if ids is None else len(ids)
+    id_list = list(range(columns)) if ids is None else ids.tolist()
+    logits = random_logits(rng, max(1, len(given_)), columns, 4.0)
+    ranking = Ranking(distribution, columns, ids, number=4)
+    ranked = ranking.rank(logits, range(7, 7 + len(logits)), (), given_)
+    all_ids = sorted({*id_list, *(token_id for mixture in given_ for token_id, _ in mixture)})
+    for index, mixture in enumerate(given_):
+        whole = torch.from_numpy(mixed_logits(logits[index], id_list, mixture, all_ids).astype(np.float32))
+        tensor = torch.tensor(all_ids)
+        (expected,) = Ranking(distribution, len(all_ids), tensor, number=4).rank(whole.unsqueeze(0), [7 + index])
+        assert ranked[index].probabilities == pytest.approx(expected.probabilities, rel=2e-3, abs=1e-6)
+        for mine, other, probability, lower in zip(
+            ranked[index].token_ids,
+            expected.token_ids,
+            expected.probabilities,
+            (*expected.probabilities[1:], 0.0),
+            strict=True,
+        ):
+            assert mine == other or lower == pytest.approx(probability, rel=2e-3) or probability < 1e-5
+
+
+def test_a_token_that_the_draft_cannot_propose_gets_its_own_noise_and_its_own_penalty() -> None:
+    ids = torch.tensor([2, 4, 6, 8])
+    row = torch.tensor([[1.0, 0.0, 0.5, -1.0]])
+    distribution = Distribution(temperature=0.9, seed=3, presence_penalty=3.0)
+    ranking = Ranking(distribution, 4, ids, number=5, num_prompt_tokens=1)
+    assert 40 not in ranking.rank(row, [9], [[2]])[0].token_ids
+    (mixed,) = ranking.rank(row, [9], [[2, 40]], [[(40, 0.5)]])
+    all_ids = torch.tensor([2, 4, 6, 8, 40])
+    whole = torch.from_numpy(mixed_logits(row[0], ids.tolist(), [(40, 0.5)], all_ids.tolist())).float()
+    (expected,) = Ranking(distribution, 5, all_ids, number=5, num_prompt_tokens=1).rank(
+        whole.unsqueeze(0), [9], [[2, 40]]
+    )
+    assert mixed.token_ids == expected.token_ids
+    assert mixed.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
+    assert 40 not in ranking.rank(row, [9], [[2]])[0].token_ids  # its column is left, its probability is not
+
+
+def test_the_logits_stay_as_they_are_where_something_is_mixed_in() -> None:
+    logits = random_logits(np.random.default_rng(1), 2, NUM_IDS, 2.0)
+    before = logits.clone()
+    Ranking(GREEDY, NUM_IDS, number=3).rank(logits, [3, 4], (), [[(5, 0.9)], [(NUM_IDS + 3, 0.2)]])
+    assert torch.equal(logits, before)
+
+
+def test_less_likely_ones_than_wanted_are_left_out() -> None:
+    row = np.log([0.5, 0.3, 0.15, 0.05])
+    logits = torch.as_tensor(row, dtype=torch.float32).unsqueeze(0)
+    ranked = Ranking(GREEDY, 4, number=4, min_probability=0.1).rank(logits, [0])[0]
+    assert ranked.token_ids == (0, 1, 2)
+    assert ranked.probabilities == pytest.approx((0.5, 0.3, 0.15))
