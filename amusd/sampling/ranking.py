@@ -4,9 +4,9 @@ The target's token is the argmax of its scores: processed logits and, under matc
 well. So the draft ranks by its own scores; the first of a row is the token that `TokenSampler` would choose. Scores are
 summed in float32, there in float64: they may differ where two tokens tie to rounding.
 
-The probabilities are estimates. Greedy: the softmax of the draft's processed logits, as if its target disagreed with
-the draft's argmax as often as a draw would. Matching: the softmax of the scores, noise included; the same thought, with
-no more theory behind it. Whoever compares them with other costs should calibrate them.
+The probabilities are estimates. They would be exact if standard Gumbel noise e were what the draft's logits l are wrong
+by: with the noise g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and
+g, is distributed as softmax(l + T g): the softmax of T times the scores. Greedy: the softmax of the logits.
 
 Something else may know a part of a row's distribution (`amusd/drafters/ngram_cache.py`). The row is then ranked as that
 of a model which gives those tokens that much and shares the rest out as the draft does; a token that the draft cannot
@@ -69,6 +69,7 @@ class Ranking:
         if number < 1:
             raise ValueError(f"number={number} must be at least 1")
         self._distribution = distribution
+        self._sharpness = np.float32(distribution.temperature or 1.0)
         self._number = number
         self._min_probability = min_probability
         self._num_prompt_tokens = num_prompt_tokens
@@ -158,7 +159,7 @@ class Ranking:
         if noise is not None:
             np.add(scores, noise, out=scores)
             np.subtract(scores, scores[scores.argmax()], out=scores)
-        total = float(np.exp(scores, out=weights).sum())
+        total = float(np.exp(np.multiply(scores, self._sharpness, out=weights), out=weights).sum())
         likely = np.flatnonzero(weights > self._min_probability * total)
         order = np.argsort(-scores[likely], kind="stable")[: self._number]
         best, found = likely[order], weights[likely[order]].astype(np.float64)
