@@ -19,7 +19,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from amusd.drafters.ngram_cache import MAX_CONTINUATIONS, NgramCache
+
 STATES = "states.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the n-gram cache says of the token behind each token of some rows, one row behind the other."""
+
+    token_ids: np.ndarray
+    """int64 [tokens, MAX_CONTINUATIONS]; 0 where there is none."""
+    shares: np.ndarray
+    """float32 of the same shape; 0 where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,21 @@ def offsets(text: Text) -> np.ndarray:
 def read_states(folder: Path) -> Tensor:
     """bfloat16 [tokens, hidden], read from the file as it is used."""
     return torch.from_numpy(np.load(folder / STATES, mmap_mode="r+")).view(torch.bfloat16)
+
+
+def known_tokens(text: Text) -> Known:
+    """What the n-gram cache says behind every token of every row."""
+    token_ids = np.zeros((text.num_tokens, MAX_CONTINUATIONS), dtype=np.int64)
+    shares = np.zeros(token_ids.shape, dtype=np.float32)
+    ngrams, place = NgramCache(), 0
+    for row, length in zip(text.token_ids, text.length, strict=True):
+        ngrams.open(())
+        for token_id in row[:length].tolist():
+            ngrams.commit([token_id])
+            for index, (guess, share) in enumerate(ngrams.guesses()):
+                token_ids[place, index], shares[place, index] = guess, share
+            place += 1
+    return Known(token_ids, shares)
 
 
 def batches_by_length(text: Text, tokens_per_batch: int) -> Iterator[np.ndarray]:

@@ -146,8 +146,8 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
     """The tokens of one answer."""
     sequence = answer.prompt + answer.tokens
     start = len(answer.prompt)
-    p = _logits(target, sequence)[start - 1 : -1].float().softmax(dim=-1)
-    q = _logits(draft, sequence)[start - 1 : -1].float().softmax(dim=-1)
+    p = logits_of(target, sequence)[start - 1 : -1].float().softmax(dim=-1)
+    q = logits_of(draft, sequence)[start - 1 : -1].float().softmax(dim=-1)
     assert draft.output_ids is not None  # it has a head of its own
     tokens = torch.tensor(answer.tokens)
     if answer.temperature == 0:
@@ -209,7 +209,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _logits(model: CachedModel, sequence: Sequence[int]) -> Any:
+def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
+    """[tokens, vocabulary]: in one pass."""
     return model.forward(sequence, model.new_cache(len(sequence))).logits
 
 

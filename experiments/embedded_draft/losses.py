@@ -1,9 +1,11 @@
 """How far the draft's distribution of the next token is from the target's, over the draft's vocabulary.
 
-With p the target's and q the draft's distribution, both over the tokens that the draft can propose: the
-Kullback-Leibler divergence sum p log(p / q), the total variation sum |p - q| / 2 (1 minus the chance that a sampled
-candidate is accepted), or a weighted sum of both. Logits of a whole batch would need gigabytes, so they are made for a
-block of tokens at a time, and the gradient with respect to the states in the same visit.
+With p the target's distribution over the tokens that the draft can propose, q the draft's, and m the mixture that is
+drafted from, (1 - s) q with shares for a few tokens that add up to s from an n-gram cache: the cross entropy
+-sum p log m, up to what does not depend on the draft. Its gradient with respect to the draft's logits is q sum(r) - r,
+where r is p times the model's part of m: what the cache says rightly, the draft need not learn. Logits of a whole batch
+would need gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in
+the same visit.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ _BLOCK = 512
 
 
 class _Divergence(torch.autograd.Function):
-    """Sum over tokens of `(1 - tv_weight) * KL + tv_weight * TV`."""
+    """Sum over tokens of the Kullback-Leibler divergence from p to m."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, teacher_states: Tensor, head: Tensor, tv_weight: float) -> Tensor:
+    def forward(
+        ctx: Any, states: Tensor, teacher_states: Tensor, head: Tensor, columns: Tensor, shares: Tensor
+    ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=states.device)
         gradients = torch.empty_like(states, dtype=torch.float32)
         with torch.autocast(states.device.type, enabled=False):
@@ -31,23 +35,22 @@ class _Divergence(torch.autograd.Function):
                 teacher_logits = teacher_states[block] @ head.t()
                 q = logits.softmax(dim=-1, dtype=torch.float32)
                 p = teacher_logits.softmax(dim=-1, dtype=torch.float32)
-                total += (1 - tv_weight) * _kl(p, teacher_logits.float(), logits.float())
-                if tv_weight == 0:
-                    gradient = q.sub_(p)
-                else:
-                    difference = q - p
-                    total += tv_weight * difference.abs().sum() / 2
-                    sign = difference.sign()
-                    inner = (q * sign).sum(dim=-1, keepdim=True)
-                    gradient = difference.mul_(1 - tv_weight).add_(q * (sign - inner), alpha=tv_weight / 2)
+                total += _kl(p, teacher_logits.float(), logits.float())
+                left = 1 - shares[block].sum(dim=-1, keepdim=True)
+                places, proposable = columns[block].clamp_min(0), columns[block] >= 0
+                at_places, of_model = p.gather(1, places), left * q.gather(1, places)
+                part = of_model / (of_model + shares[block] * proposable).clamp_min(1e-30)
+                total += (at_places * part.clamp_min(1e-30).log()).sum() - left.log().sum()
+                p.scatter_add_(1, places, at_places * (part - 1))  # now r
+                gradient = q.mul_(p.sum(dim=-1, keepdim=True)).sub_(p)
                 gradients[block] = gradient.to(head.dtype) @ head
         ctx.save_for_backward(gradients)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradients,) = ctx.saved_tensors
-        return gradients * outer[0], None, None, None
+        return gradients * outer[0], None, None, None, None
 
 
 def _kl(p: Tensor, teacher_logits: Tensor, logits: Tensor) -> Tensor:
@@ -56,25 +59,33 @@ def _kl(p: Tensor, teacher_logits: Tensor, logits: Tensor) -> Tensor:
     return (cross - teacher_logits.logsumexp(dim=-1) + logits.logsumexp(dim=-1)).sum()
 
 
-def divergence(states: Tensor, teacher_states: Tensor, head: Tensor, *, tv_weight: float = 0.0) -> Tensor:
-    """Sum over the tokens; both states are [tokens, hidden], `head` is [vocabulary, hidden]."""
-    result: Tensor = _Divergence.apply(states, teacher_states, head, tv_weight)
+def divergence(states: Tensor, teacher_states: Tensor, head: Tensor, columns: Tensor, shares: Tensor) -> Tensor:
+    """Sum over the tokens; both states are [tokens, hidden], `head` is [vocabulary, hidden].
+
+    `columns`, `shares` [tokens, continuations]: rows of `head` whose tokens the n-gram cache knows, all different
+    (-1: one that the draft cannot propose, or none), and what it gives them.
+    """
+    result: Tensor = _Divergence.apply(states, teacher_states, head, columns, shares)
     return result
 
 
 @torch.no_grad()
-def agreement(states: Tensor, teacher_states: Tensor, head: Tensor, output_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Per token: whether the draft's best token is the target's, and the sampled acceptance, 1 - total variation.
+def agreement(
+    states: Tensor, teacher_states: Tensor, head: Tensor, output_ids: Tensor, known_ids: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Per token: whether the mixture's best token is the target's, and the sampled acceptance, 1 - total variation.
 
-    `head` is the target's whole head here [all ids, hidden]; the draft's vocabulary is its rows `output_ids`.
+    `head` is the target's whole head here [all ids, hidden]; the draft's vocabulary is its rows `output_ids`; the
+    n-gram cache gives `shares` to `known_ids` [tokens, continuations], none to places that are not used.
     """
     greedy, sampled = [], []
     for start in range(0, len(states), _BLOCK):
         block = slice(start, start + _BLOCK)
-        logits = (teacher_states[block] @ head.t()).float()
-        best = logits.argmax(dim=-1)
-        p = logits.softmax(dim=-1)[:, output_ids]
+        p = (teacher_states[block] @ head.t()).float().softmax(dim=-1)
+        mixed = torch.zeros_like(p)
         q = (states[block].to(head.dtype) @ head[output_ids].t()).float().softmax(dim=-1)
-        greedy.append(output_ids[q.argmax(dim=-1)] == best)
-        sampled.append(torch.minimum(p, q).sum(dim=-1))
+        mixed[:, output_ids] = q * (1 - shares[block].sum(dim=-1, keepdim=True))
+        mixed.scatter_add_(1, known_ids[block], shares[block])
+        greedy.append(mixed.argmax(dim=-1) == p.argmax(dim=-1))
+        sampled.append(torch.minimum(p, mixed).sum(dim=-1))
     return torch.cat(greedy), torch.cat(sampled)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import LlamaModel
 
@@ -36,6 +37,16 @@ class Student(nn.Module):
         embedded = nn.functional.embedding(token_ids, self.embedding).float()
         states: Tensor = self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
         return states
+
+    def load_trained_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start from a draft, the `trained_weights` of as many layers or fewer; others change nothing at first."""
+        own = self.trained_weights()
+        with torch.no_grad():
+            for name, tensor in own.items():
+                if name in tensors:
+                    tensor.copy_(tensors[name])
+                elif name.endswith(("o_proj.weight", "down_proj.weight")):
+                    tensor.zero_()
 
     def trained_weights(self) -> dict[str, Tensor]:
         """What the draft does not share with the target, under the names that `LlamaForCausalLM` gives them."""

@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from dataset import Text, offsets, read_states, read_text
+from dataset import Text, known_tokens, offsets, read_states, read_text
 from losses import agreement, divergence
 from safetensors.torch import save_file
 from student import Student
 from teacher import load_teacher, stop_ids
 from torch import Tensor
+
+from amusd.models.draft_file import read_draft
 
 HELD_OUT_ROWS = 96
 """Rows that no run learns from, whatever its share of the data."""
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--states", type=Path, required=True, help="folder written by label.py")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers, its vocabulary")
     parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument("--epochs", type=float, default=2.5)
@@ -48,8 +51,6 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--lr", type=float, default=0.002, help="of the matrices; norms: a tenth, 0.001 at most")
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--tv-weight", type=float, default=0.0, help="share of total variation in the loss")
-    parser.add_argument("--match-weight", type=float, default=0.0, help="of the distance between states")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     train(parser.parse_args())
@@ -60,6 +61,8 @@ def train(arguments: argparse.Namespace) -> None:
     torch.manual_seed(arguments.seed)
     run = Run(arguments)
     run.resume()
+    if run.step == 0:
+        run.evaluate()
     saved_at = time.monotonic()
     for rows in run.batches():
         run.learn(rows)
@@ -88,11 +91,19 @@ class Run:
         teacher = load_teacher(arguments.device)
         self._head = teacher.get_output_embeddings().weight.detach()
         learned_from = self._text.select(self.pool)
-        self._output_ids = most_frequent(learned_from, arguments.vocab_size, self._head.shape[0], stop_ids(teacher))
-        self._ids = torch.from_numpy(self._output_ids).to(arguments.device)
-        self._student_head = self._head[self._ids].contiguous()
         layers = [None if layer == "r" else int(layer) for layer in arguments.layers.split(",")]
         self._student = Student(teacher, layers).float()
+        if arguments.draft_file is None:
+            self._output_ids = most_frequent(learned_from, arguments.vocab_size, self._head.shape[0], stop_ids(teacher))
+        else:
+            draft = read_draft(arguments.draft_file)
+            self._student.load_trained_weights(draft.tensors)
+            self._output_ids = draft.output_ids.numpy()
+        self._ids = torch.from_numpy(self._output_ids).to(arguments.device)
+        self._student_head = self._head[self._ids].contiguous()
+        self._known = known_tokens(self._text)
+        self._column_of = np.full(self._head.shape[0], -1, dtype=np.int64)
+        self._column_of[self._output_ids] = np.arange(len(self._output_ids))
         self._optimizers = make_optimizers(self._student, arguments)
 
         self._seconds, self._num_tokens = 0.0, 0
@@ -109,18 +120,16 @@ class Run:
     def learn(self, rows: np.ndarray) -> None:
         """One step."""
         began = time.monotonic()
-        arguments = self._arguments
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * schedule(self.step, self.num_steps)
-        token_ids, target_states, real = self._load(rows)
+        token_ids, target_states, real, known_ids, shares = self._load(rows)
         with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
             hidden = self._student(token_ids)[real]
-        loss = divergence(hidden, target_states, self._student_head, tv_weight=arguments.tv_weight) / len(hidden)
-        total = loss
-        if arguments.match_weight:
-            total = loss + arguments.match_weight * torch.nn.functional.mse_loss(hidden.float(), target_states.float())
-        total.backward()
+        columns = torch.from_numpy(self._column_of)[known_ids].to(real.device)
+        columns[shares == 0] = -1
+        loss = divergence(hidden, target_states, self._student_head, columns, shares) / len(hidden)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
         for optimizer in self._optimizers:
             optimizer.step()
@@ -139,24 +148,31 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self) -> None:
-        """Greedy agreement and sampled acceptance over the answers in the rows held out; a point of the curve."""
+        """Agreement and acceptance of the mixture over the answers in the rows held out; a point of the curve."""
         greedy, sampled = [], []
         for rows in np.array_split(self._held_out, math.ceil(len(self._held_out) / 8)):
-            token_ids, target_states, real = self._load(rows)
+            token_ids, target_states, real, known_ids, shares = self._load(rows)
             with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
                 hidden = self._student(token_ids)[real]
             # A state predicts the token behind it: those count whose next token belongs to an answer.
             answer = np.zeros(real.shape, dtype=bool)
             answer[:, :-1] = self._text.answer[rows, 1 : real.shape[1]]
             counted = torch.from_numpy(answer).to(real.device)[real]
-            parts = agreement(hidden[counted], target_states[counted], self._head, self._ids)
+            parts = agreement(
+                hidden[counted],
+                target_states[counted],
+                self._head,
+                self._ids,
+                known_ids.to(real.device)[counted],
+                shares[counted],
+            )
             greedy.append(parts[0])
             sampled.append(parts[1])
         point = {
             "step": self.step,
             "tokens": self._num_tokens,
             "seconds": round(self._seconds),
-            "loss": round(self._recent_loss(), 4),
+            "loss": round(self._recent_loss(), 4) if self._losses else None,
             "greedy": round(float(torch.cat(greedy).float().mean()), 4),
             "sampled": round(float(torch.cat(sampled).mean()), 4),
         }
@@ -206,16 +222,22 @@ class Run:
         self._checkpoint.unlink(missing_ok=True)
         print()
 
-    def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [rows, width], the target's states [real tokens, hidden], and which of the tokens are real."""
+    def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Tokens [rows, width], the target's states [real tokens, hidden], and which of the tokens are real.
+
+        Then what the n-gram cache says behind the real ones: ids, on the host, and shares.
+        """
         text, device = self._text, self._arguments.device
         width = int(text.length[rows].max())
         token_ids = torch.from_numpy(text.token_ids[rows, :width])
         real = torch.arange(width) < torch.from_numpy(text.length[rows]).unsqueeze(1)
         real[:, : text.prefix_length] = False  # the same in every row: nothing to learn
         starts = self._starts
-        parts = [self._states[starts[row] + text.prefix_length : starts[row + 1]] for row in rows]
-        return token_ids.to(device), torch.cat(parts).to(device), real.to(device)
+        parts = [slice(starts[row] + text.prefix_length, starts[row + 1]) for row in rows]
+        states = torch.cat([self._states[part] for part in parts])
+        known_ids = torch.from_numpy(np.concatenate([self._known.token_ids[part] for part in parts]))
+        shares = torch.from_numpy(np.concatenate([self._known.shares[part] for part in parts]))
+        return token_ids.to(device), states.to(device), real.to(device), known_ids, shares.to(device)
 
     def _recent_loss(self) -> float:
         recent = self._losses[-100:]
