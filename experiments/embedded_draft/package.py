@@ -30,6 +30,7 @@ def main() -> None:
         "licence": "Apache-2.0",
         "tokens": training["tokens"],
         "seconds": training["seconds"],
+        "before": training["before"],  # of the draft that this one goes on from
         **{name: settings[name] for name in ("layers", "epochs", "rows", "optimizer", "lr", "weight_decay", "seed")},
     }
     draft = DraftWeights(

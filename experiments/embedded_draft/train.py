@@ -93,10 +93,12 @@ class Run:
         learned_from = self._text.select(self.pool)
         layers = [None if layer == "r" else int(layer) for layer in arguments.layers.split(",")]
         self._student = Student(teacher, layers).float()
+        self._before: dict[str, Any] | None = None
         if arguments.draft_file is None:
             self._output_ids = most_frequent(learned_from, arguments.vocab_size, self._head.shape[0], stop_ids(teacher))
         else:
             draft = read_draft(arguments.draft_file)
+            self._before = dict(draft.facts)
             self._student.load_trained_weights(draft.tensors)
             self._output_ids = draft.output_ids.numpy()
         self._ids = torch.from_numpy(self._output_ids).to(arguments.device)
@@ -217,6 +219,7 @@ class Run:
             "tokens": int(self._text.length[self.pool].sum()),
             "seconds": round(self._seconds),
             "curve": self._curve,
+            "before": self._before,
         }
         (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
         self._checkpoint.unlink(missing_ok=True)

@@ -149,6 +149,18 @@ def test_from_nothing_to_a_draft_that_loads(
     report = json.loads((draft / "training.json").read_text())
     assert report["curve"][-1]["loss"] < report["curve"][1]["loss"]  # the first is from before the first step
     assert read_draft(shipped).num_layers == 2
+    assert read_draft(shipped).facts["before"] is None
+
+    further = {"text": text, "states": states, "layers": "0,r,1", "epochs": 6, "rows": 2, "lr": 0.0005}
+    call("train", out=tmp_path / "further", draft_file=shipped, **further)
+    call("package", draft=tmp_path / "further", out=tmp_path / "further.safetensors")
+    continued = read_draft(tmp_path / "further.safetensors")
+    assert continued.num_layers == 3
+    assert continued.facts["before"] == read_draft(shipped).facts
+    assert continued.output_ids.tolist() == read_draft(shipped).output_ids.tolist()
+    curve = json.loads((tmp_path / "further" / "training.json").read_text())["curve"]
+    assert curve[0]["greedy"] == report["curve"][-1]["greedy"]  # a third layer that changes nothing yet
+    assert curve[-1]["loss"] < report["curve"][-1]["loss"]
     model = load_embedded_draft(
         embedded_folder,
         vocab_size=64,
