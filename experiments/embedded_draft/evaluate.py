@@ -5,8 +5,8 @@
 The target first answers every prompt, greedily and at temperature 1 (kept in the file --answers: the slow part). Then
 both models read those answers. Greedy agreement: the share of tokens of the greedy answers that are the draft's first
 choice. Sampled acceptance: the mean of 1 - total variation between the two distributions at temperature 1, over the
-tokens of the sampled answers. The drafter column is what `drafter=embedded` proposes: a lookup where a long suffix has
-occurred before, else the model.
+tokens of the sampled answers. Beside the model alone: what `drafter=embedded` proposes in a chain or a block (a lookup
+where a long suffix has occurred before, else the model), and in a tree (the model mixed with an n-gram cache).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from dataset import repeated_share
 from teacher import continue_rows, load_teacher
+from torch import Tensor
 
 from amusd.config import DrafterConfig, WorkloadConfig
 from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram_cache import NgramCache
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
 from amusd.models.huggingface import load_model
@@ -38,6 +40,7 @@ MAX_LENGTH = 1024
 MOST_REPEATED = 0.25
 """Share of repeated 12-token windows from which on an answer counts as looping."""
 POSITIONS = (0, 16, 48, MAX_NEW_TOKENS)
+HEADINGS = ("lookup", "mixture")
 _ALL = 10_000
 
 
@@ -68,6 +71,8 @@ class Judged:
     """Probability that the model's candidate is accepted: 0 or 1 where the target is greedy."""
     drafter: float
     """The same of the drafter's, which may have looked it up."""
+    mixture: float
+    """The same of the first guess in a tree."""
     looked_up: bool
 
 
@@ -90,11 +95,14 @@ def main() -> None:
     judged = judge_all(answers, arguments.draft_file, arguments.vocab_size, arguments.lookup)
     report = tabulate(judged)
     for name, rows in report.items():
-        print(f"\n{name:<24}{'greedy':>8}{'drafter':>9}{'sampled':>9}{'drafter':>9}{'tokens':>8}")
+        print(
+            f"\n{name:<24}"
+            + "".join(f"{column:>9}" for column in ("greedy", *HEADINGS, "sampled", *HEADINGS, "tokens"))
+        )
         for label, row in rows.items():
-            shares = [row[column] for column in ("greedy", "greedy_drafter", "sampled", "sampled_drafter")]
+            shares = [row[column] for column in row if column != "num_tokens"]
             cells = "".join(f"{'-' if share is None else format(share, '.3f'):>9}" for share in shares)
-            print(f"{label:<23}{cells}{row['num_tokens']:>8}")
+            print(f"{label:<24}{cells}{row['num_tokens']:>9}")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -154,6 +162,7 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
         model = (draft.output_ids[q.argmax(dim=-1)] == tokens).float()
     else:
         model = torch.minimum(p[:, draft.output_ids], q).sum(dim=-1)
+    first, acceptance = _mix(answer, p, q, draft.output_ids)
     found = _look_up(sequence, start, lookup)
     judged = []
     for position, looked_up in enumerate(found):
@@ -164,9 +173,17 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
             drafted = float(looked_up == answer.tokens[position])
         else:
             drafted = float(p[position, looked_up])
+        mixture = float(first[position] == answer.tokens[position] if answer.temperature == 0 else acceptance[position])
         judged.append(
             Judged(
-                answer.category, answer.temperature, position, answer.loops, probability, drafted, looked_up is not None
+                answer.category,
+                answer.temperature,
+                position,
+                answer.loops,
+                probability,
+                drafted,
+                mixture,
+                looked_up is not None,
             )
         )
     return judged
@@ -199,8 +216,10 @@ def _figures(judged: Sequence[Judged]) -> dict[str, float | None]:
     return {
         "greedy": _mean([token.model for token in greedy]),
         "greedy_drafter": _mean([token.drafter for token in greedy]),
+        "greedy_mixture": _mean([token.mixture for token in greedy]),
         "sampled": _mean([token.model for token in sampled]),
         "sampled_drafter": _mean([token.drafter for token in sampled]),
+        "sampled_mixture": _mean([token.mixture for token in sampled]),
         "num_tokens": len(judged),
     }
 
@@ -212,6 +231,24 @@ def _mean(values: Sequence[float]) -> float | None:
 def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
     """[tokens, vocabulary]: in one pass."""
     return model.forward(sequence, model.new_cache(len(sequence))).logits
+
+
+def _mix(answer: Answer, p: Tensor, q: Tensor, output_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Each position's likeliest token of the mixture, and 1 - total variation from the target's `p`; both [tokens].
+
+    `p` [tokens, all ids] and `q` [tokens, the draft's] are the models' distributions.
+    """
+    mixed = torch.zeros_like(p)
+    mixed[:, output_ids] = q
+    ngrams = NgramCache()
+    ngrams.open(answer.prompt)
+    for row, token_id in zip(mixed, answer.tokens, strict=True):
+        guesses = ngrams.guesses()
+        row.mul_(1 - sum(share for _, share in guesses))
+        for guess, share in guesses:
+            row[guess] += share
+        ngrams.commit([token_id])
+    return mixed.argmax(dim=-1), torch.minimum(p, mixed).sum(dim=-1)
 
 
 def _look_up(sequence: Sequence[int], start: int, min_lookup: int) -> list[int | None]:
