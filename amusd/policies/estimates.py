@@ -31,6 +31,9 @@ FORGETTING = 0.98
 """Weight of past waits after each pass, so that waiting is tried again where it has been in vain."""
 LEAST_WAIT = 0.05
 """Of a candidate: how many the shortest wait so far always counts for."""
+LONGEST_WAIT = 3.0
+"""Times what was expected: as how long a wait counts at most. One stall of the machine must not end all waiting, and a
+draft that has become slow is noticed all the same, by and by."""
 
 
 class _Waits:
@@ -48,6 +51,8 @@ class _Waits:
 
     def waited(self, seconds: float, *, came: bool) -> None:
         """So long, and a candidate came or not."""
+        if self._num_candidates:
+            seconds = min(seconds, LONGEST_WAIT * self.seconds)
         self._seconds = MEMORY * self._seconds + seconds
         self._num_candidates = MEMORY * self._num_candidates + came
         if came and (seconds < self._shortest or not self._shortest):

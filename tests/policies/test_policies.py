@@ -190,6 +190,20 @@ def test_waits_in_vain_make_a_candidate_dear_until_they_are_forgotten() -> None:
     assert estimates.candidate_seconds(0) == pytest.approx(0.01, rel=0.01)
 
 
+def test_one_stall_of_the_machine_does_not_end_all_waiting() -> None:
+    estimates = Estimates()
+    for _ in range(20):
+        estimates.waited(0, 0.006, came=True)
+    estimates.waited(0, 0.3, came=True)
+    assert 0.006 < estimates.candidate_seconds(0) < 0.008
+    for _ in range(12):  # it was none: the draft has become slow
+        estimates.waited(0, 0.3, came=True)
+    assert estimates.candidate_seconds(0) > 0.04
+    first = Estimates()
+    first.waited(0, 0.3, came=True)  # nothing was expected
+    assert first.candidate_seconds(0) == pytest.approx(0.3)
+
+
 def test_a_rejection_costs_the_wait_that_it_leads_to_more_often() -> None:
     estimates = Estimates()
     assert estimates.rejection_loss == 0
