@@ -30,12 +30,14 @@ class Observer:
         self._last_end_ns: int | None = None
         self._first_weight: float | None = None
         self._gain = 0.0
+        self._draft_knows = True  # what is committed
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """An answer begins. What drafters do, and one with and without trees, is kept apart."""
         key = drafter, has_tree
         self._estimates, self._payoff = self._of_drafters.setdefault(key, (Estimates(), Payoff()))
         self._last_end_ns = None
+        self._draft_knows = True
 
     def view(self, session: Verification[Any], *, max_candidates: int, waited_ns: int) -> TargetView:
         """`max_candidates`: what the next pass can take; `waited_ns`: since it could have begun."""
@@ -44,7 +46,7 @@ class Observer:
         view = TargetView(
             num_candidates=num_candidates,
             max_candidates=max_candidates,
-            may_get_more=session.may_get_more,
+            may_get_more=session.may_get_more and self._draft_knows,
             draft_restarting=session.draft_restarting,
             waited_seconds=waited_ns / 1e9,
             pass_seconds=self._pass_seconds,
@@ -80,10 +82,11 @@ class Observer:
         """The pass on which the last view was decided is over.
 
         `foreseen`: the draft does not start anew behind it. `rests`: it is not told of it, so that what it could have
-        brought is not known. `is_alone`: there is none to be heard, which says nothing of what drafting brings.
-        `num_rows`: of all `num_sequences` in the pass, where there are several: each row costs all of them its time, so
-        that its price is the time of as many.
+        brought is not known, and nothing can come from it before the next pass. `is_alone`: there is none to be heard,
+        which says nothing of what drafting brings. `num_rows`: of all `num_sequences` in the pass, where there are
+        several: each row costs all of them its time, so that its price is the time of as many.
         """
+        self._draft_knows = not rests
         pass_seconds = (end_ns - start_ns) / 1e9
         memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
         is_outlier = bool(memory) and pass_seconds > OUTLIER * self._pass_seconds

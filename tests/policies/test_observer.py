@@ -45,6 +45,28 @@ def test_passes_and_what_lies_between_them_are_told_apart() -> None:
     assert round(view.tokens_per_second, 9) == round(1.9 / (0.9 * 0.01 + 0.03), 9)  # the first pass weighs less
 
 
+def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
+    observer = Observer()
+    outcome = PassOutcome(
+        num_candidates=0, num_judged=0, num_accepted=0, num_alternatives=0, num_rescued=0, num_tokens=1
+    )
+
+    def can_grow() -> bool:
+        decoding = session()
+        decoding.attach(1)
+        return observer.view(decoding, max_candidates=3, waited_ns=0).can_grow
+
+    observer.open("a", has_tree=False)
+    assert can_grow()
+    observer.passed(0, 10, outcome, foreseen=False, rests=True)
+    assert not can_grow()
+    observer.passed(10, 20, outcome, foreseen=False)
+    assert can_grow()
+    observer.passed(20, 30, outcome, foreseen=False, rests=True)
+    observer.open("a", has_tree=False)  # an Open tells it all
+    assert can_grow()
+
+
 def test_a_row_of_a_pass_over_several_sequences_costs_each_of_them_its_time() -> None:
     observer = Observer()
     for num_rows in (6, 12, 18) * 20:
