@@ -20,6 +20,7 @@ from evaluate import MAX_LENGTH, Answer, logits_of
 
 from amusd.config import DrafterConfig
 from amusd.drafters.ngram_cache import SHARES, NgramCache, shares_of
+from amusd.drafters.tree import LOOKUP_WEIGHT
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
 from amusd.models.numerics import Numerics
@@ -122,7 +123,9 @@ def with_share(agreeing: int, share: float) -> Known:
 
 def looked_up(continuations: Continuations) -> Sequence[tuple[int, float]]:
     """The best continuation alone, where as many tokens agree as `drafter.min_lookup` asks for."""
-    return [(token_id, 0.85) for token_id, agreeing in continuations[:1] if agreeing >= DrafterConfig.min_lookup]
+    return [
+        (token_id, LOOKUP_WEIGHT) for token_id, agreeing in continuations[:1] if agreeing >= DrafterConfig.min_lookup
+    ]
 
 
 def mixed(place: Place, known: Known) -> dict[int, float]:

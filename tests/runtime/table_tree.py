@@ -11,7 +11,7 @@ from torch import Tensor
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.oracle import right_with_probability
-from amusd.drafters.tree import LOOKUP_TOKENS, Guesses
+from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, Guesses
 from amusd.models.table import TableModel
 from amusd.protocol.tree_draft_session import Node
 from amusd.sampling.ranking import Ranking
@@ -84,7 +84,7 @@ class TableTreeDrafter:
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
         tokens = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)
-        return tokens, 0.85 if tokens else 0.0
+        return tokens, LOOKUP_WEIGHT if tokens else 0.0
 
     def close(self) -> None:
         self._computed = set()
