@@ -169,8 +169,8 @@ class DecodingConfig:
     rows_per_step: int = 8
     """Branching: tokens of its tree that the draft computes in one step at most."""
     verify_breadth: int = 3
-    """Branching, auto: candidates of one position that a target pass verifies at most, in rows that would be padding
-    (on a CPU, with `verify_width=fixed`); elsewhere a pass verifies one path, as it does with 1."""
+    """Branching, auto: candidates of one position that a target pass verifies at most, in rows that cost next to
+    nothing (on a CPU with `verify_width=fixed`, on a GPU with `bucketed`); elsewhere one path, as with 1."""
     draft_timeout_seconds: float = 10.0
     """Synchronous mode, windowed: how long the target waits for a block before it goes on alone."""
     max_silence_seconds: float = 0.3

@@ -68,6 +68,7 @@ class ModelTreeDrafter:
         self._num_ids = num_ids
         self._ngrams = ngrams
         self._cache = model.new_cache(model.max_length, spare=MAX_NODES)
+        model.prepare_tree(self._cache)
         self._num_slots = model.max_length + MAX_NODES
         self._distribution = GREEDY
         self._slots: dict[Node, int] = {}

@@ -18,7 +18,7 @@ from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.tree_pass import PathRows, Visible, lay_out, lay_out_paths
+from amusd.models.tree_pass import PathRows, Visible, checked, lay_out, lay_out_paths
 
 _PADDING_ID = 0  # any id will do: rows of padding are never read
 
@@ -27,6 +27,9 @@ class _CapturedCache(PreallocatedCache):
     """A cache together with the passes that were captured over its memory."""
 
     passes: CapturedPasses
+
+    def _move(self, slots: Sequence[int], places: Sequence[int]) -> None:
+        self.passes.move(slots, places)
 
 
 class CachedModel:
@@ -164,14 +167,31 @@ class CachedModel:
         return cache
 
     def prepare(self, cache: KVCache) -> None:
-        """Capture every shape of pass that `choose` and `extend` need in an empty cache. Raises `ValueError` else."""
+        """Capture what `choose`, `extend` and passes over paths need in an empty cache. Raises `ValueError` else."""
+        cache = self._checked_empty(cache)
+        if not isinstance(cache, _CapturedCache):
+            return
+        for num_keys in self._numerics.borders(cache.capacity):
+            for rows in self._numerics.row_counts:
+                cache.passes.prepare(rows, num_keys, self._tokens_per_step)
+        if self.num_tracks(0) > 1:
+            self.prepare_tree(cache)
+            cache.passes.prepare_moves()
+
+    def prepare_tree(self, cache: KVCache) -> None:
+        """The same of what `forward_tree` needs."""
+        cache = self._checked_empty(cache)
+        if not isinstance(cache, _CapturedCache):
+            return
+        for num_keys in self._numerics.node_borders(cache.allocated):
+            for rows in self._numerics.row_counts:
+                cache.passes.prepare_nodes(rows, num_keys)
+
+    def _checked_empty(self, cache: KVCache) -> PreallocatedCache:
         cache = self._checked((), cache)
         if cache.length:
             raise ValueError(f"a cache of length {cache.length} cannot be prepared: it must be empty")
-        if isinstance(cache, _CapturedCache):
-            for num_keys in self._numerics.borders(cache.capacity):
-                for rows in {self._numerics.padded_rows(rows) for rows in range(1, self._numerics.width + 1)}:
-                    cache.passes.prepare(rows, num_keys, self._tokens_per_step)
+        return cache
 
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
@@ -184,7 +204,7 @@ class CachedModel:
 
     def num_tracks(self, start: int) -> int:
         """Of a `forward_paths` at `start`; 1: it has no room. See `PathModel`."""
-        if self._ranks.size > 1 or self._capture is not None:
+        if self._ranks.size > 1:
             return 1
         return self._numerics.tracks_at(start)
 
@@ -230,7 +250,7 @@ class CachedModel:
             parents,
             start=start,
             num_rows=num_rows,
-            num_keys=numerics.num_keys(start, num_rows),
+            num_keys=numerics.path_keys(start, num_rows),
             num_tracks=self.num_tracks(start),
             stride=numerics.track_stride,
         )
@@ -239,11 +259,15 @@ class CachedModel:
             raise ValueError(f"a path to position {last} from {start}: allowed are {self.max_rows(start)} rows of one")
         padded = [*token_ids, *[_PADDING_ID] * (num_rows - len(token_ids))]
         logits = self._compute_tree(padded, paths, cache)
+        cache.path_slots = paths.slots
         return ModelOutput(logits=logits[: len(token_ids)])
 
     def choose_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
         """`forward_paths`, and the most likely token after each of its tokens."""
-        return self._tokens(argmax_rows(self.forward_paths(token_ids, parents, cache).logits))
+        logits = self.forward_paths(token_ids, parents, cache).logits
+        if isinstance(cache, _CapturedCache):
+            return cache.passes.chosen(len(token_ids))
+        return self._tokens(argmax_rows(logits))
 
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
         """Of the last `forward_paths`: go on with these rows, a path from the first; `cache.length` moves."""
@@ -284,8 +308,8 @@ class CachedModel:
         another node at any time; `new_cache(capacity, spare=...)` has `capacity + spare` in all. `cache.length` neither
         matters nor changes; `prefill` and `forward` write from there on, padding included, whatever lies there.
 
-        Rows are never padded, and the pass is not captured, whatever others are. Raises `ValueError`, before any
-        change, for what no path can be.
+        Rows are padded where passes are captured only; the logits are then valid until the next pass. Raises
+        `ValueError`, before any change, for what no path can be.
         """
         cache = self._checked((), cache)
         if not 1 <= len(token_ids) <= self._numerics.width:
@@ -293,9 +317,15 @@ class CachedModel:
         return self._compute_tree(token_ids, PathRows(positions, slots, visible), cache)
 
     def _compute_tree(self, token_ids: Sequence[int], nodes: PathRows, cache: PreallocatedCache) -> Tensor:
-        rows = lay_out(self._network, token_ids, nodes, max_length=self._max_length, num_slots=cache.allocated)
+        visible = nodes.visible
+        inputs = checked(self._network, token_ids, nodes, max_length=self._max_length, num_slots=cache.allocated)
         self._ranks.announce(cache, token_ids, with_logits=True, nodes=nodes)
-        cache.begin(len(token_ids), nodes.visible.shape[1], rows.slots)
+        if isinstance(cache, _CapturedCache):
+            num_rows = self._numerics.padded_rows(len(token_ids))
+            num_keys = self._numerics.node_keys(visible.shape[1], cache.allocated)
+            return cache.passes.forward_nodes(inputs, visible, num_rows, num_keys)
+        rows = lay_out(self._network, inputs, visible)
+        cache.begin(len(token_ids), visible.shape[1], rows.slots)
         with torch.inference_mode():
             logits = self._network(rows.token_ids, rows.positions, rows.mask, cache, with_logits=True)
         assert logits is not None

@@ -2,8 +2,9 @@
 
 A replay needs no Python per operator. Everything that changes from pass to pass is data on the device: the tokens, how
 many of them are real, and the position of the first. So a rollback changes one number, and several draft steps fit in
-one replay, each reading the token that the one before it chose. Token ids leave through pinned memory; the host waits
-for one event per replay and never asks the device for a value.
+one replay, each reading the token that the one before it chose. Of a pass over nodes of a tree also where each of them
+stands, and what it sees, are data. Token ids leave through pinned memory; the host waits for one event per replay and
+never asks the device for a value.
 
 `capture` is what makes it a CUDA graph; `run_each_time` does the same work on any device.
 """
@@ -11,15 +12,17 @@ for one event per replay and never asks the device for a value.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from amusd.errors import DeviceError
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.network import Network
+from amusd.models.tree_pass import NodeInputs, Visible
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
@@ -38,6 +41,19 @@ class _Event(Protocol):
     def record(self) -> None: ...
 
     def query(self) -> bool: ...
+
+
+class _Buffer:
+    """What the host writes and a replay reads."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._host = torch.zeros(size, dtype=dtype, pin_memory=device.type == "cuda")
+        self.host_view = self._host.numpy()
+        self.device = torch.zeros_like(self._host, device=device)
+
+    def send(self, count: int) -> None:
+        """The first `count` elements, in the device's own time."""
+        self.device[:count].copy_(self._host[:count], non_blocking=True)
 
 
 def run_each_time(work: Callable[[], None]) -> Replay:
@@ -62,7 +78,8 @@ def capture_cuda_graph(work: Callable[[], None]) -> Replay:
 class CapturedPasses:
     """Runs a network over one cache in captured passes.
 
-    A pass is known by its shape: rows computed, keys read, and how many tokens are chosen one after another (`steps`).
+    A pass over a block is known by its shape: rows computed, keys read, and how many tokens are chosen one after
+    another (`steps`); one over nodes of a tree by rows and keys.
     """
 
     def __init__(
@@ -83,27 +100,27 @@ class CapturedPasses:
         self._max_rows = max_rows
         self._output_ids = output_ids
         self._capture = capture
-        self._replays: dict[tuple[int, int, int], tuple[Replay, list[Tensor]]] = {}
+        self._replays: dict[Hashable, tuple[Replay, list[Tensor]]] = {}
         device = network.device
         on_gpu = device.type == "cuda"
-        self._host_inputs = torch.zeros(_NUM_SCALARS + max_rows, dtype=torch.int64, pin_memory=on_gpu)
+        self._block = _Buffer(_NUM_SCALARS + max_rows, torch.int64, device)
+        self._nodes = _Buffer(3 * max_rows, torch.int64, device)
+        self._visible = _Buffer(max_rows * cache.allocated, torch.bool, device)
+        self._moves = _Buffer(2 * max_rows, torch.int64, device)
         self._host_outputs = torch.zeros(max_rows + max_steps, dtype=torch.int64, pin_memory=on_gpu)
-        self._host_inputs_view = self._host_inputs.numpy()
-        self._inputs = torch.zeros_like(self._host_inputs, device=device)
         self._outputs = torch.zeros_like(self._host_outputs, device=device)
         self._indices = torch.arange(cache.allocated, device=device)
         self._done: _Event | None = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]  # torch's
 
     def choose(self, token_ids: Sequence[int], rows: int, num_keys: int) -> list[int]:
         """The most likely token after each of `token_ids`, which are padded to `rows`. The cache moves on."""
-        self._replay(token_ids, rows, num_keys, 1)
-        chosen: list[int] = self._host_outputs[: len(token_ids)].tolist()
+        self._replay_block(token_ids, rows, num_keys, 1)
         self._cache.advance(len(token_ids))
-        return chosen
+        return self.chosen(len(token_ids))
 
     def extend(self, token_ids: Sequence[int], rows: int, num_keys: int, steps: int) -> list[int]:
         """The `steps` most likely tokens after `token_ids`, each following the one before. The last stays outside."""
-        self._replay(token_ids, rows, num_keys, steps)
+        self._replay_block(token_ids, rows, num_keys, steps)
         count = len(token_ids)
         outputs: list[int] = self._host_outputs.tolist()
         self._cache.advance(count + steps - 1)
@@ -111,64 +128,147 @@ class CapturedPasses:
 
     def forward(self, token_ids: Sequence[int], rows: int, num_keys: int) -> Tensor:
         """Logits [len(token_ids), vocab], valid until the next pass."""
-        logits = self._replay(token_ids, rows, num_keys, 1)
+        logits = self._replay_block(token_ids, rows, num_keys, 1)
         self._cache.advance(len(token_ids))
         return logits[: len(token_ids)]
 
-    def prepare(self, rows: int, num_keys: int, steps: int) -> None:
-        """Capture this shape now. Whatever the cache held is overwritten."""
-        self._send([0] * rows)
-        self._captured(rows, num_keys, steps)
+    def forward_nodes(self, inputs: NodeInputs, visible: Visible, rows: int, num_keys: int) -> Tensor:
+        """Logits [nodes, vocab] of nodes of a tree, padded to `rows` and `num_keys`, valid until the next pass.
 
-    def _replay(self, token_ids: Sequence[int], rows: int, num_keys: int, steps: int) -> Tensor:
-        self._send(token_ids)
-        replay, logits = self._captured(rows, num_keys, steps)
+        What is padded writes to the last slots of memory, which no node may hold. The cache's length stays.
+        """
+        self._send_nodes(inputs, visible, rows, num_keys)
+        return self._replay(*self._node_pass(rows, num_keys))[: inputs.shape[1]]
+
+    def chosen(self, count: int) -> list[int]:
+        """The most likely tokens after the first `count` rows of the last pass."""
+        outputs: list[int] = self._host_outputs[:count].tolist()
+        return outputs
+
+    def move(self, slots: Sequence[int], places: Sequence[int]) -> None:
+        """As the cache's: at most `max_rows` of them. Does not wait for the device."""
+        self._send_moves(slots, places)
+        replay, _ = self._move()
+        with torch.inference_mode():
+            replay()
+
+    def prepare(self, rows: int, num_keys: int, steps: int) -> None:
+        """Capture this shape of a block now. Whatever the cache held is overwritten."""
+        self._send_block([0] * rows)
+        self._block_pass(rows, num_keys, steps)
+
+    def prepare_nodes(self, rows: int, num_keys: int) -> None:
+        """Capture this shape of a pass over nodes now. The last slots of memory are overwritten."""
+        self._send_nodes(np.empty((3, 0), dtype=np.int64), np.empty((0, 0), dtype=np.bool_), rows, num_keys)
+        self._node_pass(rows, num_keys)
+
+    def prepare_moves(self) -> None:
+        """Capture `move` now, once the cache has memory. The last slots are overwritten."""
+        self._send_moves((), ())
+        self._move()
+
+    def _replay_block(self, token_ids: Sequence[int], rows: int, num_keys: int, steps: int) -> Tensor:
+        self._send_block(token_ids)
+        return self._replay(*self._block_pass(rows, num_keys, steps))
+
+    def _replay(self, replay: Replay, logits: list[Tensor]) -> Tensor:
         with torch.inference_mode():
             replay()
         self._wait()
         return logits[0]
 
-    def _send(self, token_ids: Sequence[int]) -> None:
-        # The last replay is over (`_wait`), so nothing reads the buffer any more.
-        count = len(token_ids)
-        self._host_inputs_view[: _NUM_SCALARS + count] = (self._cache.length, count, *token_ids)
-        self._inputs.copy_(self._host_inputs, non_blocking=True)
+    # What changes from pass to pass. The last replay is over (`_wait`), so nothing reads its buffers any more; one that
+    # moves is over when the pass behind it is, and no two moves follow each other.
 
-    def _captured(self, rows: int, num_keys: int, steps: int) -> tuple[Replay, list[Tensor]]:
-        key = (rows, num_keys, steps)
+    def _send_block(self, token_ids: Sequence[int]) -> None:
+        count = len(token_ids)
+        self._block.host_view[: _NUM_SCALARS + count] = (self._cache.length, count, *token_ids)
+        self._block.send(_NUM_SCALARS + count)
+
+    def _send_nodes(self, inputs: NodeInputs, visible: Visible, rows: int, num_keys: int) -> None:
+        count, num_seen = visible.shape
+        host = self._nodes.host_view[: 3 * rows].reshape(3, rows)
+        host[:, :count] = inputs
+        host[:2, count:] = 0
+        host[2, count:] = self._scratch(rows - count)
+        self._nodes.send(3 * rows)
+        seen = self._visible.host_view[: rows * num_keys].reshape(rows, num_keys)
+        seen[:count, :num_seen] = visible
+        seen[:count, num_seen:] = False
+        seen[count:] = False
+        seen[count:, 0] = True  # a row that sees nothing is no number, and memory must stay finite
+        self._visible.send(rows * num_keys)
+
+    def _send_moves(self, slots: Sequence[int], places: Sequence[int]) -> None:
+        unused = self._scratch(self._max_rows - len(slots))
+        self._moves.host_view[:] = (*slots, *unused, *places, *unused)
+        self._moves.send(2 * self._max_rows)
+
+    def _scratch(self, count: int) -> range:
+        """Slots of nobody: an allocation reaches as far beyond what a cache holds as a pass has rows."""
+        return range(self._cache.allocated - count, self._cache.allocated)
+
+    # The work of each kind of replay.
+
+    def _block_pass(self, rows: int, num_keys: int, steps: int) -> tuple[Replay, list[Tensor]]:
+        """`rows` rows, then `steps - 1` single ones; the logits are those of the first part."""
+
+        def work() -> Tensor:
+            block = self._block.device
+            start, count = block[0], block[1]
+            slots = start + self._indices[:rows]
+            logits = self._compute(block[_NUM_SCALARS : _NUM_SCALARS + rows], slots, num_keys)
+            chosen = self._choose(logits)
+            self._outputs[:rows] = chosen
+            last = chosen.index_select(0, (count - 1).unsqueeze(0))  # [1]
+            for step in range(1, steps):
+                slot = (start + count + (step - 1)).unsqueeze(0)
+                last = self._choose(self._compute(last, slot, num_keys))
+                self._outputs[self._max_rows + step : self._max_rows + step + 1] = last
+            self._host_outputs.copy_(self._outputs, non_blocking=True)
+            return logits
+
+        return self._captured(("block", rows, num_keys, steps), work)
+
+    def _node_pass(self, rows: int, num_keys: int) -> tuple[Replay, list[Tensor]]:
+        def work() -> Tensor:
+            token_ids, positions, slots = self._nodes.device[: 3 * rows].view(3, rows)
+            visible = self._visible.device[: rows * num_keys].view(rows, num_keys)
+            logits = self._attend(token_ids, positions, slots, visible)
+            self._outputs[:rows] = self._choose(logits)
+            self._host_outputs.copy_(self._outputs, non_blocking=True)
+            return logits
+
+        return self._captured(("nodes", rows, num_keys), work)
+
+    def _move(self) -> tuple[Replay, list[Tensor]]:
+        def work() -> Tensor:
+            moves = self._moves.device.view(2, self._max_rows)
+            self._cache.move(moves[0], moves[1])
+            return moves
+
+        return self._captured(("moves",), work)
+
+    def _captured(self, key: Hashable, work: Callable[[], Tensor]) -> tuple[Replay, list[Tensor]]:
         known = self._replays.get(key)
         if known is None:
-            logits: list[Tensor] = []
+            results: list[Tensor] = []
 
-            def work() -> None:
-                logits[:] = [self._pass(rows, num_keys, steps)]
+            def keep_result() -> None:
+                results[:] = [work()]
 
             with torch.inference_mode():
-                known = self._replays[key] = (self._capture(work), logits)
+                known = self._replays[key] = (self._capture(keep_result), results)
         return known
 
-    def _pass(self, rows: int, num_keys: int, steps: int) -> Tensor:
-        """The work of one replay: `rows` rows, then `steps - 1` single ones; the logits of the first part."""
-        start, count = self._inputs[0], self._inputs[1]
-        token_ids = self._inputs[_NUM_SCALARS : _NUM_SCALARS + rows]
-        logits = self._compute(token_ids, start + self._indices[:rows], num_keys)
-        chosen = self._choose(logits)
-        self._outputs[:rows] = chosen
-        last = chosen.index_select(0, (count - 1).unsqueeze(0))  # [1]
-        for step in range(1, steps):
-            slot = (start + count + (step - 1)).unsqueeze(0)
-            last = self._choose(self._compute(last, slot, num_keys))
-            self._outputs[self._max_rows + step : self._max_rows + step + 1] = last
-        self._host_outputs.copy_(self._outputs, non_blocking=True)
-        return logits
-
     def _compute(self, token_ids: Tensor, slots: Tensor, num_keys: int) -> Tensor:
-        rows = len(token_ids)
         visible = self._indices[:num_keys] <= slots.unsqueeze(1)  # [rows, num_keys]
+        return self._attend(token_ids, slots.clamp(max=self._last_position), slots, visible)
+
+    def _attend(self, token_ids: Tensor, positions: Tensor, slots: Tensor, visible: Tensor) -> Tensor:
         mask = torch.zeros_like(visible, dtype=self._network.cache_dtype).masked_fill_(~visible, -torch.inf)
         mask = mask.expand(1, self._network.num_query_groups, -1, -1).contiguous()
-        self._cache.begin(rows, num_keys, slots)
-        positions = slots.clamp(max=self._last_position)
+        self._cache.begin(len(token_ids), visible.shape[1], slots)
         logits = self._network(token_ids, positions, mask, self._cache, with_logits=True)
         assert logits is not None
         return logits

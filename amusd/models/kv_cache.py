@@ -38,6 +38,8 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.dtype = dtype
         self.allocated = allocated
         self.spare = spare
+        self.path_slots: Sequence[int] = ()
+        """Of each row of the last pass, if that was one over paths of which none has been kept."""
         self._capacity = capacity
         self._length = 0
         self._num_keys = 0
@@ -85,28 +87,38 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """The pass is done; its first `rows` rows are real."""
         if self._length + rows > self._capacity:
             raise ValueError(f"{rows} rows at {self._length} exceed the capacity of {self._capacity}")
+        self.path_slots = ()
         self._length += rows
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Of a pass into slots: these rows are real, in this order, and go on the sequence; they move to their places.
+        """Of the last pass over paths: these rows are real, in this order, and go on the sequence.
 
-        Each place is the row's own slot or one that no row of `rows` holds.
+        They move to their places, each of which is the row's own slot or one that no row of `rows` holds. Raises
+        `ValueError` where there was another pass meanwhile, or they do not fit.
         """
-        if self._slots is None:
-            raise ValueError("the last pass was not one into slots")
+        if not self.path_slots:
+            raise ValueError("the last pass was not one over paths")
         if self._length + len(rows) > self._capacity:
             raise ValueError(f"{len(rows)} rows at {self._length} exceed the capacity of {self._capacity}")
-        slots = self._slots[list(rows)]
-        places = torch.arange(self._length, self._length + len(rows), device=slots.device)
-        moved = slots != places
-        if bool(moved.any()):
-            slots, places = slots[moved], places[moved]
-            with torch.inference_mode():  # in which passes write
-                for storage in self._joint.values():
-                    storage.index_copy_(1, places, storage.index_select(1, slots))
-                for storage in (*self._keys.values(), *self._values.values()):
-                    storage.index_copy_(2, places, storage.index_select(2, slots))
+        slots = [self.path_slots[row] for row in rows]
+        moves = [(slot, place) for place, slot in enumerate(slots, start=self._length) if slot != place]
+        if moves:
+            self._move(*zip(*moves, strict=True))
+        self.path_slots = ()
         self._length += len(rows)
+
+    def _move(self, slots: Sequence[int], places: Sequence[int]) -> None:
+        storage = next(iter((*self._joint.values(), *self._keys.values())))
+        sources, targets = torch.tensor((slots, places), device=storage.device)
+        with torch.inference_mode():  # in which passes write
+            self.move(sources, targets)
+
+    def move(self, slots: Tensor, places: Tensor) -> None:
+        """Copy what lies in `slots` [n] to `places` [n], both int64 on the cache's device."""
+        for storage in self._joint.values():
+            storage.index_copy_(1, places, storage.index_select(1, slots))
+        for storage in (*self._keys.values(), *self._values.values()):
+            storage.index_copy_(2, places, storage.index_select(2, slots))
 
     def update(
         self,

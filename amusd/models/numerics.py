@@ -21,7 +21,7 @@ from dataclasses import dataclass
 TRACK_STRIDE = 16
 """A multiple of every number of float32 lanes that CPUs have (4, 8, 16)."""
 NUM_TRACKS = 3
-"""Rows of one position that a pass on a CPU may hold: a third alternative is hardly ever right."""
+"""Rows of one position that a pass may hold: a third alternative is hardly ever right."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,24 @@ class Numerics:
     max_keys: int | None = None
     """With `doubling`: the last border, where memory ends."""
     num_tracks: int = 1
-    """With `fixed`: rows of one position that a pass may hold, in tracks of slots that lie `track_stride` apart."""
+    """Rows of one position that a pass may hold, in tracks of slots that lie `track_stride` apart. With `fixed` they
+    need keys that do not double, so that no row moves past a border; else they have keys that do."""
 
     @classmethod
     def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
         """The rule for a kind of device (`cpu`, `cuda:0` ...)."""
         if device == "cpu":
+            # With `bucketed` each row costs time there: none is free for another path.
             return cls(width=width, fixed=fixed, num_tracks=NUM_TRACKS if fixed else 1)
-        return cls(width=width, fixed=fixed, border=256, prefill_chunk=1024, doubling=True)
+        # How attention on a GPU groups its sums is the kernel's affair: with `fixed` no row may stand elsewhere.
+        tracks = 1 if fixed else NUM_TRACKS
+        return cls(width=width, fixed=fixed, border=256, prefill_chunk=1024, doubling=True, num_tracks=tracks)
 
     def __post_init__(self) -> None:
         if min(self.width, self.border, self.prefill_chunk, self.num_tracks) < 1:
             raise ValueError(f"width, border, prefill_chunk and num_tracks must be at least 1: {self}")
-        if self.num_tracks > 1 and (self.doubling or not self.fixed):
-            raise ValueError(f"num_tracks={self.num_tracks} needs fixed numbers of keys that do not double")
+        if self.num_tracks > 1 and self.doubling == self.fixed:
+            raise ValueError(f"num_tracks={self.num_tracks} needs either a fixed width or numbers of keys that double")
         if self.prefill_chunk % self.border:
             raise ValueError(f"prefill_chunk={self.prefill_chunk} must be a multiple of border={self.border}")
 
@@ -67,11 +71,31 @@ class Numerics:
         """Rows to compute for `rows` tokens: `width`, or the next power of two (at most `width`)."""
         return self.width if self.fixed else min(self.width, 1 << (rows - 1).bit_length())
 
+    @property
+    def row_counts(self) -> list[int]:
+        """Every number of rows that is computed."""
+        return sorted({self.padded_rows(rows) for rows in range(1, self.width + 1)})
+
     def num_keys(self, start: int, rows: int) -> int:
         """Keys that attention reads in a pass over the computed rows `[start, start + rows)` of a block."""
         if self.fixed:
             return self.border_after(start)
         return self.border_after(start + rows - 1) if self.doubling else start + rows
+
+    def path_keys(self, start: int, rows: int) -> int:
+        """The same for a pass over several paths, in as many tracks as there are at `start`."""
+        return self.num_keys(start, rows if self.fixed else rows + (self.tracks_at(start) - 1) * self.track_stride)
+
+    def node_keys(self, num_keys: int, allocated: int) -> int:
+        """Keys that a captured pass reads which needs the first `num_keys` of `allocated` slots: few different ones."""
+        return min(allocated, self.border << ((num_keys - 1) // self.border).bit_length())
+
+    def node_borders(self, allocated: int) -> list[int]:
+        """Every outcome of `node_keys`."""
+        borders = [self.node_keys(1, allocated)]
+        while borders[-1] < allocated:
+            borders.append(self.node_keys(borders[-1] + 1, allocated))
+        return borders
 
     @property
     def track_stride(self) -> int:
@@ -80,8 +104,8 @@ class Numerics:
 
     def tracks_at(self, start: int) -> int:
         """How many tracks a pass has whose first row stands at `start` (at least 1)."""
-        if self.num_tracks == 1:
-            return 1
+        if not self.fixed or self.num_tracks == 1:
+            return self.num_tracks
         num_free = self.border_after(start) - start - self.max_rows(start)
         return min(self.num_tracks, 1 + num_free // self.track_stride)
 
@@ -109,7 +133,8 @@ class Numerics:
 
     def allocation(self, capacity: int) -> int:
         """Positions to allocate so that padding beyond a full cache of `capacity` tokens still fits."""
-        return self._round_up(capacity + self.width, self.prefill_chunk)
+        beside = 0 if self.fixed else (self.num_tracks - 1) * self.track_stride
+        return self._round_up(capacity + self.width + beside, self.prefill_chunk)
 
     def within(self, max_length: int) -> Numerics:
         """This rule for sequences of at most `max_length` tokens."""

@@ -20,6 +20,8 @@ from amusd.protocol.tracks import place_rows
 
 Visible = npt.NDArray[np.bool_]
 """[rows, num_keys]: which slots each row attends to, its own among them."""
+NodeInputs = npt.NDArray[np.int64]
+"""[3, rows]: token ids, positions and slots."""
 
 _ZERO, _MINUS_INFINITY = np.float32(0), np.float32(-np.inf)
 
@@ -74,15 +76,10 @@ def lay_out_paths(
     return PathRows(positions, slots, visible)
 
 
-def lay_out(
-    network: Network,
-    token_ids: Sequence[int],
-    nodes: PathRows,
-    *,
-    max_length: int,
-    num_slots: int,
-) -> TreeRows:
-    """The rows of one pass of `network`. `max_length`: positions it knows; `num_slots`: those of the cache.
+def checked(
+    network: Network, token_ids: Sequence[int], nodes: PathRows, *, max_length: int, num_slots: int
+) -> NodeInputs:
+    """The inputs of one pass of `network`. `max_length`: positions that it knows; `num_slots`: of memory.
 
     Raises `ValueError` for what no pass over paths can be.
     """
@@ -92,8 +89,13 @@ def lay_out(
         raise ValueError(f"token ids, positions, slots and visible rows must be as many, not {lengths}")
     if visible.dtype != np.bool_ or visible.ndim != 2 or visible.shape[1] > num_slots:
         raise ValueError(f"visible: {visible.dtype} {visible.shape} must be bool [rows, up to {num_slots}]")
-    inputs = np.array((token_ids, positions, slots), dtype=np.int64)  # [3, rows]
+    inputs = np.array((token_ids, positions, slots), dtype=np.int64)
     _check(inputs, visible, (network.num_ids, max_length, visible.shape[1]))
+    return inputs
+
+
+def lay_out(network: Network, inputs: NodeInputs, visible: Visible) -> TreeRows:
+    """The rows of one pass of `network`, from what `checked` has let pass."""
     rows, num_keys = visible.shape
     groups = network.num_query_groups
     mask = np.empty((1, groups, rows, num_keys), dtype=np.float32)
@@ -107,7 +109,7 @@ def lay_out(
     )
 
 
-def _check(inputs: npt.NDArray[np.int64], visible: Visible, limits: tuple[int, int, int]) -> None:
+def _check(inputs: NodeInputs, visible: Visible, limits: tuple[int, int, int]) -> None:
     """`limits`: what token ids, positions and slots must stay below."""
     lowest, highest = inputs.min(axis=1).tolist(), inputs.max(axis=1).tolist()
     for name, low, high, limit in zip(("token ids", "positions", "slots"), lowest, highest, limits, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,6 +86,49 @@ def test_a_prepared_model_chooses_without_asking_the_device(embedded_folder: Pat
         model.choose([7, 8, 9], cache)
         cache.truncate(len(TOKENS))
         model.extend([7], cache, 9)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
+def test_paths_and_trees_of_graphs_choose_what_passes_computed_anew_choose(
+    embedded_folder: Path, model_impl: str
+) -> None:
+    chosen = []
+    for graphs in (False, True):
+        model = load(embedded_folder, "cuda:0", fixed=False, graphs=graphs, model_impl=model_impl)
+        cache = model.new_cache(600, spare=64)
+        if graphs:
+            model.prepare(cache)
+        model.prefill(TOKENS[:-1], cache)
+        tokens = [TOKENS[-1]]
+        for _ in range(280):  # past the first borders
+            wrong = (tokens[-1] + 1) % model.num_ids
+            rows = [tokens[-1], wrong, model.choose(tokens[-1:], cache)[0]]
+            cache.truncate(cache.length - 1)
+            found = model.choose_paths(rows, [0, 0], cache)
+            assert found[0] == rows[2]
+            model.keep([0, 2], cache)
+            tokens += [rows[2], found[2]]
+        visible = np.zeros((2, 640), dtype=np.bool_)
+        visible[:, : len(TOKENS)] = True
+        visible[0, 630] = visible[1, 629] = True
+        logits = model.forward_tree([7, 8], [len(TOKENS)] * 2, [630, 629], visible, cache)
+        chosen.append((tokens, logits.argmax(-1).tolist()))
+        cache.truncate(0)
+    assert chosen[0] == chosen[1]
+
+
+def test_a_prepared_model_verifies_paths_without_asking_the_device(embedded_folder: Path) -> None:
+    model = load(embedded_folder, "cuda:0", fixed=False, graphs=True, dtype="bfloat16")
+    cache = model.new_cache(600)
+    model.prepare(cache)
+    model.prefill(TOKENS[:-1], cache)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model.choose_paths([TOKENS[-1], 5, 6, 7], [0, 0, 2], cache)
+        model.keep([0, 2, 3], cache)
+        model.choose([9], cache)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from models import tiny
@@ -161,12 +162,50 @@ def test_a_shape_is_captured_once_and_a_prepared_cache_captures_nothing_more() -
     assert len(captures) == prepared
 
 
+def test_trees_and_paths_of_a_prepared_cache_capture_nothing_more() -> None:
+    captures: list[Callable[[], None]] = []
+
+    def count(work: Callable[[], None]) -> Callable[[], None]:
+        captures.append(work)
+        return work
+
+    model = wrap_model(
+        tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()),
+        numerics=Numerics(width=4, fixed=False, border=16, prefill_chunk=32, doubling=True, num_tracks=2),
+        max_model_len=60,
+        capture=count,
+    )
+    cache, tree_cache = model.new_cache(60), model.new_cache(20, spare=40)
+    model.prepare(cache)
+    prepared = len(captures)
+    token_ids = random_ids(60)
+    num_moves = 0
+    for length in range(1, 57):
+        cache.truncate(0)
+        model.prefill(token_ids[:length], cache)
+        for rows in (2, 3, 4):
+            model.choose_paths(token_ids[:rows], [0] * 2 if rows == 3 else list(range(rows - 1)), cache)
+        num_moves += 1
+        model.choose_paths([5, 6, 7], [0, 0], cache)
+        model.keep([0, 2], cache)
+    assert num_moves > 50
+    assert len(captures) == prepared
+    model.prepare_tree(tree_cache)
+    prepared = len(captures)
+    for num_keys in range(1, 61):
+        visible = np.zeros((1, num_keys), dtype=np.bool_)
+        visible[0, num_keys - 1] = True
+        model.forward_tree([5], [0], [num_keys - 1], visible, tree_cache)
+    assert len(captures) == prepared
+
+
 def test_only_an_empty_cache_can_be_prepared() -> None:
     _, replayed = models(Numerics(width=8, fixed=True), "amusd")
     cache = replayed.new_cache(40)
     replayed.prefill([5, 6, 7], cache)
-    with pytest.raises(ValueError, match="must be empty"):
-        replayed.prepare(cache)
+    for prepare in (replayed.prepare, replayed.prepare_tree):
+        with pytest.raises(ValueError, match="must be empty"):
+            prepare(cache)
 
 
 def test_the_rows_of_a_captured_pass_do_not_depend_on_their_block() -> None:

@@ -144,8 +144,10 @@ def test_rows_that_are_kept_move_to_their_places(kind: str) -> None:
         each.begin(3, 3)
         _write(each, key_values(3, seed=5), kind)
         each.advance(3)
-    cache.begin(6, ALLOCATED, slots=torch.tensor([3, 4, 20, 5, 21, 22]))
+    slots = [3, 4, 20, 5, 21, 22]
+    cache.begin(6, ALLOCATED, slots=torch.tensor(slots))
     _write(cache, states, kind)
+    cache.path_slots = slots
     cache.keep([0, 2, 4])
     assert cache.length == 6
     straight.begin(3, 6)
@@ -155,7 +157,7 @@ def test_rows_that_are_kept_move_to_their_places(kind: str) -> None:
         each.begin(1, 7)
     for moved, expected in zip(*(_write(each, key_values(1, seed=6), kind) for each in (cache, straight)), strict=True):
         assert torch.equal(moved, expected)
-    with pytest.raises(ValueError, match="not one into slots"):
+    with pytest.raises(ValueError, match="not one over paths"):
         cache.keep([0])
 
 

@@ -93,11 +93,33 @@ def test_a_track_beside_a_row_ends_before_the_border_and_keeps_its_lane(width: i
     assert rule.track_stride % 16 == 0
 
 
-def test_most_positions_have_room_for_every_track_and_other_rules_have_one() -> None:
+def test_most_positions_have_room_for_every_track_and_other_rules_have_all_or_one() -> None:
     rule = Numerics.for_device("cpu", width=8, fixed=True)
     found = [rule.tracks_at(start) for start in range(128, 256)]
     assert (found.count(3), found.count(2), found.count(1)) == (89, 16, 23)
-    for other in (Numerics.for_device("cpu", width=8, fixed=False), Numerics.for_device("cuda:0", width=8, fixed=True)):
-        assert {other.tracks_at(start) for start in range(600)} == {1}
-    with pytest.raises(ValueError, match="num_tracks=2 needs"):
-        Numerics(width=8, fixed=False, num_tracks=2)
+    others = {("cpu", False): 1, ("cuda:0", True): 1, ("cuda:0", False): 3}
+    for (device, fixed), number in others.items():
+        other = Numerics.for_device(device, width=8, fixed=fixed)
+        assert {other.tracks_at(start) for start in range(600)} == {number}
+    for fixed in (False, True):
+        with pytest.raises(ValueError, match="num_tracks=2 needs"):
+            Numerics(width=8, fixed=fixed, doubling=fixed, num_tracks=2)
+
+
+@given(width=widths, start=starts)
+def test_paths_of_any_track_fit_the_keys_and_the_memory(width: int, start: int) -> None:
+    rule = Numerics.for_device("cuda:0", width=width, fixed=False).within(start + 1)
+    last = start + width - 1 + (rule.tracks_at(start) - 1) * rule.track_stride
+    num_keys, allocated = rule.path_keys(start, width), rule.allocation(start + 1)
+    assert last < num_keys <= allocated
+    assert num_keys <= rule.node_keys(num_keys, allocated) in rule.node_borders(allocated)
+
+
+@given(rule=rules(), num_keys=st.integers(1, 5000), more=st.integers(0, 5000))
+def test_nodes_read_one_of_few_numbers_of_keys(rule: Numerics, num_keys: int, more: int) -> None:
+    allocated = num_keys + more
+    read = rule.node_keys(num_keys, allocated)
+    assert num_keys <= read <= allocated
+    borders = rule.node_borders(allocated)
+    assert read in borders
+    assert len(borders) <= 2 + (allocated // rule.border).bit_length()

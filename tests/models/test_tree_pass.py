@@ -17,6 +17,7 @@ from models.blocks import random_ids, stock_logits
 from models.paths import decode_in_paths
 from torch import Tensor
 
+from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import run_each_time
 from amusd.models.huggingface import wrap_model
@@ -28,6 +29,16 @@ WIDTH, PROMPT, SPARE = 8, 11, 24
 NUM_SLOTS = PROMPT + SPARE
 NUMERICS = Numerics(width=WIDTH, fixed=False, border=32, prefill_chunk=32)
 STOCK, MODEL = tiny.wrapped_pair("LlamaConfig", NUMERICS)
+
+
+def replayed_model(*, fixed: bool) -> CachedModel:
+    """The same weights, in passes that would be captured."""
+    numerics = Numerics(width=WIDTH, fixed=fixed, border=16, prefill_chunk=32, doubling=True)
+    lm = tiny.tiny_causal_lm(tiny.tiny_config())
+    return wrap_model(lm, numerics=numerics, max_model_len=tiny.MAX_LENGTH, capture=run_each_time)
+
+
+REPLAYED = replayed_model(fixed=False)
 
 
 @dataclass
@@ -84,12 +95,13 @@ def check(tree: Tree, stock: Any, nodes: Sequence[Node]) -> None:
     torch.testing.assert_close(tree.compute(nodes), expected, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("model", [MODEL, REPLAYED], ids=["computed anew", "replayed"])
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(seed: int) -> None:
+def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(model: CachedModel, seed: int) -> None:
     """Nodes are computed in random batches, some in one with their ancestors; subtrees end, and their slots go on."""
     rng = random.Random(seed)
-    tree = Tree(MODEL, random_ids(PROMPT, seed))
+    tree = Tree(model, random_ids(PROMPT, seed))
     rng.shuffle(tree.free)
     nodes: list[Node] = []
     for _ in range(6):
@@ -171,14 +183,12 @@ def test_slots_reach_beyond_the_last_position(name: str) -> None:
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-def test_where_other_passes_are_padded_and_replayed_a_tree_is_not(fixed: bool) -> None:
-    numerics = Numerics(width=WIDTH, fixed=fixed, border=16, prefill_chunk=32, doubling=True)
-    lm = tiny.tiny_causal_lm(tiny.tiny_config())
-    model = wrap_model(lm, numerics=numerics, max_model_len=tiny.MAX_LENGTH, capture=run_each_time)
+def test_a_tree_and_replayed_blocks_take_turns_in_one_cache(fixed: bool) -> None:
+    model = replayed_model(fixed=fixed)
     tree = Tree(model, random_ids(PROMPT))
     nodes: list[Node] = []
     tree.cache.truncate(PROMPT - 1)
-    logits = model.forward(tree.prompt[-1:], tree.cache).logits.clone()  # replayed, and written to where nodes come
+    logits = model.forward(tree.prompt[-1:], tree.cache).logits.clone()  # padded, and written to where nodes come
     grow(random.Random(1), nodes, 5)
     check(tree, STOCK, nodes)
     tree.cache.truncate(PROMPT - 1)
@@ -267,6 +277,37 @@ def test_each_row_of_several_paths_has_the_logits_of_its_path_alone(name: str) -
         assert all(torch.equal(row, other) for row, other in zip(found, expected, strict=True))
     else:
         torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "Gemma3TextConfig"])
+@pytest.mark.parametrize("replayed", [False, True])
+def test_paths_where_a_pass_is_padded_but_not_fixed(name: str, replayed: bool) -> None:
+    """As on a GPU, to rounding: rows that move past a border may be summed in another order."""
+    rule = Numerics(width=8, fixed=False, border=64, prefill_chunk=64, doubling=True, num_tracks=3)
+    lm = tiny.tiny_causal_lm(tiny.tiny_config(name), register_attention())
+    model = wrap_model(lm, numerics=rule, max_model_len=220, capture=run_each_time if replayed else None)
+    token_ids = random_ids(150)
+    cache = model.new_cache(200)
+    model.prefill(token_ids[:20], cache)
+    expected = [model.forward([token_id], cache).logits[0].clone() for token_id in token_ids[20:]]
+    found, num_moved = decode_in_paths(model, token_ids, 20, seed=2)
+    assert num_moved > 10
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_paths_fit_at_the_very_end_of_a_replayed_cache() -> None:
+    rule = Numerics(width=8, fixed=False, border=16, prefill_chunk=16, doubling=True, num_tracks=3)
+    lm = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
+    model = wrap_model(lm, numerics=rule, max_model_len=96, capture=run_each_time)
+    cache = model.new_cache(96)
+    model.prefill(random_ids(93), cache)
+    chosen = model.choose_paths([5, 6, 7, 8, 9], [0, 0, 0, 3], cache)
+    expected = model.forward_paths([5, 6, 7, 8, 9], [0, 0, 0, 3], cache).logits.argmax(-1).tolist()
+    assert chosen == expected
+    model.keep([0, 3, 4], cache)
+    assert cache.length == 96
+    with pytest.raises(ValueError, match="not one over paths"):
+        model.keep([0], cache)
 
 
 def test_rows_of_several_paths_keep_their_order_and_their_lanes() -> None:
