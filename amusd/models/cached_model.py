@@ -204,8 +204,6 @@ class CachedModel:
 
     def num_tracks(self, start: int) -> int:
         """Of a `forward_paths` at `start`; 1: it has no room. See `PathModel`."""
-        if self._ranks.size > 1:
-            return 1
         return self._numerics.tracks_at(start)
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
@@ -271,7 +269,9 @@ class CachedModel:
 
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
         """Of the last `forward_paths`: go on with these rows, a path from the first; `cache.length` moves."""
-        self._checked((), cache).keep(rows)
+        cache = self._checked((), cache)
+        self._ranks.announce(cache, (), with_logits=False, kept=rows)
+        cache.keep(rows)
 
     def extend(
         self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None

@@ -17,7 +17,7 @@ from amusd.models.tree_pass import PathRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One pass, or one chunk of a prompt."""
+    """One pass, one chunk of a prompt, or which rows of a pass over paths are kept."""
 
     cache: int
     """Which of the leader's caches."""
@@ -30,6 +30,8 @@ class Order:
     with_logits: bool
     nodes: PathRows | None = None
     """Where the rows of a pass over nodes of a tree stand; None: one behind the other."""
+    kept: tuple[int, ...] = ()
+    """Rows of the pass before, with which the cache goes on; then nothing is to be computed."""
     dropped: tuple[int, ...]
     """Caches that the leader has no more."""
 
@@ -42,7 +44,8 @@ class Order:
     def from_bytes(cls, data: bytes) -> Order:
         """The inverse of `to_bytes`."""
         values: dict[str, Any] = json.loads(data)
-        values["token_ids"], values["dropped"] = tuple(values["token_ids"]), tuple(values["dropped"])
+        for name in ("token_ids", "kept", "dropped"):
+            values[name] = tuple(values[name])
         if values["nodes"] is not None:
             values["nodes"] = _unpacked(**values["nodes"])
         return cls(**values)
@@ -73,9 +76,12 @@ def follow(model: CachedModel, orders: Iterable[Order]) -> None:
         if cache is None:
             cache = caches[order.cache] = model.new_cache(order.capacity, spare=order.spare)
         cache.truncate(order.start)
-        if order.nodes is not None:
+        if order.kept:
+            model.keep(order.kept, cache)
+        elif order.nodes is not None:
             nodes = order.nodes
             model.forward_tree(order.token_ids, nodes.positions, nodes.slots, nodes.visible, cache)
+            cache.path_slots = nodes.slots
         elif order.with_logits:
             model.forward(order.token_ids, cache)
         else:

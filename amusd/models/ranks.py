@@ -110,8 +110,9 @@ class Leader:
         *,
         with_logits: bool,
         nodes: PathRows | None = None,
+        kept: Sequence[int] = (),
     ) -> None:
-        """Order the followers to do this pass. Raises `PeerError` when one is gone."""
+        """Order the followers to do this pass, or to keep rows. Raises `PeerError` when one is gone."""
         number = self._numbers.get(cache)
         if number is None:
             self._num_caches += 1
@@ -127,6 +128,7 @@ class Leader:
             token_ids=tuple(token_ids),
             with_logits=with_logits,
             nodes=nodes,
+            kept=tuple(kept),
             dropped=dropped,
         )
         self._send(order.to_bytes())
@@ -225,6 +227,7 @@ class Follower:
         *,
         with_logits: bool,
         nodes: PathRows | None = None,
+        kept: Sequence[int] = (),
     ) -> None:
         """A follower gives no orders."""
 

@@ -57,10 +57,12 @@ class Ranks(Protocol):
         *,
         with_logits: bool,
         nodes: PathRows | None = None,
+        kept: Sequence[int] = (),
     ) -> None:
         """Before a pass: on the first rank, have the others do the same pass; on the others, nothing.
 
         `nodes`: where the rows stand in a pass over nodes of a tree; None: one behind the other, from `cache.length`.
+        `kept`: no pass, but which rows of the last one, which was over paths, the cache goes on with.
         """
         ...
 
@@ -82,6 +84,7 @@ class _Alone:
         *,
         with_logits: bool,
         nodes: PathRows | None = None,
+        kept: Sequence[int] = (),
     ) -> None:
         pass
 

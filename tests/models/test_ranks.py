@@ -15,10 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.blocks import random_ids
+from models.paths import decode_in_paths
 from models.test_decoder import Case, lean_model, stock_model
 
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.cached_model import CachedModel
+from amusd.models.numerics import Numerics
 from amusd.models.orders import Order, follow
 from amusd.models.process_group import backend_for
 from amusd.models.ranks import Follower, Leader
@@ -87,6 +89,30 @@ def test_followers_do_each_pass_of_the_leader_and_end_with_it() -> None:
         assert model.extend(token_ids[-1:], cache, 20) == expected
     # two chunks of the prompt, a pass a token, a chunk of the other sequence, and the answer again
     assert followers[0].result(DEADLINE_SECONDS) == [0, 32, *range(39, 59), 0, *range(39, 59)]
+
+
+def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
+    """Bit for bit the logits of one row after the other on the same ranks: the followers' keys move as the leader's."""
+    rule = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
+    token_ids = random_ids(150)
+
+    def life(address: str, rank: int, size: int) -> None:
+        follower = Follower(address, Role.TARGET, rank, size)
+        model = lean_model(STOCK, rule, ranks=follower)
+        follower.ready("cpu", "gloo", DEADLINE_SECONDS)
+        follow(model, follower.orders())
+        follower.close()
+
+    with meeting(2, life) as (leader, followers):
+        model = lean_model(STOCK, rule, ranks=leader)
+        leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
+        cache = model.new_cache(160)
+        model.prefill(token_ids[:20], cache)
+        expected = [model.forward([token_id], cache).logits[0].clone() for token_id in token_ids[20:]]
+        found, num_moved = decode_in_paths(model, token_ids, 20, seed=2)
+    followers[0].result(DEADLINE_SECONDS)
+    assert num_moved > 10
+    assert all(torch.equal(row, other) for row, other in zip(found, expected, strict=True))
 
 
 def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:

@@ -40,6 +40,7 @@ class ThreadRanks:
         *,
         with_logits: bool,
         nodes: PathRows | None = None,
+        kept: Sequence[int] = (),
     ) -> None:
         """Every thread does the same anyway."""
 
