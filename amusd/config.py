@@ -113,8 +113,17 @@ class Distribution:
     @property
     def is_argmax(self) -> bool:
         """Whether each token is simply that of the largest logit."""
-        penalties = (self.repetition_penalty, self.presence_penalty)
-        return self.temperature == 0 and penalties == (1.0, 0.0) and not self.logit_bias
+        return self.temperature == 0 and self._leaves_logits
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the temperature stands between the model's distribution and the one that is sampled."""
+        has_filters = (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
+        return self._leaves_logits and (self.temperature == 0 or not has_filters)
+
+    @property
+    def _leaves_logits(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.logit_bias) == (1.0, 0.0, ())
 
 
 GREEDY = Distribution()

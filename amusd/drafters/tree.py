@@ -19,7 +19,7 @@ from amusd.drafters.ngram_cache import NgramCache
 from amusd.models.cached_model import CachedModel
 from amusd.models.tree_pass import Visible
 from amusd.protocol.tree_draft_session import MAX_NODES, MIN_PROBABILITY, Node
-from amusd.sampling.ranking import Ranking
+from amusd.sampling.plain_ranking import make_ranking
 
 Guesses = Sequence[tuple[int, float]]
 """Tokens that may come next, each with its probability."""
@@ -93,7 +93,7 @@ class ModelTreeDrafter:
         self._prefix[: len(token_ids) - 1] = True
         self._free = list(range(self._num_slots - 1, len(token_ids) - 2, -1))  # the lowest is taken first
         self._highest = len(token_ids) - 2
-        self._ranking = Ranking(
+        self._ranking = make_ranking(
             self._distribution,
             self._model.vocab_size,
             self._model.output_ids,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,13 @@ _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
+FIRST_FACTOR = _FIRST
+"""Of the first round of `counters`, which needs no fold."""
+ROUNDS = ((16, _SECOND), (15, _THIRD))
+"""Shift and factor of its other rounds."""
+LAST_SHIFT = 16
+"""Of the fold at its end."""
+_CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, _FIRST)), 15
 _HALF = 0.5
 _UNIT = 2.0**-32
 
@@ -58,23 +66,29 @@ def codes_of(num_ids: int) -> Counters:
     """[num_ids]: a fixed hash of each token id. Read-only."""
     codes = np.arange(1, num_ids + 1, dtype=np.uint32)
     scratch = np.empty_like(codes)
-    for shift, factor in ((17, _SECOND), (15, _THIRD), (16, _FIRST)):
+    for shift, factor in _CODE_ROUNDS:
         _round(codes, scratch, shift, factor)
-    _fold(codes, scratch, 15)
+    _fold(codes, scratch, _LAST_CODE_SHIFT)
     codes.flags.writeable = False
     return codes
 
 
 def counters(key: int, codes: Counters, out: Counters | None = None, scratch: Counters | None = None) -> Counters:
     """[ids]: the 32 bits of each code under `key`. `out` and `scratch`, of the same shape, save two allocations."""
-    result: Counters = np.bitwise_xor(codes, np.uint32(key & _MASK32), out=out)
+    low, high = halves_of(key)
+    result: Counters = np.bitwise_xor(codes, np.uint32(low), out=out)
     scratch = np.empty_like(result) if scratch is None else scratch
-    np.multiply(result, np.uint32(_FIRST), out=result)  # the codes are folded already
-    np.add(result, np.uint32(key >> 32), out=result)
-    _round(result, scratch, 16, _SECOND)
-    _round(result, scratch, 15, _THIRD)
-    _fold(result, scratch, 16)
+    np.multiply(result, np.uint32(FIRST_FACTOR), out=result)  # the codes are folded already
+    np.add(result, np.uint32(high), out=result)
+    for shift, factor in ROUNDS:
+        _round(result, scratch, shift, factor)
+    _fold(result, scratch, LAST_SHIFT)
     return result
+
+
+def halves_of(key: int) -> tuple[int, int]:
+    """The low and the high 32 bits."""
+    return key & _MASK32, key >> 32
 
 
 def uniform(key: int) -> float:
@@ -86,6 +100,18 @@ def gumbel(of: Counters) -> npt.NDArray[np.float64]:
     """float64 of the counters' shape: standard Gumbel noise."""
     noise: npt.NDArray[np.float64] = -np.log(-np.log1p(-((of + _HALF) * _UNIT)))
     return noise
+
+
+def gumbel_of(token_id: int, key: int) -> float:
+    """That of one token: `gumbel(counters(key, codes_of(...)))[token_id]`."""
+    code = token_id + 1
+    for shift, factor in _CODE_ROUNDS:
+        code = (code ^ code >> shift) * factor & _MASK32
+    low, high = halves_of(key)
+    counter = ((code ^ code >> _LAST_CODE_SHIFT ^ low) * FIRST_FACTOR + high) & _MASK32
+    for shift, factor in ROUNDS:
+        counter = (counter ^ counter >> shift) * factor & _MASK32
+    return -math.log(-math.log1p(-((counter ^ counter >> LAST_SHIFT) + _HALF) * _UNIT))
 
 
 def _fold(numbers: Counters, scratch: Counters, shift: int) -> None:

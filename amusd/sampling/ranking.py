@@ -20,16 +20,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from amusd.config import Distribution
+from amusd.sampling.kept_noise import KeptNoise
 from amusd.sampling.logits import Columns, LogitsProcessor, Row
-from amusd.sampling.noise import Counters, Domain, codes_of, counters, key_of
-
-_POSITIONS_KEPT = 16
-"""Of which the noise is kept: the nodes of a tree stand at few positions, and meet each of them often."""
-_TO_MINUS_UNIT = np.float32(-(2.0**-32) * (1 - 2.0**-23))
-"""Takes counters to (-1, 0), and the largest float32 of them not to -1, whose logarithm is infinite."""
+from amusd.sampling.noise import codes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +109,9 @@ class Ranking:
         identity = num_columns == self._num_model_columns and np.array_equal(ids, np.arange(num_columns))
         self._ids = ids
         self._processor = LogitsProcessor(distribution, num_columns, None if identity else ids)
-        self._noise: _KeptNoise | None = None
+        self._noise: KeptNoise | None = None
         if distribution.temperature > 0:
-            self._noise = _KeptNoise(distribution.seed, codes_of(int(ids.max()) + 1)[ids])
+            self._noise = KeptNoise(distribution.seed, codes_of(int(ids.max()) + 1)[ids], torch.device("cpu"))
         self._mixed, self._scores, self._weights = np.empty((3, num_columns), dtype=np.float32)
 
     def _columns(self, token_ids: Sequence[int]) -> list[int]:
@@ -151,7 +148,7 @@ class Ranking:
 
     def _rank(self, row: Row, columns: Columns | None, position: int) -> RankedTokens:
         """`row` [columns]: processed logits, of which `columns` are left; None: all."""
-        noise = None if self._noise is None else self._noise.at(position)
+        noise = None if self._noise is None else self._noise.at(position).numpy()
         if columns is not None:
             row, noise = row[columns], None if noise is None else noise[columns]
         scores, weights = self._scores[: len(row)], self._weights[: len(row)]
@@ -165,33 +162,3 @@ class Ranking:
         best, found = likely[order], weights[likely[order]].astype(np.float64)
         ids = self._ids[best] if columns is None else self._ids[columns[best]]
         return RankedTokens(tuple(ids.tolist()), tuple((found / max(total, found.sum())).tolist()))
-
-
-class _KeptNoise:
-    """The Gumbel noise of the newest positions, in float32."""
-
-    def __init__(self, seed: int, codes: Counters) -> None:
-        """`codes` [columns]: of the tokens that the columns score."""
-        self._seed = seed
-        self._codes = codes
-        self._counters, self._scratch = np.empty_like(codes), np.empty_like(codes)
-        self._kept: dict[int, Row] = {}
-
-    def at(self, position: int) -> Row:
-        """[columns]: valid until the next call."""
-        noise = self._kept.get(position)
-        if noise is None:
-            full = len(self._kept) == _POSITIONS_KEPT
-            noise = self._kept.pop(next(iter(self._kept))) if full else np.empty(len(self._codes), dtype=np.float32)
-            self._kept[position] = self._fill(noise, position)
-        return noise
-
-    def _fill(self, noise: Row, position: int) -> Row:
-        key = key_of(self._seed, position, Domain.MATCHING)
-        np.copyto(noise, counters(key, self._codes, self._counters, self._scratch), casting="unsafe")
-        np.add(noise, np.float32(0.5), out=noise)
-        np.multiply(noise, _TO_MINUS_UNIT, out=noise)  # -v of `noise.py`
-        np.log1p(noise, out=noise)
-        np.negative(noise, out=noise)
-        np.log(noise, out=noise)
-        return np.negative(noise, out=noise)

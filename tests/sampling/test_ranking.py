@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,18 +11,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import amusd.sampling.ranking
+import amusd.sampling.kept_noise
 from amusd.config import GREEDY, Distribution
+from amusd.sampling.kept_noise import device_counters, device_gumbel, float_gumbel
 from amusd.sampling.logits import LogitsProcessor
-from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
+from amusd.sampling.noise import Domain, codes_of, counters, gumbel, gumbel_of, key_of
+from amusd.sampling.plain_ranking import AnyRanking, PlainRanking, make_ranking
 from amusd.sampling.ranking import Mixture, RankedTokens, Ranking
 from amusd.sampling.sampler import TokenSampler
 
 NUM_IDS = 700
+
+
+class OnDevice(PlainRanking):
+    """What is computed on a GPU, without one."""
+
+    _digest_on_host = PlainRanking._digest_on_device
+
+
+def make_on_device(*args: Any, num_prompt_tokens: int = 0, **kwargs: Any) -> AnyRanking:
+    ranking = make_ranking(*args, num_prompt_tokens=num_prompt_tokens, **kwargs)
+    return OnDevice(*args, **kwargs) if isinstance(ranking, PlainRanking) else ranking
+
+
+MAKERS: Sequence[Callable[..., AnyRanking]] = (Ranking, make_ranking, make_on_device)
+"""Whole rows, and their best tokens, where nothing but a temperature shapes the distribution, found in two ways."""
+every = pytest.mark.parametrize("make", MAKERS, ids=["whole", "best", "device"])
 ROUNDING = 1e-5
 """Scores that are closer than this, of logits up to 100 in size, may change places in float32."""
 
-distributions = st.builds(
+plain_distributions = st.builds(
+    Distribution, temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]), seed=st.integers(0, 2**63 - 1)
+)
+distributions = plain_distributions | st.builds(
     Distribution,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
     top_k=st.sampled_from([0, 1, 2, 50]),
@@ -54,10 +76,16 @@ def exact_scores(distribution: Distribution, row: Tensor, ids: Tensor | None, po
 
 
 def rank(row: Any, distribution: Distribution = GREEDY, number: int = 3, position: int = 0) -> RankedTokens:
+    """As all rankings have it."""
     logits = torch.as_tensor(row, dtype=torch.float32).unsqueeze(0)
-    return Ranking(distribution, logits.shape[1], number=number).rank(logits, [position])[0]
+    first, *others = (make(distribution, logits.shape[1], number=number).rank(logits, [position])[0] for make in MAKERS)
+    for other in others:
+        assert first.token_ids == other.token_ids
+        assert first.probabilities == pytest.approx(other.probabilities, rel=1e-4)
+    return first
 
 
+@every
 @settings(deadline=None, max_examples=150)
 @given(
     distribution=distributions,
@@ -67,13 +95,13 @@ def rank(row: Any, distribution: Distribution = GREEDY, number: int = 3, positio
     number=st.integers(2, 4),
 )
 def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
-    distribution: Distribution, seed: int, scale: float, some: bool, number: int
+    make: Callable[..., AnyRanking], distribution: Distribution, seed: int, scale: float, some: bool, number: int
 ) -> None:
     rng = np.random.default_rng(seed)
     ids = random_ids(rng, some)
     columns, start = NUM_IDS if ids is None else len(ids), 30
     logits = random_logits(rng, 4, columns, scale)
-    ranking = Ranking(distribution, columns, ids, number=number)
+    ranking = make(distribution, columns, ids, number=number)
     ranked = ranking.rank(logits, range(start + 1, start + 5))
     chosen = TokenSampler(distribution, columns, ids).choose(logits, start, [0] * 4)
     id_list = list(range(columns)) if ids is None else ids.tolist()
@@ -92,6 +120,7 @@ def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
             assert np.exp(np.float32(sharpness * (rest - best[0]))) < 1e-37
 
 
+@every
 @settings(deadline=None, max_examples=100)
 @given(
     distribution=distributions,
@@ -100,10 +129,10 @@ def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
     columns=st.sampled_from([1, 2, 3, NUM_IDS]),
 )
 def test_probabilities_are_some_and_fall_and_are_at_most_one_together(
-    distribution: Distribution, seed: int, scale: float, columns: int
+    make: Callable[..., AnyRanking], distribution: Distribution, seed: int, scale: float, columns: int
 ) -> None:
     logits = random_logits(np.random.default_rng(seed), 3, columns, scale)
-    for tokens in Ranking(distribution, columns, number=4).rank(logits, [5, 5, 6]):
+    for tokens in make(distribution, columns, number=4).rank(logits, [5, 5, 6]):
         assert 1 <= len(tokens.token_ids) == len(tokens.probabilities) <= 4
         assert all(0 < probability <= 1 for probability in tokens.probabilities)
         assert all(first >= second for first, second in pairwise(tokens.probabilities))
@@ -116,14 +145,15 @@ def test_greedy_probabilities_are_the_softmax_of_the_logits() -> None:
     assert tokens.probabilities == pytest.approx((0.5, 0.25, 0.15))
 
 
+@every
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 1.7])
-def test_a_first_guess_is_right_as_often_as_it_says(temperature: float) -> None:
+def test_a_first_guess_is_right_as_often_as_it_says(make: Callable[..., AnyRanking], temperature: float) -> None:
     """Where the target's logits are the draft's and an error of Gumbel noise, whatever the temperature."""
     rng, rows, columns = np.random.default_rng(3), 1500, 200
     distribution = Distribution(temperature=temperature, seed=9)
     draft = random_logits(rng, rows, columns, 2.5)
     target = draft + torch.from_numpy(rng.gumbel(size=(rows, columns)).astype(np.float32))
-    ranked = Ranking(distribution, columns, number=1).rank(draft, range(1, rows + 1))
+    ranked = make(distribution, columns, number=1).rank(draft, range(1, rows + 1))
     chosen = TokenSampler(distribution, columns).choose(target, 0, [0] * rows)
     said = np.array([tokens.probabilities[0] for tokens in ranked])
     right = np.array([tokens.token_ids[0] == token_id for tokens, token_id in zip(ranked, chosen, strict=True)])
@@ -131,11 +161,12 @@ def test_a_first_guess_is_right_as_often_as_it_says(temperature: float) -> None:
     assert np.mean(right - said) == pytest.approx(0, abs=4 * np.std(right - said) / rows**0.5)
 
 
-def test_of_equal_ones_the_lowest_id_comes_first() -> None:
+@every
+def test_of_equal_ones_the_lowest_id_comes_first(make: Callable[..., AnyRanking]) -> None:
     assert rank([1.0, 3.0, 2.0, 3.0, 3.0], number=4).token_ids == (1, 3, 4, 2)
     ids = torch.tensor([5, 8, 9])
-    tokens = Ranking(GREEDY, 3, ids, number=2).rank(torch.zeros((1, 3)), [0])[0]
-    assert tokens == RankedTokens((5, 8), pytest.approx((1 / 3, 1 / 3)))
+    tokens = make(GREEDY, 3, ids, number=3).rank(torch.zeros((1, 3)), [0])[0]
+    assert tokens == RankedTokens((5, 8, 9), pytest.approx((1 / 3, 1 / 3, 1 / 3)))
 
 
 def test_filters_leave_fewer_than_asked_for_unless_decoding_is_greedy() -> None:
@@ -159,17 +190,18 @@ def test_large_logits_do_not_round_the_noise_away() -> None:
 
 def test_the_smallest_and_the_largest_counters_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     extremes = np.array([2**32 - 1, 0, 1, 2**31], dtype=np.uint32)
-    monkeypatch.setattr(amusd.sampling.ranking, "counters", lambda *_: extremes)
+    monkeypatch.setattr(amusd.sampling.kept_noise, "counters", lambda *_: extremes)
     tokens = rank(np.zeros(4), Distribution(temperature=1.0), number=4)
     assert tokens.token_ids == (1, 2, 3, 0)
     weights = np.exp(gumbel(extremes))[[1, 2, 3]]
     assert tokens.probabilities[:3] == pytest.approx(weights / weights.sum(), rel=1e-3)
 
 
-def test_rows_at_one_position_share_their_noise_whatever_was_ranked_before() -> None:
+@every
+def test_rows_at_one_position_share_their_noise_whatever_was_ranked_before(make: Callable[..., AnyRanking]) -> None:
     distribution, rows = Distribution(temperature=1.0, seed=2), 40
     logits = random_logits(np.random.default_rng(0), 1, NUM_IDS, 1.0).expand(rows, -1)
-    ranking = Ranking(distribution, NUM_IDS, number=3)
+    ranking = make(distribution, NUM_IDS, number=3)
     positions = [position // 2 for position in range(rows)]  # more of them than are kept
     ranked = ranking.rank(logits, positions)
     assert ranked[::2] == ranked[1::2]
@@ -177,10 +209,11 @@ def test_rows_at_one_position_share_their_noise_whatever_was_ranked_before() -> 
     assert ranking.rank(logits, positions[::-1]) == ranked[::-1]
 
 
-def test_the_logits_stay_as_they_are_and_may_be_bfloat16() -> None:
+@every
+def test_the_logits_stay_as_they_are_and_may_be_bfloat16(make: Callable[..., AnyRanking]) -> None:
     logits = random_logits(np.random.default_rng(1), 2, NUM_IDS, 2.0).bfloat16()
     for distribution in (GREEDY, Distribution(temperature=1.0)):
-        ranking = Ranking(distribution, NUM_IDS, number=3)
+        ranking = make(distribution, NUM_IDS, number=3)
         exact, before = logits.float(), logits.float()
         assert ranking.rank(logits, [3, 4]) == ranking.rank(exact, [3, 4])
         assert torch.equal(exact, before)
@@ -207,17 +240,18 @@ def test_a_ranking_without_penalties_needs_no_contexts() -> None:
     assert not Ranking(Distribution(temperature=1.0, logit_bias=((1, 2.0),)), 4, number=2).needs_contexts
 
 
-def test_what_cannot_be_ranked_is_refused() -> None:
+@every
+def test_what_cannot_be_ranked_is_refused(make: Callable[..., AnyRanking]) -> None:
     with pytest.raises(ValueError, match="ratio test"):
-        Ranking(Distribution(temperature=1.0, acceptance="rejection"), 4, number=2)
+        make(Distribution(temperature=1.0, acceptance="rejection"), 4, number=2)
     with pytest.raises(ValueError, match="number=0"):
-        Ranking(GREEDY, 4, number=0)
-    with pytest.raises(ValueError, match="2 rows, 1 positions"):
-        Ranking(GREEDY, 4, number=2).rank(torch.zeros((2, 4)), [1])
+        make(GREEDY, 4, number=0)
+    with pytest.raises(ValueError, match=r"2 rows.* 1 positions"):
+        make(GREEDY, 4, number=2).rank(torch.zeros((2, 4)), [1])
     with pytest.raises(ValueError, match="1 rows and 2 mixtures"):
-        Ranking(GREEDY, 4, number=2).rank(torch.zeros((1, 4)), [1], (), [(), ()])
+        make(GREEDY, 4, number=2).rank(torch.zeros((1, 4)), [1], (), [(), ()])
     with pytest.raises(ValueError, match="0 contexts"):
-        Ranking(Distribution(presence_penalty=1.0), 4, number=2).rank(torch.zeros((2, 4)), [1, 2])
+        make(Distribution(presence_penalty=1.0), 4, number=2).rank(torch.zeros((2, 4)), [1, 2])
 
 
 # Mixtures
@@ -239,10 +273,11 @@ mixtures = st.lists(
 )
 
 
+@every
 @settings(deadline=None, max_examples=150)
 @given(distribution=distributions, seed=st.integers(0, 2**32 - 1), some=st.booleans(), given_=st.lists(mixtures))
 def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
-    distribution: Distribution, seed: int, some: bool, given_: list[Mixture]
+    make: Callable[..., AnyRanking], distribution: Distribution, seed: int, some: bool, given_: list[Mixture]
 ) -> None:
     """One that has a column for every token, those that the draft cannot propose included."""
     rng = np.random.default_rng(seed)
@@ -250,13 +285,13 @@ def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
     columns = NUM_IDS if ids is None else len(ids)
     id_list = list(range(columns)) if ids is None else ids.tolist()
     logits = random_logits(rng, max(1, len(given_)), columns, 4.0)
-    ranking = Ranking(distribution, columns, ids, number=4)
+    ranking = make(distribution, columns, ids, number=4)
     ranked = ranking.rank(logits, range(7, 7 + len(logits)), (), given_)
     all_ids = sorted({*id_list, *(token_id for mixture in given_ for token_id, _ in mixture)})
     for index, mixture in enumerate(given_):
         whole = torch.from_numpy(mixed_logits(logits[index], id_list, mixture, all_ids).astype(np.float32))
         tensor = torch.tensor(all_ids)
-        (expected,) = Ranking(distribution, len(all_ids), tensor, number=4).rank(whole.unsqueeze(0), [7 + index])
+        (expected,) = make(distribution, len(all_ids), tensor, number=4).rank(whole.unsqueeze(0), [7 + index])
         assert ranked[index].probabilities == pytest.approx(expected.probabilities[:4], rel=2e-3, abs=1e-6)
         said = dict(zip(expected.token_ids, expected.probabilities, strict=True))  # more: ties may change places
         for token_id, probability in zip(ranked[index].token_ids, ranked[index].probabilities, strict=True):
@@ -280,16 +315,51 @@ def test_a_token_that_the_draft_cannot_propose_gets_its_own_noise_and_its_own_pe
     assert 40 not in ranking.rank(row, [9], [[2]])[0].token_ids  # its column is left, its probability is not
 
 
-def test_the_logits_stay_as_they_are_where_something_is_mixed_in() -> None:
+@every
+def test_the_logits_stay_as_they_are_where_something_is_mixed_in(make: Callable[..., AnyRanking]) -> None:
     logits = random_logits(np.random.default_rng(1), 2, NUM_IDS, 2.0)
     before = logits.clone()
-    Ranking(GREEDY, NUM_IDS, number=3).rank(logits, [3, 4], (), [[(5, 0.9)], [(NUM_IDS + 3, 0.2)]])
+    make(GREEDY, NUM_IDS, number=3).rank(logits, [3, 4], (), [[(5, 0.9)], [(NUM_IDS + 3, 0.2)]])
     assert torch.equal(logits, before)
 
 
-def test_less_likely_ones_than_wanted_are_left_out() -> None:
+def test_only_what_a_temperature_alone_shapes_is_ranked_by_its_best_tokens() -> None:
+    for changes in (
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"min_p": 0.1},
+        {"logit_bias": ((1, 2.0),)},
+        {"presence_penalty": 1.0},
+    ):
+        distribution = Distribution(temperature=0.5, **changes)  # type: ignore[arg-type]  # of different types
+        assert isinstance(make_ranking(distribution, 9, number=2), Ranking)
+        with pytest.raises(ValueError, match="more than a temperature"):
+            PlainRanking(distribution, 9, number=2)
+    for distribution in (GREEDY, Distribution(top_k=5, top_p=0.5), Distribution(temperature=0.5)):
+        assert isinstance(make_ranking(distribution, 9, number=2), PlainRanking)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**64 - 1))
+def test_the_noise_of_a_device_is_that_of_the_host(seed: int) -> None:
+    codes = codes_of(3000)
+    device_codes = torch.from_numpy(codes.astype(np.int64))
+    expected = counters(seed, codes)
+    assert torch.equal(device_counters(device_codes, seed), torch.from_numpy(expected.astype(np.int64)))
+    noise = device_gumbel(device_codes, seed)
+    assert noise.dtype == torch.float32
+    exact = gumbel(expected)
+    for found in (noise.numpy(), float_gumbel(expected)):
+        # What is far below 0 comes of numbers near 1, of which a float32 knows little; such tokens never win.
+        assert (np.abs(found - exact) <= 1e-5 + 1e-6 * np.exp(np.exp(-exact))).all()
+    assert np.array_equal(device_codes.numpy(), codes), "the codes stay"
+    assert [gumbel_of(token_id, seed) for token_id in range(20)] == pytest.approx(gumbel(expected[:20]), rel=1e-12)
+
+
+@every
+def test_less_likely_ones_than_wanted_are_left_out(make: Callable[..., AnyRanking]) -> None:
     row = np.log([0.5, 0.3, 0.15, 0.05])
     logits = torch.as_tensor(row, dtype=torch.float32).unsqueeze(0)
-    ranked = Ranking(GREEDY, 4, number=4, min_probability=0.1).rank(logits, [0])[0]
+    ranked = make(GREEDY, 4, number=4, min_probability=0.1).rank(logits, [0])[0]
     assert ranked.token_ids == (0, 1, 2)
     assert ranked.probabilities == pytest.approx((0.5, 0.3, 0.15))
