@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,7 +13,8 @@ from amusd.sampling.noise import FIRST_FACTOR, LAST_SHIFT, ROUNDS, Counters, Dom
 
 _POSITIONS_KEPT = 16
 """The nodes of a tree stand at few positions, and meet each of them often."""
-_TO_MINUS_UNIT = -(2.0**-32) * (1 - 2.0**-23)
+_UNIT = 2.0**-32
+_TO_MINUS_UNIT = -_UNIT * (1 - 2.0**-23)
 """Takes counters to (-1, 0), and the largest float32 of them not to -1, whose logarithm is infinite."""
 _MASK32 = (1 << 32) - 1
 
@@ -28,19 +31,22 @@ class KeptNoise:
         self._device_codes = None if device.type == "cpu" else torch.from_numpy(codes.astype(np.int64)).to(device)
         self._kept: dict[int, Tensor] = {}
 
-    def at(self, position: int) -> Tensor:
-        """[columns] float32. Do not write to it."""
-        noise = self._kept.get(position)
-        if noise is None:
-            if len(self._kept) == _POSITIONS_KEPT:
-                del self._kept[next(iter(self._kept))]
-            key = key_of(self._seed, position, Domain.MATCHING)
-            if self._device_codes is None:
-                noise = torch.from_numpy(float_gumbel(counters(key, self._codes, *self._scratch)))
-            else:
-                noise = device_gumbel(self._device_codes, key)
-            self._kept[position] = noise.mul_(self._scale)
-        return noise
+    def at(self, positions: Sequence[int]) -> list[Tensor]:
+        """[columns] float32 for each. Do not write to it."""
+        found = {position: noise for position in positions if (noise := self._kept.get(position)) is not None}
+        if missing := [position for position in dict.fromkeys(positions) if position not in found]:
+            found.update(zip(missing, self._made(missing), strict=True))
+            self._kept.update((position, found[position]) for position in missing)
+            for position in list(self._kept)[:-_POSITIONS_KEPT]:
+                del self._kept[position]
+        return [found[position] for position in positions]
+
+    def _made(self, positions: Sequence[int]) -> Sequence[Tensor]:
+        keys = [key_of(self._seed, position, Domain.MATCHING) for position in positions]
+        if self._device_codes is not None:
+            return device_gumbel(self._device_codes, keys).mul_(self._scale).unbind()
+        noises = (float_gumbel(counters(key, self._codes, *self._scratch)) for key in keys)
+        return [torch.from_numpy(noise).mul_(self._scale) for noise in noises]
 
 
 def float_gumbel(of: Counters) -> npt.NDArray[np.float32]:
@@ -54,16 +60,18 @@ def float_gumbel(of: Counters) -> npt.NDArray[np.float32]:
     return np.negative(noise, out=noise)
 
 
-def device_gumbel(codes: Tensor, key: int) -> Tensor:
-    """float32 of the shape of `codes` (int64): the same under `key`, computed on their device."""
-    unit = device_counters(codes, key).float().add_(0.5).mul_(_TO_MINUS_UNIT)
-    return unit.log1p_().neg_().log_().neg_()
+def device_gumbel(codes: Tensor, keys: Sequence[int]) -> Tensor:
+    """[keys, codes] float32: `noise.gumbel` of `codes` (int64) under each key, to rounding, on their device."""
+    numbers = device_counters(codes, keys)
+    low = numbers.float().add_(0.5).mul_(-_UNIT).log1p_()
+    high = numbers.neg().add_(_MASK32).float().add_(0.5).mul_(_UNIT).log_()  # v near 1: 1 - v has the precision
+    return torch.where(numbers <= _MASK32 >> 1, low, high).neg_().log_().neg_()
 
 
-def device_counters(codes: Tensor, key: int) -> Tensor:
-    """int64: `noise.counters`, bit for bit."""
-    low, high = halves_of(key)
-    numbers = codes.bitwise_xor(low).mul_(FIRST_FACTOR).add_(high).bitwise_and_(_MASK32)
+def device_counters(codes: Tensor, keys: Sequence[int]) -> Tensor:
+    """[keys, codes] int64: `noise.counters`, bit for bit."""
+    halves = torch.tensor([halves_of(key) for key in keys], dtype=torch.int64).to(codes.device).unsqueeze(2)
+    numbers = codes.bitwise_xor(halves[:, 0]).mul_(FIRST_FACTOR).add_(halves[:, 1]).bitwise_and_(_MASK32)
     for shift, factor in ROUNDS:
         numbers.bitwise_xor_(numbers >> shift).mul_(factor).bitwise_and_(_MASK32)  # wraps: the low half stays right
     return numbers.bitwise_xor_(numbers >> LAST_SHIFT)

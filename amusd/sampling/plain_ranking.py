@@ -239,7 +239,7 @@ class PlainRanking:
             codes = codes_of(self._vocab_size if self._ids is None else max(self._ids) + 1)
             own = codes if self._ids is None else codes[self._ids]
             self._noise = KeptNoise(self._seed, own, device, self._temperature)
-        return [self._noise.at(position) for position in positions]
+        return self._noise.at(positions)
 
     def _noise_of(self, token_id: int, position: int) -> float:
         if self._temperature == 0:

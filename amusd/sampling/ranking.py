@@ -148,7 +148,7 @@ class Ranking:
 
     def _rank(self, row: Row, columns: Columns | None, position: int) -> RankedTokens:
         """`row` [columns]: processed logits, of which `columns` are left; None: all."""
-        noise = None if self._noise is None else self._noise.at(position).numpy()
+        noise = None if self._noise is None else self._noise.at([position])[0].numpy()
         if columns is not None:
             row, noise = row[columns], None if noise is None else noise[columns]
         scores, weights = self._scores[: len(row)], self._weights[: len(row)]

@@ -1,11 +1,10 @@
 """Chooses the tokens of one request from the logits of one model: the same code for the draft and for the target.
 
-On the host, whatever the device: logits that are to be sampled are copied to it.
+On the host; of logits on a device as little is copied to it as will do (`contenders.py`).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.protocol.verification import Block
+from amusd.sampling.contenders import Contenders
 from amusd.sampling.equality import Acceptance, accept_along
 from amusd.sampling.logits import Columns, LogitsProcessor, Row
 from amusd.sampling.matching import NoisyArgmax
@@ -47,6 +47,7 @@ class TokenSampler:
         self._draw = NoisyArgmax(self._codes)
         self._num_prompt_tokens = len(prompt)
         self._context = list(prompt)
+        self._contenders: Contenders | None = None
 
     def see(self, token_ids: Sequence[int]) -> None:
         """Tell which tokens the sequence holds now; only needed where tokens passed the model without a choice."""
@@ -55,13 +56,46 @@ class TokenSampler:
 
     def choose(self, logits: Tensor, start: int, token_ids: Sequence[int]) -> list[int]:
         """[rows, columns] -> the column chosen for each row. Row i stands behind `token_ids[i]`, at `start + i`."""
-        rows = logits.float().cpu().numpy()
+        chosen_for = self._chooser(logits, range(start + 1, start + 1 + len(token_ids)))
         del self._context[start:]
         chosen = []
-        for offset, token_id in enumerate(token_ids):
+        for row, token_id in enumerate(token_ids):
             self._context.append(token_id)
-            chosen.append(self._choose(rows[offset], start + offset + 1))
+            chosen.append(chosen_for(row))
         return chosen
+
+    def _chooser(self, logits: Tensor, positions: Sequence[int]) -> Callable[[int], int]:
+        """For rows [rows, columns]: the column chosen for row `i`, whose token stands at `positions[i]`.
+
+        What it is asked for at the time stands behind the tokens in the context.
+        """
+        few = self._few_columns(logits, positions)
+        rows: npt.NDArray[np.float32] | None = None
+
+        def choose(row: int) -> int:
+            nonlocal rows
+            column = None if few is None else few(row)
+            if column is not None:
+                return column
+            if rows is None:
+                rows = logits.float().cpu().numpy()
+            return self._choose(rows[row], positions[row])
+
+        return choose
+
+    def _few_columns(self, logits: Tensor, positions: Sequence[int]) -> Callable[[int], int | None] | None:
+        """See `Contenders.chooser`; None where whole rows have to be seen, or are at hand."""
+        distribution = self._distribution
+        fits = distribution.rule == "matching" and distribution.is_plain and self._domain is Domain.MATCHING
+        if not fits or not self._is_away(logits):
+            return None
+        if self._contenders is None:
+            self._contenders = Contenders(distribution.seed, distribution.temperature, self._codes, logits.device)
+        return self._contenders.chooser(logits, positions)
+
+    @staticmethod
+    def _is_away(logits: Tensor) -> bool:
+        return logits.device.type != "cpu"
 
     def _choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         row, columns = self._process(logits)
@@ -139,47 +173,55 @@ class TargetSampler(TokenSampler):
         `logits` [len(block), ids]; `judged`: the block's candidates, with or without one behind them; `rows`: what they
         were drawn from, under the ratio test.
         """
-        scores = logits.float().cpu().numpy()
         if self._rejects:
+            scores = logits.float().cpu().numpy()
             acceptance = self._test_ratios(scores, start, block, judged, rows)
-            self._keep_logprobs(scores, range(len(acceptance.token_ids)), acceptance)
+            self._keep_logprobs(logits, range(len(acceptance.token_ids)), acceptance)
             return acceptance
 
         def next_row(row: int, token_id: int) -> int | None:
             return row + 1 if row < len(judged) and judged[row] == token_id else None
 
-        return self._follow(scores, start, block, next_row)[0]
+        return self._follow(logits, range(start + 1, start + 1 + len(block)), block, next_row)[0]
 
     def accept_paths(self, logits: Tensor, block: Block) -> tuple[Acceptance, tuple[int, ...]]:
         """What a pass over the rows of `block` [rows, ids] commits, and which of its rows it goes on with.
 
         Not under the ratio test.
         """
-        return self._follow(logits.float().cpu().numpy(), block.start, block.token_ids, block.next_row)
+        positions = [block.start + 1]
+        for parent in block.parents:
+            positions.append(positions[parent] + 1)
+        return self._follow(logits, positions, block.token_ids, block.next_row)
 
     def _follow(
         self,
-        scores: npt.NDArray[np.float32],
-        start: int,
+        logits: Tensor,
+        positions: Sequence[int],
         token_ids: Sequence[int],
         next_row: Callable[[int, int], int | None],
     ) -> tuple[Acceptance, tuple[int, ...]]:
-        """Choose behind one row after another, as long as the choice is a candidate."""
-        del self._context[start:]
-        positions = itertools.count(start + 1)
+        """Choose behind one row after another, as long as the choice is a candidate.
+
+        `positions`: of the token behind each row.
+        """
+        chosen_for = self._chooser(logits, positions)
+        del self._context[positions[0] - 1 :]
 
         def choose(row: int) -> int:
             self._context.append(token_ids[row])
-            return self._choose(scores[row], next(positions))
+            return chosen_for(row)
 
         acceptance, rows = accept_along(choose, next_row, len(token_ids))
-        self._keep_logprobs(scores, rows, acceptance)
+        self._keep_logprobs(logits, rows, acceptance)
         return acceptance, rows
 
-    def _keep_logprobs(self, scores: npt.NDArray[np.float32], rows: Iterable[int], acceptance: Acceptance) -> None:
+    def _keep_logprobs(self, logits: Tensor, rows: Iterable[int], acceptance: Acceptance) -> None:
         if self._wants_logprobs:
             scored = zip(rows, acceptance.token_ids, strict=True)
-            self.logprobs = tuple(_log_probability(scores[row], token_id) for row, token_id in scored)
+            self.logprobs = tuple(
+                _log_probability(logits[row].float().cpu().numpy(), token_id) for row, token_id in scored
+            )
 
     def _test_ratios(
         self,

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from amusd.config import Distribution
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import capture_cuda_graph
 from amusd.models.huggingface import load_model
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
+from amusd.sampling.plain_ranking import make_ranking
+from amusd.sampling.sampler import TokenSampler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,6 +134,27 @@ def test_a_prepared_model_verifies_paths_without_asking_the_device(embedded_fold
         model.choose([9], cache)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0])
+def test_tokens_are_drawn_from_logits_on_the_device_as_from_their_copies(temperature: float) -> None:
+    logits = torch.randn((64, 128_256), generator=torch.Generator().manual_seed(3)).mul_(3).bfloat16()
+    distribution = Distribution(temperature=temperature, seed=11)
+    chosen = [
+        TokenSampler(distribution, logits.shape[1]).choose(logits.to(device), 40, [0] * 64)
+        for device in ("cpu", "cuda:0")
+    ]
+    assert chosen[0] == chosen[1]
+    mixtures = [[(row, 0.25), (logits.shape[1] + row, 0.1)] if row % 2 else [] for row in range(8)]
+    ranked = [
+        make_ranking(distribution, logits.shape[1], number=8).rank(
+            logits[:8].to(device), [5, 5, 6, 6, 7, 8, 9, 9], (), mixtures
+        )
+        for device in ("cpu", "cuda:0")
+    ]
+    for here, there in zip(*ranked, strict=True):
+        assert here.token_ids == there.token_ids
+        assert here.probabilities == pytest.approx(there.probabilities, rel=1e-4)
 
 
 def test_rows_do_not_depend_on_their_block_at_a_fixed_width(embedded_folder: Path) -> None:

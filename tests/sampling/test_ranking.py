@@ -345,13 +345,14 @@ def test_the_noise_of_a_device_is_that_of_the_host(seed: int) -> None:
     codes = codes_of(3000)
     device_codes = torch.from_numpy(codes.astype(np.int64))
     expected = counters(seed, codes)
-    assert torch.equal(device_counters(device_codes, seed), torch.from_numpy(expected.astype(np.int64)))
-    noise = device_gumbel(device_codes, seed)
+    keys = [7, seed, 1]
+    assert torch.equal(device_counters(device_codes, keys)[1], torch.from_numpy(expected.astype(np.int64)))
+    noise = device_gumbel(device_codes, keys)
     assert noise.dtype == torch.float32
     exact = gumbel(expected)
-    for found in (noise.numpy(), float_gumbel(expected)):
-        # What is far below 0 comes of numbers near 1, of which a float32 knows little; such tokens never win.
-        assert (np.abs(found - exact) <= 1e-5 + 1e-6 * np.exp(np.exp(-exact))).all()
+    np.testing.assert_allclose(noise[1].numpy(), exact, rtol=2e-6, atol=2e-6)
+    # What is far below 0 comes of numbers near 1, of which a float32 knows little; such tokens are never ranked high.
+    assert (np.abs(float_gumbel(expected) - exact) <= 1e-5 + 1e-6 * np.exp(np.exp(-exact))).all()
     assert np.array_equal(device_codes.numpy(), codes), "the codes stay"
     assert [gumbel_of(token_id, seed) for token_id in range(20)] == pytest.approx(gumbel(expected[:20]), rel=1e-12)
 
