@@ -32,35 +32,39 @@ FORGETTING = 0.98
 LEAST_WAIT = 0.05
 """Of a candidate: how many the shortest wait so far always counts for."""
 LONGEST_WAIT = 3.0
-"""Times what was expected: as how long a wait counts at most. One stall of the machine must not end all waiting, and a
-draft that has become slow is noticed all the same, by and by."""
+"""Times the usual: as how long a wait counts at most. One stall of the machine must not end all waiting, and a draft
+that has become slow is noticed all the same, by and by. Usual is the mean weighted by length, in which waits that take
+no time, for the others of several candidates that come at once, do not count."""
 
 
 class _Waits:
     """Time waited for candidates of one kind."""
 
     def __init__(self) -> None:
-        self._seconds = self._num_candidates = self._shortest = 0.0
+        self._seconds = self._squares = self._num_candidates = 0.0
+        self._shortest: float | None = None
 
     @property
     def seconds(self) -> float:
         """For a candidate; 0 before anything was waited for."""
-        if not self._shortest:
+        if self._shortest is None:
             return self._seconds
         return (self._seconds + LEAST_WAIT * self._shortest) / (self._num_candidates + LEAST_WAIT)
 
     def waited(self, seconds: float, *, came: bool) -> None:
         """So long, and a candidate came or not."""
-        if self._num_candidates:
-            seconds = min(seconds, LONGEST_WAIT * self.seconds)
+        if self._seconds:
+            seconds = min(seconds, LONGEST_WAIT * self._squares / self._seconds)
         self._seconds = MEMORY * self._seconds + seconds
+        self._squares = MEMORY * self._squares + seconds**2
         self._num_candidates = MEMORY * self._num_candidates + came
-        if came and (seconds < self._shortest or not self._shortest):
-            self._shortest = seconds
+        if came:
+            self._shortest = seconds if self._shortest is None else min(self._shortest, seconds)
 
     def passed(self) -> None:
         """A pass is over."""
         self._seconds *= FORGETTING
+        self._squares *= FORGETTING
         self._num_candidates *= FORGETTING
 
 

@@ -204,6 +204,24 @@ def test_one_stall_of_the_machine_does_not_end_all_waiting() -> None:
     assert first.candidate_seconds(0) == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("num_at_once", [1, 3, 8])
+def test_waits_for_candidates_that_come_together_are_shared_by_them(num_at_once: int) -> None:
+    """The others take no time: they must not make the one that did look like a stall."""
+    estimates = Estimates()
+    for number in range(200 * num_at_once):
+        estimates.waited(1, 0.0 if number % num_at_once else 0.004, came=True)
+    at_least, at_most = 0.5 * 0.004 / num_at_once, 2 * 0.004 / num_at_once
+    assert at_least < estimates.candidate_seconds(1) < at_most
+
+
+def test_a_first_wait_of_no_length_does_not_last() -> None:
+    estimates = Estimates()
+    estimates.waited(0, 1e-7, came=True)
+    for _ in range(40):
+        estimates.waited(0, 0.004, came=True)
+    assert estimates.candidate_seconds(0) == pytest.approx(0.004, rel=0.05)
+
+
 def test_a_rejection_costs_the_wait_that_it_leads_to_more_often() -> None:
     estimates = Estimates()
     assert estimates.rejection_loss == 0
