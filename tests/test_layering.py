@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "amusd").rglob("*.py"))
 
 LAYERS = (
-    {"types", "errors"},
+    {"types", "errors", "child"},
     {"config"},
     {"settings"},
     {"protocol"},
@@ -28,7 +28,7 @@ LAYERS = (
 """Top-level modules and packages of amusd, from the ground up. A new one has to be given its place here."""
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 STANDARD_LIBRARY_ONLY = {
-    "types", "errors", "config", "settings", "protocol", "policies", "tracing", "simulation", "reporting",
+    "types", "errors", "child", "config", "settings", "protocol", "policies", "tracing", "simulation", "reporting",
 }  # fmt: skip
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}

@@ -1,6 +1,6 @@
 """The pair at work, in processes of its own: how long each worker stands idle, and how much memory each holds.
 
-Started as a child (`python -m amusd.bench.pair`) so that nothing but the target's worker is in the target's memory. The
+Started as a child so that nothing but the target's worker is in the target's memory. The
 order of imports is part of the measurement: what `import torch` alone costs is read first.
 """
 
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from amusd.child import command_of
 from amusd.config import BenchConfig, DecodingConfig, EngineConfig, SamplingParams
 from amusd.errors import PeerFailedError
 from amusd.settings import from_mapping, to_mapping
@@ -25,9 +26,7 @@ _WARM_UP_TOKENS = 8
 def measure_pair(config: EngineConfig, bench: BenchConfig) -> dict[str, Any]:
     """Run the pair in child processes; returns the `pair` part of the report. Raises `PeerFailedError`."""
     orders = {"config": to_mapping(config), "bench": to_mapping(bench)}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "amusd.bench.pair"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen(command_of(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         output, _ = child.communicate(json.dumps(orders), timeout=PAIR_SECONDS)
         result: dict[str, Any] = json.loads(output.splitlines()[-1])
@@ -111,7 +110,3 @@ def _idle_of(metrics: Any) -> dict[str, Any]:
         "tokens_per_second": 1e9 * metrics.num_tokens / metrics.total_ns,
         "time_to_first_token_ms": metrics.first_token_ns / 1e6 / metrics.num_prompts,
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -13,11 +13,11 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO
 
 import torch
 
+from amusd.child import command_of
 from amusd.config import EngineConfig
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.startup import device_of, make_recorder, serve_draft
@@ -25,7 +25,6 @@ from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
-_ENTRY = Path(__file__).absolute().with_name("draft_child.py")
 STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
 
@@ -68,7 +67,7 @@ class DraftProcess:
         self.stop()  # it has ended, unless it is the first
         self._incarnation = incarnation
         self._process = subprocess.Popen(
-            [sys.executable, str(_ENTRY)],
+            command_of(__name__),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+from amusd.child import command_of
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Message, Shutdown, Verdict
@@ -82,9 +83,7 @@ def measure_one_way(
     num_exchanges = NUM_WARM_UP_EXCHANGES + -(-num_messages // 2)
     with _pinned(cores[0]):
         link = listen(config, _NONCE)
-        child = subprocess.Popen(
-            [sys.executable, "-m", "amusd.transport.latency"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        child = subprocess.Popen(command_of(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             orders = {
                 "config": to_mapping(config),
@@ -193,7 +192,3 @@ def main() -> None:
             sys.stdout.write(json.dumps(asdict(times)))
         finally:
             link.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -73,7 +73,7 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
 ) -> None:
     entry = tmp_path / "child.py"
     entry.write_text(child)
-    monkeypatch.setattr(supervisor, "_ENTRY", entry)
+    monkeypatch.setattr(supervisor, "command_of", lambda _: [sys.executable, str(entry)])
     started: list[subprocess.Popen[str]] = []
 
     class Noted(subprocess.Popen[str]):
@@ -113,7 +113,7 @@ def test_the_child_takes_the_package_that_it_lies_in_and_all_else_as_usual(tmp_p
     own.mkdir()
     (own / "torch.py").write_text("import amusd\nraise SystemExit(amusd.__file__)")
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "amusd" / "runtime" / supervisor._ENTRY.name)],
+        [sys.executable, str(tmp_path / "amusd" / "child" / "run.py"), supervisor.__name__],
         env={**os.environ, "PYTHONPATH": str(own), "PYTHONSAFEPATH": is_safe},
         stdin=subprocess.DEVNULL,
         capture_output=True,
