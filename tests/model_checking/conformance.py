@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from model_checking import protocol_model
 from model_checking.protocol_model import Bounds, Draft, ProtocolModel, State, Target, Token
-from protocol.harness import VOCAB_SIZE, Harness, oracle_text
+from protocol.harness import Harness
+from protocol.schedule import VOCAB_SIZE, oracle_text
 
 from amusd.protocol.messages import Candidate, Verdict
 
@@ -17,7 +18,7 @@ ACTIONS = (
     "restart_draft",
     "propose",
     "offer",
-    "deliver_candidate",
+    "deliver",
     "deliver_copy",
     "deliver_verdict",
     "deliver_old_verdict",

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 from model_checking.conformance import Departure, Follower
 from model_checking.test_exploration import EVERY_ACTION
-from protocol.harness import Faults, Harness
+from protocol.harness import Harness
+from protocol.schedule import Faults
 from protocol.test_mutants import DRAFT_MUTANTS, TARGET_MUTANTS, Unhashed
 
 from amusd.protocol.draft_session import DraftSession

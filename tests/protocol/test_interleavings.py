@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol.harness import Faults, Harness
+from protocol.harness import Harness
+from protocol.schedule import Faults
 
 from amusd.protocol.target_session import Reception
 
@@ -79,7 +80,7 @@ def test_a_draft_that_comes_back_is_heard_whatever_was_committed_without_it(
     for _ in range(num_alone):
         harness.begin()
         harness.commit()
-        harness.deliver_candidate()
+        harness.deliver()
         harness.check()
     harness.restart_draft()
     harness.settle()

@@ -6,7 +6,7 @@ A suite that cannot fail on a defect proves nothing about its absence.
 from __future__ import annotations
 
 import pytest
-from protocol.harness import Faults, Harness, Violation
+from protocol.harness import Harness
 from protocol.mutants import (
     BaseIgnored,
     EpochIgnored,
@@ -25,6 +25,7 @@ from protocol.mutants import (
     TailNotOfferedAgain,
     Unhashed,
 )
+from protocol.schedule import Faults, Violation
 
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate

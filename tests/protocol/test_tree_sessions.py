@@ -6,7 +6,6 @@ import dataclasses
 import random
 
 import pytest
-from protocol.harness import Faults, Violation, oracle_token
 from protocol.mutants import (
     DoesNotCompare,
     HangsEverythingOnTheEnd,
@@ -15,6 +14,7 @@ from protocol.mutants import (
     KeepsTheTree,
     NamesTheOldRoot,
 )
+from protocol.schedule import Faults, Violation, oracle_token
 from protocol.tree_harness import TreeHarness
 
 from amusd.errors import InvariantError, PeerProtocolError
