@@ -105,12 +105,17 @@ def read_states(folder: Path) -> Tensor:
 
 def known_tokens(text: Text) -> Known:
     """What the n-gram cache says behind every token of every row."""
-    token_ids = np.zeros((text.num_tokens, MAX_CONTINUATIONS), dtype=np.int64)
+    return known_behind([row[:length].tolist() for row, length in zip(text.token_ids, text.length, strict=True)])
+
+
+def known_behind(rows: Sequence[Sequence[int]]) -> Known:
+    """What it says behind every one of these tokens."""
+    token_ids = np.zeros((sum(map(len, rows)), MAX_CONTINUATIONS), dtype=np.int64)
     shares = np.zeros(token_ids.shape, dtype=np.float32)
     ngrams, place = NgramCache(), 0
-    for row, length in zip(text.token_ids, text.length, strict=True):
+    for row in rows:
         ngrams.open(())
-        for token_id in row[:length].tolist():
+        for token_id in row:
             ngrams.commit([token_id])
             for index, (guess, share) in enumerate(ngrams.guesses()):
                 token_ids[place, index], shares[place, index] = guess, share

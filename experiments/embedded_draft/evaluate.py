@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dataset import repeated_share
+from dataset import known_behind, repeated_share
+from losses import mix
 from teacher import continue_rows, load_teacher
-from torch import Tensor
 
 from amusd.config import DrafterConfig, WorkloadConfig
 from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.ngram_cache import NgramCache
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
 from amusd.models.huggingface import load_model
@@ -162,7 +161,10 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
         model = (draft.output_ids[q.argmax(dim=-1)] == tokens).float()
     else:
         model = torch.minimum(p[:, draft.output_ids], q).sum(dim=-1)
-    first, acceptance = _mix(answer, p, q, draft.output_ids)
+    known, behind = known_behind([sequence]), slice(start - 1, -1)
+    known_ids, shares = torch.from_numpy(known.token_ids[behind]), torch.from_numpy(known.shares[behind])
+    mixed = mix(q, draft.output_ids, known_ids, shares, p.shape[1])
+    first, acceptance = mixed.argmax(dim=-1), torch.minimum(p, mixed).sum(dim=-1)
     found = _look_up(sequence, start, lookup)
     judged = []
     for position, looked_up in enumerate(found):
@@ -231,24 +233,6 @@ def _mean(values: Sequence[float]) -> float | None:
 def logits_of(model: CachedModel, sequence: Sequence[int]) -> Any:
     """[tokens, vocabulary]: in one pass."""
     return model.forward(sequence, model.new_cache(len(sequence))).logits
-
-
-def _mix(answer: Answer, p: Tensor, q: Tensor, output_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Each position's likeliest token of the mixture, and 1 - total variation from the target's `p`; both [tokens].
-
-    `p` [tokens, all ids] and `q` [tokens, the draft's] are the models' distributions.
-    """
-    mixed = torch.zeros_like(p)
-    mixed[:, output_ids] = q
-    ngrams = NgramCache()
-    ngrams.open(answer.prompt)
-    for row, token_id in zip(mixed, answer.tokens, strict=True):
-        guesses = ngrams.guesses()
-        row.mul_(1 - sum(share for _, share in guesses))
-        for guess, share in guesses:
-            row[guess] += share
-        ngrams.commit([token_id])
-    return mixed.argmax(dim=-1), torch.minimum(p, mixed).sum(dim=-1)
 
 
 def _look_up(sequence: Sequence[int], start: int, min_lookup: int) -> list[int | None]:

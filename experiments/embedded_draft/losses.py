@@ -69,6 +69,13 @@ def divergence(states: Tensor, teacher_states: Tensor, head: Tensor, columns: Te
     return result
 
 
+def mix(q: Tensor, output_ids: Tensor, known_ids: Tensor, shares: Tensor, num_ids: int) -> Tensor:
+    """[tokens, all ids]: what is drafted from, of `q` [tokens, the draft's ids]; the others as of `agreement`."""
+    mixed = torch.zeros((len(q), num_ids), dtype=q.dtype, device=q.device)
+    mixed[:, output_ids] = q * (1 - shares.sum(dim=-1, keepdim=True))
+    return mixed.scatter_add_(1, known_ids, shares)
+
+
 @torch.no_grad()
 def agreement(
     states: Tensor, teacher_states: Tensor, head: Tensor, output_ids: Tensor, known_ids: Tensor, shares: Tensor
@@ -82,10 +89,8 @@ def agreement(
     for start in range(0, len(states), _BLOCK):
         block = slice(start, start + _BLOCK)
         p = (teacher_states[block] @ head.t()).float().softmax(dim=-1)
-        mixed = torch.zeros_like(p)
         q = (states[block].to(head.dtype) @ head[output_ids].t()).float().softmax(dim=-1)
-        mixed[:, output_ids] = q * (1 - shares[block].sum(dim=-1, keepdim=True))
-        mixed.scatter_add_(1, known_ids[block], shares[block])
+        mixed = mix(q, output_ids, known_ids[block], shares[block], len(head))
         greedy.append(mixed.argmax(dim=-1) == p.argmax(dim=-1))
         sampled.append(torch.minimum(p, mixed).sum(dim=-1))
     return torch.cat(greedy), torch.cat(sampled)
