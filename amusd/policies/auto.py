@@ -5,7 +5,8 @@ it comes. It brings one with the chance that it and all before it are accepted. 
 goes on where less is prepared than behind the target's own token, which the pass would have ended with instead. And the
 draft is amid the step that brings it: what is done of that step would have been a start for the pass after this one.
 That is the best `min_candidates` of a chain or a tree (docs/branching.md), found pass by pass, as it depends on how
-sure the draft is of what is at hand. A candidate at hand is verified unless what it adds to the pass outweighs it.
+sure the draft is of what is at hand. No wait is thrice as long as usual, and none follows one that was in vain before a
+candidate has come: machines stall. A candidate at hand is verified unless what it adds to the pass outweighs it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class AutoPolicy:
             return Verify(0, reason, tells_draft=False)
         row_loss = view.row_seconds * max(view.tokens_per_second, view.plain_tokens_per_second)
         num_candidates = sum(chance > row_loss for chance in view.chances)
-        if view.can_grow:
+        if view.can_grow and not view.draft_is_mute:
             loss = view.tokens_per_second * view.candidate_seconds + row_loss
             if view.num_candidates:
                 loss += STEP_DONE * view.path_chance * view.lead_gain
-            seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
+            seconds_left = min(self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait)
             reason = f"one more candidate: {view.gain:.2f} tokens for {loss:.2f}"
             if view.gain > loss and seconds_left > 0:
                 return Wait(seconds_left, reason)

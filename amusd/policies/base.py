@@ -6,6 +6,7 @@ candidate is verified can never depend on its own value (an independence conditi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -34,6 +35,10 @@ class TargetView:
     """Running estimate of what is committed; 0 before the first pass."""
     candidate_seconds: float = 0.0
     """Running estimate of the wait for a candidate; 0 before the first one."""
+    longest_wait: float = math.inf
+    """After so long a candidate is not to be expected any more; infinite before the first one."""
+    draft_is_mute: bool = False
+    """It was waited for in vain, and no candidate has come since."""
     rejection_loss: float = 0.0
     """Running estimate, in tokens, of what a rejection costs beyond the candidate itself."""
     lead_gain: float = 0.0

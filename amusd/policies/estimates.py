@@ -15,6 +15,7 @@ its first candidate is accepted against what it says; where it says nothing, by 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from itertools import accumulate
@@ -32,9 +33,9 @@ FORGETTING = 0.98
 LEAST_WAIT = 0.05
 """Of a candidate: how many the shortest wait so far always counts for."""
 LONGEST_WAIT = 3.0
-"""Times the usual: as how long a wait counts at most. One stall of the machine must not end all waiting, and a draft
-that has become slow is noticed all the same, by and by. Usual is the mean weighted by length, in which waits that take
-no time, for the others of several candidates that come at once, do not count."""
+"""Times the usual: how long a wait lasts, and counts, at most. One stall of the machine must not end all waiting, and
+a draft that has become slow is noticed all the same, by and by. Usual is the mean weighted by length, in which waits
+that take no time, for the others of several candidates that come at once, do not count."""
 
 
 class _Waits:
@@ -51,10 +52,14 @@ class _Waits:
             return self._seconds
         return (self._seconds + LEAST_WAIT * self._shortest) / (self._num_candidates + LEAST_WAIT)
 
+    @property
+    def longest(self) -> float:
+        """As which a longer one counts; infinite before anything was waited for."""
+        return LONGEST_WAIT * self._squares / self._seconds if self._seconds else math.inf
+
     def waited(self, seconds: float, *, came: bool) -> None:
         """So long, and a candidate came or not."""
-        if self._seconds:
-            seconds = min(seconds, LONGEST_WAIT * self._squares / self._seconds)
+        seconds = min(seconds, self.longest)
         self._seconds = MEMORY * self._seconds + seconds
         self._squares = MEMORY * self._squares + seconds**2
         self._num_candidates = MEMORY * self._num_candidates + came
@@ -94,6 +99,10 @@ class Estimates:
     def candidate_seconds(self, num_candidates: int) -> float:
         """Where so many are at hand; 0 before anything was waited for."""
         return self._waits(num_candidates).seconds
+
+    def longest_wait(self, num_candidates: int) -> float:
+        """Where so many are at hand: seconds after which a candidate is not to be expected any more."""
+        return self._waits(num_candidates).longest
 
     @property
     def rejection_loss(self) -> float:

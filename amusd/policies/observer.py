@@ -5,6 +5,7 @@ The real target and the simulated one keep one each: a policy cannot tell them a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from amusd.policies.base import TargetView
@@ -15,6 +16,8 @@ from amusd.protocol.verification import PassOutcome, Verification
 
 PASS_TIME_MEMORY = 0.8
 """Weight of the past in the running estimate of a pass."""
+NEARLY = 0.9
+"""So much of the longest wait was in vain: clocks and wake-ups are not exact."""
 OUTLIER = 10.0
 """So many times that estimate, and a pass was held up by something else than its rows."""
 
@@ -31,6 +34,7 @@ class Observer:
         self._first_weight: float | None = None
         self._gain = 0.0
         self._draft_knows = True  # what is committed
+        self._mute_at: int | None = None  # candidates at hand when it was waited in vain for one more
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """An answer begins. What drafters do, and one with and without trees, is kept apart."""
@@ -38,11 +42,14 @@ class Observer:
         self._estimates, self._payoff = self._of_drafters.setdefault(key, (Estimates(), Payoff()))
         self._last_end_ns = None
         self._draft_knows = True
+        self._mute_at = None
 
     def view(self, session: Verification[Any], *, max_candidates: int, waited_ns: int) -> TargetView:
         """`max_candidates`: what the next pass can take; `waited_ns`: since it could have begun."""
         weights, num_candidates = session.weights, session.num_candidates
         self._first_weight = next(iter(weights), None)
+        if self._mute_at is not None and num_candidates > self._mute_at:
+            self._mute_at = None
         view = TargetView(
             num_candidates=num_candidates,
             max_candidates=max_candidates,
@@ -54,6 +61,8 @@ class Observer:
             acceptance=self._estimates.acceptance,
             tokens_per_second=self._estimates.tokens_per_second,
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
+            longest_wait=self._estimates.longest_wait(num_candidates),
+            draft_is_mute=self._mute_at is not None,
             rejection_loss=self._estimates.rejection_loss,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
@@ -65,7 +74,11 @@ class Observer:
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
         """For a message, with so many candidates at hand before and after it."""
-        self._estimates.waited(num_before, ns / 1e9, came=num_after > num_before)
+        came, seconds = num_after > num_before, ns / 1e9
+        longest = min(self._estimates.longest_wait(num_before), self._pass_seconds or math.inf)
+        if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
+            self._mute_at = num_after
+        self._estimates.waited(num_before, seconds, came=came)
 
     def passed(
         self,
@@ -87,6 +100,8 @@ class Observer:
         several: each row costs all of them its time, so that its price is the time of as many.
         """
         self._draft_knows = not rests
+        if self._mute_at is not None:
+            self._mute_at = 0
         pass_seconds = (end_ns - start_ns) / 1e9
         memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
         is_outlier = bool(memory) and pass_seconds > OUTLIER * self._pass_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from amusd.policies.base import TargetView
 from amusd.policies.observer import Observer
 from amusd.protocol.messages import CERTAINTY, Prepared
 from amusd.protocol.prefix_hash import EMPTY, extend
@@ -43,6 +44,41 @@ def test_passes_and_what_lies_between_them_are_told_apart() -> None:
     view = observer.view(session(), max_candidates=3, waited_ns=0)
     assert view.pass_seconds == 0.01
     assert round(view.tokens_per_second, 9) == round(1.9 / (0.9 * 0.01 + 0.03), 9)  # the first pass weighs less
+
+
+def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
+    """A stall of the machine costs one wait, and is not taken for the time that a candidate takes."""
+    observer = Observer()
+    tree = TreeTargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, max_lookahead=4)
+    tree.attach(1)
+
+    def view() -> TargetView:
+        return observer.view(tree, max_candidates=3, waited_ns=0)
+
+    observer.open("a", has_tree=True)
+    for _ in range(20):
+        passed(observer, 0, 40_000_000)
+        observer.waited(4_000_000, num_before=0, num_after=1)
+        observer.waited(2_000_000, num_before=1, num_after=2)
+    assert not view().draft_is_mute
+    observer.waited(5_000_000, num_before=0, num_after=0)  # something else has come
+    assert not view().draft_is_mute
+    before = view()
+    assert before.longest_wait == pytest.approx(0.012, rel=0.1)
+    observer.waited(round(1e9 * before.longest_wait), num_before=0, num_after=0)
+    assert view().draft_is_mute
+    assert view().candidate_seconds < 1.5 * before.candidate_seconds
+    passed(observer, 0, 40_000_000)
+    assert view().draft_is_mute
+    tree.receive(Prepared(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+    assert not view().draft_is_mute
+    observer.waited(round(1e9 * view().longest_wait), num_before=1, num_after=1)
+    assert view().draft_is_mute, "there is one, and no further one came"
+    passed(observer, 0, 40_000_000)
+    assert not view().draft_is_mute, "it has been heard since the pass before"
+    observer.waited(40_000_000, num_before=0, num_after=0)
+    observer.open("a", has_tree=True)
+    assert not view().draft_is_mute
 
 
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:

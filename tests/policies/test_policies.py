@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -145,6 +146,23 @@ def test_auto_waits_for_nothing_that_cannot_come_and_no_longer_than_a_pass() -> 
     assert AUTO.decide(replace(KNOWN, max_candidates=0)) == Verify(0)
     assert AUTO.decide(replace(KNOWN, waited_seconds=0.02)) == Verify(0)
     assert AUTO.decide(replace(VIEW, pass_seconds=0.0)) == Verify(0)
+
+
+def test_auto_waits_no_longer_than_thrice_as_usual_and_not_for_a_draft_that_is_mute() -> None:
+    assert AUTO.decide(replace(KNOWN, longest_wait=0.015)) == Wait(0.015)
+    assert AUTO.decide(replace(KNOWN, longest_wait=0.015, waited_seconds=0.012)) == Wait(pytest.approx(0.008))  # type: ignore[arg-type]
+    assert AUTO.decide(replace(KNOWN, draft_is_mute=True)) == Verify(0)
+
+
+def test_the_longest_wait_is_thrice_the_usual_one() -> None:
+    estimates = Estimates()
+    assert estimates.longest_wait(0) == estimates.longest_wait(3) == math.inf
+    for _ in range(50):
+        estimates.waited(0, 0.004, came=True)
+        estimates.waited(3, 0.0, came=True)
+        estimates.waited(3, 0.002, came=True)
+    assert estimates.longest_wait(0) == pytest.approx(0.012)
+    assert estimates.longest_wait(3) == pytest.approx(0.006)
 
 
 def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
