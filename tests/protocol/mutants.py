@@ -11,6 +11,7 @@ from amusd.protocol.messages import Candidate, Prepared, Verdict
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.tree_draft_session import Adoption, Node, TreeDraftSession
 from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.verification import PassOutcome
 
 # A chain
 
@@ -94,13 +95,13 @@ class HeardWhileGone(Unhashed):
 class LateCandidateUnjudged(Unhashed):
     """The pass commits the candidate behind the block without judging it."""
 
-    def commit(self, token_ids: Sequence[int], num_accepted: int) -> None:
+    def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
         judged = self.candidates_to_judge()
         block = self._verifying()
         if num_accepted == len(block.candidates) < len(judged):
             token_ids = (*token_ids[:-1], judged[-1])
             num_accepted = len(judged)
-        super().commit(token_ids, num_accepted)
+        return super().commit(token_ids, num_accepted, ends=ends)
 
 
 class Overshoot(Unhashed):
