@@ -1,7 +1,7 @@
 """The pair at work, in processes of its own: how long each worker stands idle, and how much memory each holds.
 
-Started as a child so that nothing but the target's worker is in the target's memory. The
-order of imports is part of the measurement: what `import torch` alone costs is read first.
+Started as a child so that nothing but the target's worker is in the target's memory. The order of imports is part of
+the measurement: what `import torch` alone costs is read first.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 from amusd.config import Distribution
 from amusd.sampling.kept_noise import KeptNoise
 from amusd.sampling.noise import Domain, codes_of, gumbel_of, key_of
-from amusd.sampling.ranking import Mixture, RankedTokens, Ranking
+from amusd.sampling.ranking import Mixture, RankedTokens, Ranking, check_rows
 
 _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits: such a token counts as one that cannot come."""
@@ -56,7 +56,7 @@ def make_ranking(
     num_prompt_tokens: int = 0,
 ) -> AnyRanking:
     """The ranking that fits `distribution`. Parameters and errors as of `Ranking`."""
-    if distribution.is_plain and distribution.rule != "rejection":
+    if _fits(distribution):
         return PlainRanking(distribution, vocab_size, output_ids, number=number, min_probability=min_probability)
     return Ranking(
         distribution,
@@ -104,7 +104,7 @@ class PlainRanking:
         min_probability: float = 0.0,
     ) -> None:
         """Parameters as of `Ranking`. Raises `ValueError` where more than a temperature shapes the distribution."""
-        if not distribution.is_plain or distribution.rule == "rejection":
+        if not _fits(distribution):
             raise ValueError(f"more than a temperature shapes this distribution: {distribution}")
         if number < 1:
             raise ValueError(f"number={number} must be at least 1")
@@ -125,10 +125,7 @@ class PlainRanking:
         mixtures: Sequence[Mixture] = (),
     ) -> list[RankedTokens]:
         """See `Ranking`."""
-        if len(positions) != len(logits):
-            raise ValueError(f"{len(logits)} rows and {len(positions)} positions")
-        if mixtures and len(mixtures) != len(logits):
-            raise ValueError(f"{len(logits)} rows and {len(mixtures)} mixtures")
+        check_rows(len(logits), positions, None, mixtures)
         mixed = [[(self._column(token_id), token_id, share) for token_id, share in mixture] for mixture in mixtures]
         looked_at = [[column or 0 for column, _, _ in row] for row in mixed] or [[]] * len(logits)
         digest = self._digest_on_host if logits.device.type == "cpu" else self._digest_on_device
@@ -252,6 +249,10 @@ class PlainRanking:
         if self._column_of is None:
             self._column_of = {own: column for column, own in enumerate(self._ids)}
         return self._column_of.get(token_id)
+
+
+def _fits(distribution: Distribution) -> bool:
+    return distribution.is_plain and distribution.rule != "rejection"
 
 
 def _log_add(first: float, second: float) -> float:

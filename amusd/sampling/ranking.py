@@ -43,6 +43,19 @@ Mixture = Sequence[tuple[int, float]]
 """Different tokens with the probability that is theirs before the model is asked, each above 0, together below 1."""
 
 
+def check_rows(
+    num_rows: int,
+    positions: Sequence[int],
+    contexts: Sequence[Sequence[int]] | None,
+    mixtures: Sequence[Mixture],
+) -> None:
+    """Raises `ValueError` unless all that is said of rows is said of as many. `contexts`: None where none is needed."""
+    if len(positions) != num_rows or (contexts is not None and len(contexts) != num_rows):
+        raise ValueError(f"{num_rows} rows, {len(positions)} positions and {len(contexts or ())} contexts")
+    if mixtures and len(mixtures) != num_rows:
+        raise ValueError(f"{num_rows} rows and {len(mixtures)} mixtures")
+
+
 class Ranking:
     """Ranks the next tokens of one sequence by a draft's logits."""
 
@@ -92,10 +105,7 @@ class Ranking:
         its logits (none: nothing of any). Raises `ValueError` unless all are as many.
         """
         rows = logits.float().cpu().numpy()
-        if len(positions) != len(rows) or (self.needs_contexts and len(contexts) != len(rows)):
-            raise ValueError(f"{len(rows)} rows, {len(positions)} positions and {len(contexts)} contexts")
-        if mixtures and len(mixtures) != len(rows):
-            raise ValueError(f"{len(rows)} rows and {len(mixtures)} mixtures")
+        check_rows(len(rows), positions, contexts if self.needs_contexts else None, mixtures)
         ranked = []
         for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
             mixed = self._mix(row, mixtures[index] if mixtures else ())

@@ -179,16 +179,13 @@ def test_trees_and_paths_of_a_prepared_cache_capture_nothing_more() -> None:
     model.prepare(cache)
     prepared = len(captures)
     token_ids = random_ids(60)
-    num_moves = 0
     for length in range(1, 57):
         cache.truncate(0)
         model.prefill(token_ids[:length], cache)
         for rows in (2, 3, 4):
             model.choose_paths(token_ids[:rows], [0] * 2 if rows == 3 else list(range(rows - 1)), cache)
-        num_moves += 1
         model.choose_paths([5, 6, 7], [0, 0], cache)
         model.keep([0, 2], cache)
-    assert num_moves > 50
     assert len(captures) == prepared
     model.prepare_tree(tree_cache)
     prepared = len(captures)

@@ -167,6 +167,9 @@ def test_of_equal_ones_the_lowest_id_comes_first(make: Callable[..., AnyRanking]
     ids = torch.tensor([5, 8, 9])
     tokens = make(GREEDY, 3, ids, number=3).rank(torch.zeros((1, 3)), [0])[0]
     assert tokens == RankedTokens((5, 8, 9), pytest.approx((1 / 3, 1 / 3, 1 / 3)))
+    if make is not make_on_device:  # where more are equal than are asked for, a device takes any
+        tokens = make(GREEDY, 3, ids, number=2).rank(torch.zeros((1, 3)), [0])[0]
+        assert tokens == RankedTokens((5, 8), pytest.approx((1 / 3, 1 / 3)))
 
 
 def test_filters_leave_fewer_than_asked_for_unless_decoding_is_greedy() -> None:
@@ -246,7 +249,7 @@ def test_what_cannot_be_ranked_is_refused(make: Callable[..., AnyRanking]) -> No
         make(Distribution(temperature=1.0, acceptance="rejection"), 4, number=2)
     with pytest.raises(ValueError, match="number=0"):
         make(GREEDY, 4, number=0)
-    with pytest.raises(ValueError, match=r"2 rows.* 1 positions"):
+    with pytest.raises(ValueError, match="2 rows, 1 positions"):
         make(GREEDY, 4, number=2).rank(torch.zeros((2, 4)), [1])
     with pytest.raises(ValueError, match="1 rows and 2 mixtures"):
         make(GREEDY, 4, number=2).rank(torch.zeros((1, 4)), [1], (), [(), ()])
@@ -291,7 +294,7 @@ def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
     for index, mixture in enumerate(given_):
         whole = torch.from_numpy(mixed_logits(logits[index], id_list, mixture, all_ids).astype(np.float32))
         tensor = torch.tensor(all_ids)
-        (expected,) = make(distribution, len(all_ids), tensor, number=4).rank(whole.unsqueeze(0), [7 + index])
+        (expected,) = Ranking(distribution, len(all_ids), tensor, number=4).rank(whole.unsqueeze(0), [7 + index])
         assert ranked[index].probabilities == pytest.approx(expected.probabilities[:4], rel=2e-3, abs=1e-6)
         said = dict(zip(expected.token_ids, expected.probabilities, strict=True))  # more: ties may change places
         for token_id, probability in zip(ranked[index].token_ids, ranked[index].probabilities, strict=True):
