@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
-import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+from amusd.child.lives import Ended, Lives
 
 from .job import Options
 
@@ -16,44 +15,26 @@ _ASKED_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.
 """Signals that end a worker in order: nobody has to be told."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A process that has come to its end."""
-
-    pid: int
-    code: int
-    """Its exit code; minus the signal that ended it."""
-    said: str
-    """What it wrote to `Options.pipe`."""
-
-    @property
-    def killed_by(self) -> int | None:
-        """The signal that it did not expect, if one ended it."""
-        return -self.code if self.code < 0 and -self.code not in _ASKED_TO_END else None
-
-    @property
-    def end(self) -> str:
-        """How it ended, in words."""
-        if self.killed_by is not None:
-            return f"killed by signal {self.killed_by}"
-        return f"exit code {self.code}, for the reason above"
+def lives_of(options: Options) -> Lives:
+    """Of the process that does the work of this rank, one after another."""
+    arguments = dataclasses.replace(options, is_child=True).arguments()
+    return Lives([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
 
 
-def run_child(options: Options, incarnation: int) -> Ended:
-    """Start the process that does the work of this rank, and wait for its end."""
-    reading, writing = os.pipe()
-    arguments = dataclasses.replace(options, incarnation=incarnation, pipe=writing).arguments()
-    command = [sys.executable, str(Path(__file__).with_name("run.py")), *arguments]
-    try:
-        child = subprocess.Popen(command, pass_fds=(writing,))
-    finally:
-        os.close(writing)
-    with open(reading, encoding="utf-8") as pipe:  # noqa: PTH123 - a descriptor
-        code = child.wait()
-        return Ended(pid=child.pid, code=code, said=pipe.read())
+def live(lives: Lives, incarnation: int) -> Ended:
+    """Start the next life, and wait for its end."""
+    lives.start({"incarnation": incarnation})
+    end = lives.ended(None)
+    assert end is not None, "there is no deadline"
+    return end
 
 
-def say(options: Options, text: str) -> None:
-    """The child's: tell the process that has started it, if one has."""
-    if options.pipe is not None:
-        os.write(options.pipe, text.encode())
+def killer_of(end: Ended) -> int | None:
+    """The signal that ended it, if one did and it did not expect that."""
+    return -end.code if end.code < 0 and -end.code not in _ASKED_TO_END else None
+
+
+def in_words(end: Ended) -> str:
+    """How it ended."""
+    killer = killer_of(end)
+    return f"exit code {end.code}, for the reason above" if killer is None else f"killed by signal {killer}"

@@ -1,6 +1,7 @@
 """The last rank: a supervisor that starts drafting processes, the next where one is lost, and such a process itself.
 
 Such a process decides for all ranks of the draft, if there are several, and is the only one that talks to the target.
+Where it can be, it is forked from one that has loaded the draft once (`amusd.child`).
 
 The supervisor knows neither torch nor the target. A process that finds no run to draft for ends with 0, so whoever is
 started in vain ends the succession by itself; the target says which one it wants (`drafts.py`).
@@ -16,21 +17,25 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from amusd.child.fork_server import Channel, Orders, serve
+from amusd.child.lives import Ended
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
-from .child import Ended, run_child, say
+from .child import in_words, killer_of, live, lives_of
 from .devices import claim_hardware
 from .draft_ranks import gather_ranks, tell_ranks
 from .drafts import await_rendezvous
 from .group import Group
-from .job import Options, draft_role, own_transport, prepare_group, store_secret
-from .lifetime import Interrupted, interrupt_main_thread
+from .job import Options, draft_role, own_transport, prepare_draft, prepare_group, store_secret
+from .lifetime import Interrupted, end_with_parent, exit_code_of, interrupt_main_thread
 from .store import CONNECT_SECONDS, Place, Store
 from .terminal import tell
 
@@ -52,39 +57,64 @@ def supervise_draft(options: Options, place: Place) -> int:
     there. The target counts those that come to nothing; here only those that never came as far as the target.
     """
     num_unmet = 0
+    lives = lives_of(options)
     for incarnation in itertools.count(FIRST_INCARNATION):
-        child = run_child(options, incarnation)
-        code, has_met = child.code, child.said.startswith(_MET)
-        if child.killed_by is not None:
-            tell(f"the draft worker (rank {place.rank}, pid {child.pid}) was killed by signal {child.killed_by}")
-        is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or child.killed_by is not None
+        end = live(lives, incarnation)
+        code, killer, has_met = end.code, killer_of(end), end.said.startswith(_MET)
+        if killer is not None:
+            tell(f"the draft worker (rank {place.rank}, pid {end.pid}) was killed by signal {killer}")
+        is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or killer is not None
         # What is wrong with the very first one ends the run, unless it had begun to draft.
         if not is_lost or (incarnation == FIRST_INCARNATION and (code == _USERS_MISTAKE or not has_met)):
-            if is_lost and code != _USERS_MISTAKE and not child.said and not place.is_away:
-                _report(options, place, child)
+            if is_lost and code != _USERS_MISTAKE and not end.said and not place.is_away:
+                _report(options, place, end)
             break
         num_unmet = 0 if has_met else num_unmet + 1
         if num_unmet > MAX_RESTARTS:
             tell(f"the draft worker ended {num_unmet} times before it could start; the target stays alone")
             break
         time.sleep(num_unmet * _BACK_OFF_SECONDS)
+    lives.close()
     return code if place.is_away and code in (_FAILED, _USERS_MISTAKE) else 0
 
 
-def _report(options: Options, place: Place, child: Ended) -> None:
+def _report(options: Options, place: Place, end: Ended) -> None:
     """Tell the target of a first process that ended before it had said anything."""
     with suppress(PeerLostError):  # nobody is left to tell
-        failure = {"users_mistake": False, "line": child.end}
+        failure = {"users_mistake": False, "line": in_words(end)}
         Store(place, store_secret(options)).put("draft_failure", failure)
 
 
 def run_draft_process(options: Options, place: Place) -> int:
-    """Draft until the target has finished; return the exit code. Raises what the draft raises, after reporting it."""
+    """Draft until the target has finished, or fork the processes that do; return the exit code.
+
+    Raises what the draft raises, after reporting it.
+    """
+    joined = _join(options, place)
+    if joined is None:
+        return 2
+    config, directories = joined
+
+    def prepare(orders: Orders) -> Any:
+        return _prepare(options, place, config, orders["incarnation"])
+
+    def draft(channel: Channel, orders: Orders, drafters: Any) -> int:
+        end_with_parent()  # of its own, if it was forked
+        life = _Life(options, place, config, directories, orders["incarnation"], channel, drafters)
+        return exit_code_of(life.run)
+
+    return serve(prepare, draft)
+
+
+def _join(options: Options, place: Place) -> tuple[RunConfig, list[Path]] | None:
+    """What is to be done, with the hardware of this process, and where; None when there is nothing.
+
+    Raises `ConfigError`, after the target was told.
+    """
     if options.group_file is not None:  # before torch is imported
         group = prepare_group(options)
         config = claim_hardware(group.config, Role.DRAFT, local_world_size=place.local_world_size)
-        store = Store(place, store_secret(options))
-        store.get("group", config.startup_timeout_seconds)
+        Store(place, store_secret(options)).get("group", config.startup_timeout_seconds)
     else:
         transport = own_transport(options)
         store = Store(place, store_secret(options))
@@ -94,15 +124,22 @@ def run_draft_process(options: Options, place: Place) -> int:
             store.put("draft_failure", {"users_mistake": True, "line": str(error)})
             raise
         if text is None:
-            return 2
+            return None
         group = Group.from_text(text)
         # how it connects, and with which keys, a worker decides by itself, whatever it is told
         config = dataclasses.replace(group.config, transport=transport)
         config = claim_hardware(config, Role.DRAFT, local_world_size=place.local_world_size)
-    if store.has("finished"):
-        return 0
     directories = [job.run_directory for job in group.jobs]
-    return _draft_until_finished(options, config, directories, store)
+    return config, directories if directories[0].is_dir() else []  # another machine may not have them
+
+
+def _prepare(options: Options, place: Place, config: RunConfig, incarnation: int) -> Any:
+    """Load what each life of the draft can be forked with; None where nothing can. Leaves no thread and no socket."""
+    store = Store(place, store_secret(options))
+    if incarnation == FIRST_INCARNATION and config.draft_tensor_parallel_size == 1:
+        _announce(config, incarnation, store)  # of what comes: the target can load meanwhile
+    with store.watching("finished", interrupt_main_thread):
+        return prepare_draft(options.roles, config)
 
 
 def _announce(config: RunConfig, incarnation: int, store: Store) -> None:
@@ -113,45 +150,66 @@ def _announce(config: RunConfig, incarnation: int, store: Store) -> None:
     store.put("draft", {"incarnation": incarnation, "pids": [os.getpid(), *others]})
 
 
-def _draft_until_finished(options: Options, config: RunConfig, directories: Sequence[Path], store: Store) -> int:
-    incarnation = options.incarnation or FIRST_INCARNATION
-    returned = threading.Event()
-    met = threading.Event()
+@dataclass(frozen=True)
+class _Life:
+    """One life of the draft."""
 
-    def end_soon() -> None:
-        if not returned.wait(_RETURN_SECONDS):
-            interrupt_main_thread()
+    options: Options
+    place: Place
+    config: RunConfig
+    directories: Sequence[Path]
+    incarnation: int
+    channel: Channel
+    """To the supervisor."""
+    drafters: Any
+    """As `_prepare` has left them."""
 
-    def meet(ranks: str | None) -> Rendezvous:
+    def run(self) -> int:
+        """Draft until the target has finished; return the exit code. Raises what the draft raises."""
+        store = Store(self.place, store_secret(self.options))
+        if store.has("finished"):
+            return 0
+        is_first = self.incarnation == FIRST_INCARNATION
+        returned, met = threading.Event(), threading.Event()
+
+        def end_soon() -> None:
+            if not returned.wait(_RETURN_SECONDS):
+                interrupt_main_thread()
+
+        def meet(ranks: str | None) -> Rendezvous:
+            rendezvous = self._await_rendezvous(store, ranks)
+            met.set()
+            self.channel.say(_MET)
+            return rendezvous
+
+        try:
+            with store.watching("finished", end_soon):
+                try:
+                    _announce(self.config, self.incarnation, store)
+                    role = draft_role(self.options.roles)
+                    code = role(self.config, self.directories, meet, self.incarnation, self.drafters)
+                finally:
+                    returned.set()
+        except Exception as error:
+            users_mistake = isinstance(error, ConfigError)
+            if not is_first:
+                if store.has("finished"):  # it was on its way to a target that needs it no more
+                    return 0
+            elif users_mistake or not met.is_set():  # once they have met, the link itself tells the target
+                store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})
+                self.channel.say(_REPORTED)
+            if not isinstance(error, RankLostError):
+                raise
+            tell(f"the draft worker (pid {os.getpid()}) ends: {error}")
+            return _FAILED
+        with suppress(PeerLostError):  # the target has gone, and the store with it
+            return _DISMISSED if store.has(f"dismissed/{self.incarnation}") else code
+        return code
+
+    def _await_rendezvous(self, store: Store, ranks: str | None) -> Rendezvous:
         if ranks is not None:
-            tell_ranks(store, incarnation, ranks)
-        rendezvous = await_rendezvous(store, incarnation, config.startup_timeout_seconds)
+            tell_ranks(store, self.incarnation, ranks)
+        rendezvous = await_rendezvous(store, self.incarnation, self.config.startup_timeout_seconds)
         if rendezvous is None:
             raise Interrupted(signal.SIGTERM)  # the target ended before it was ready, and has said why
-        met.set()
-        say(options, _MET)
         return rendezvous
-
-    if not directories[0].is_dir():  # another machine may not have it
-        directories = ()
-    try:
-        with store.watching("finished", end_soon):
-            _announce(config, incarnation, store)
-            code = draft_role(options.roles)(config, directories, meet, incarnation)
-    except Exception as error:
-        users_mistake = isinstance(error, ConfigError)
-        if incarnation > FIRST_INCARNATION:
-            if store.has("finished"):  # it was on its way to a target that needs it no more
-                return 0
-        elif users_mistake or not met.is_set():  # once they have met, the link itself tells the target
-            store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})
-            say(options, _REPORTED)
-        if not isinstance(error, RankLostError):
-            raise
-        tell(f"the draft worker (pid {os.getpid()}) ends: {error}")
-        return _FAILED
-    finally:
-        returned.set()
-    with suppress(PeerLostError):  # the target has gone, and the store with it
-        return _DISMISSED if store.has(f"dismissed/{incarnation}") else code
-    return code

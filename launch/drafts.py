@@ -1,7 +1,7 @@
 """The draft processes that the last rank starts, as the target finds them: through torchrun's store.
 
-draft                 {incarnation, pids} of the newest process and those of its   written by it
-                      other ranks (`draft_ranks.py`)
+draft                 {incarnation, pids} of the newest process and those of its   written by it, for the first one
+                      other ranks (`draft_ranks.py`)                               also by the one it is forked from
 rendezvous/K          where incarnation K finds the target                         written by the target
                       (with the first one, where the target's other ranks find it)
 dismissed/K           incarnation K is to be replaced, though it may still run     written by the target
@@ -35,7 +35,7 @@ class StoreDrafts:
 
     store: Store
     pids: Sequence[int]
-    """Of the draft that was told last, or is to be told first: of its ranks, in their order."""
+    """Of the draft that was met last, or that prepares: of its ranks, in their order."""
     target_pids: Sequence[int]
     """Of the target's ranks, in their order."""
     _told: int = FIRST_INCARNATION
@@ -60,11 +60,14 @@ class StoreDrafts:
             with suppress(PeerLostError):  # nobody is left to tell
                 self.store.put("no_more_drafts", True)
             return
-        if incarnation != self._told:
-            self._told, self.pids = incarnation, self._newest()["pids"]
-            if self._directory is not None:
-                self.record(self._directory)
+        self._told = incarnation
         self.store.put(f"rendezvous/{incarnation}", dataclasses.asdict(rendezvous))
+
+    def met(self) -> None:
+        """Its processes are known by now, and `workers.json` names them."""
+        self.pids = self._newest()["pids"]
+        if self._directory is not None:
+            self.record(self._directory)
 
     def dismiss(self) -> None:
         """Its link is about to be closed, which ends it; this says that another one is wanted."""

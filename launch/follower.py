@@ -10,13 +10,14 @@ import os
 import time
 from contextlib import suppress
 
+from amusd.child.fork_server import Channel, serve
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.seats import Seat, seats
 from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.types import Role
 
-from .child import run_child, say
+from .child import in_words, killer_of, live, lives_of
 from .devices import claim_hardware
 from .draft_ranks import addresses
 from .drafts import await_rendezvous
@@ -39,22 +40,24 @@ def supervise_follower(options: Options, place: Place) -> int:
     """
     seat: Seat | None = None
     num_unmet = 0
-    for life in itertools.count(1):
-        child = run_child(options, life)
-        if child.said:
-            role, _, rank = child.said.partition(" ")
+    lives = lives_of(options)
+    for number in itertools.count(1):
+        end = live(lives, number)
+        killer = killer_of(end)
+        if end.said:
+            role, _, rank = end.said.partition(" ")
             seat = Seat(Role(role), int(rank))
-        if child.killed_by is not None:
-            tell(f"{seat or f'rank {place.rank}'} (pid {child.pid}) was killed by signal {child.killed_by}")
+        if killer is not None:
+            tell(f"{seat or f'rank {place.rank}'} (pid {end.pid}) was killed by signal {killer}")
         if seat is None or seat.role is Role.TARGET:
             # one of the target's that fails by itself has said so
-            if child.killed_by is not None or (seat is None and child.code == _FAILED):
+            if killer is not None or (seat is None and end.code == _FAILED):
                 with suppress(PeerLostError):  # nobody is left to tell
-                    _report(Store(place, store_secret(options)), str(seat or f"rank {place.rank}"), child.end)
+                    _report(Store(place, store_secret(options)), str(seat or f"rank {place.rank}"), in_words(end))
             return 0
-        if child.code not in (_FAILED, _USERS_MISTAKE) and child.killed_by is None:
+        if end.code not in (_FAILED, _USERS_MISTAKE) and killer is None:
             return 0
-        num_unmet = 0 if child.said else num_unmet + 1
+        num_unmet = 0 if end.said else num_unmet + 1
         if num_unmet > MAX_RESTARTS:
             tell(f"{seat} ended {num_unmet} times before it could start; the target stays alone")
             return 0
@@ -64,6 +67,10 @@ def supervise_follower(options: Options, place: Place) -> int:
 
 def run_follower_process(options: Options, place: Place) -> int:
     """Compute until the first rank ends; return the exit code. Raises what the rank raises, after it was reported."""
+    return serve(lambda _: None, lambda channel, _orders, _prepared: _follow(options, place, channel))
+
+
+def _follow(options: Options, place: Place, channel: Channel) -> int:
     store: Store | None = None
     if options.group_file is not None:  # before torch is imported
         group = prepare_group(options)
@@ -76,7 +83,7 @@ def run_follower_process(options: Options, place: Place) -> int:
     seat = seats(group.config.engine())[place.rank]
     config = claim_hardware(group.config, seat.role, local_world_size=place.local_world_size, rank=seat.rank)
     store = store or Store(place, store_secret(options))
-    say(options, f"{seat.role.value} {seat.rank}")
+    channel.say(f"{seat.role.value} {seat.rank}")
     if seat.role is Role.TARGET:
         return _follow_target(options, group.command, config, seat, store)
     with suppress(PeerLostError):  # the run is over, and the store with it

@@ -29,7 +29,7 @@ TargetRole = Callable[
     Generator["int | ConfigError", None, None],
 ]
 FollowerRole = Callable[[str, RunConfig, Seat, str], None]
-DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[str | None], Rendezvous], int], int]
+DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[str | None], Rendezvous], int, Any], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,8 @@ class Options:
     """Where the first rank tells its launcher how it went; with it, ranks exit with 0 and torchrun stays silent."""
     roles: str | None = None
     """A module with `run_target`, `run_follower` and `run_draft` in place of amusd's own (the launcher's tests)."""
-    incarnation: int | None = None
-    """Set in the process that does a rank's work: which life of it this is."""
-    pipe: int | None = None
-    """Where that process tells the one that started it: if it drafts, that the target has told it where to connect, or
-    that it has told the target why it ends; else which rank of which role it is."""
+    is_child: bool = False
+    """This is the process that does a rank's work, or that forks those which do; its parent is on standard input."""
     overrides: tuple[str, ...] = ()
     """By hand."""
 
@@ -58,8 +55,7 @@ class Options:
             "--group-file": self.group_file,
             "--outcome-file": self.outcome_file,
             "--roles": self.roles,
-            "--incarnation": self.incarnation,
-            "--pipe": self.pipe,
+            "--is-child": "yes" if self.is_child else None,
         }
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
         return [*flags, self.command, *self.overrides]
@@ -72,8 +68,7 @@ class Options:
             "--group-file": Path,
             "--outcome-file": Path,
             "--roles": str,
-            "--incarnation": int,
-            "--pipe": int,
+            "--is-child": lambda text: text == "yes",
         }
         rest = list(arguments)
         while rest and rest[0].partition("=")[0] in readers:
@@ -133,3 +128,8 @@ def draft_role(module: str | None) -> DraftRole:
     """The function that is the draft."""
     role: DraftRole = importlib.import_module(module or "amusd.runtime.startup").run_draft
     return role
+
+
+def prepare_draft(module: str | None, config: RunConfig) -> Any:
+    """What each life of the draft, forked from this process, gets as its last argument; None: each is a process."""
+    return importlib.import_module(module or "amusd.runtime.startup").prepare_draft(config.engine())

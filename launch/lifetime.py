@@ -11,8 +11,14 @@ import os
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+
+from amusd.errors import ConfigError
+
+from .terminal import tell
 
 GRACE_SECONDS = 1.0
 """From a signal to the certain end."""
@@ -59,6 +65,23 @@ def ignore_signals() -> None:
     """This process is about to end by itself: a signal has nothing left to save, and would only look like an error."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PEER_FAILED):
         signal.signal(number, signal.SIG_IGN)
+
+
+def exit_code_of(work: Callable[[], int]) -> int:
+    """Of a process of a rank whose work this is, which is told why it failed. From then on signals are ignored."""
+    try:
+        code = work()
+    except ConfigError as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a machine read the same arguments: one line
+            tell(str(error))
+        code = 2
+    except Interrupted as interruption:
+        code = 128 + interruption.signum
+    except Exception:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
+        traceback.print_exc()
+        code = 1
+    ignore_signals()
+    return code
 
 
 def interrupt_main_thread() -> None:

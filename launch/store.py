@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 60.0
 _WATCH_SECONDS = 0.25
+_JOIN_SECONDS = 1.0
+"""How long a store that does not answer holds up the end of a watch."""
 _SEAL_LENGTH = 2 * hashlib.sha256().digest_size
 LOOK_SECONDS = 0.02
 """How often it is looked whether one of several values is there."""
@@ -153,7 +155,10 @@ class Store:
 
     @contextmanager
     def watching(self, name: str, react: Callable[[], None]) -> Iterator[None]:
-        """While inside: call `react`, once and in another thread, when the value appears or the store is lost."""
+        """While inside: call `react`, once and in another thread, when the value appears or the store is lost.
+
+        The thread has ended when it is left, unless the store does not answer.
+        """
         over = threading.Event()
 
         def watch() -> None:
@@ -173,6 +178,7 @@ class Store:
             yield
         finally:
             over.set()
+            thread.join(_JOIN_SECONDS)
 
 
 def serve_store(address: str, port: int) -> TCPStore:

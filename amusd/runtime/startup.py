@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -90,6 +91,7 @@ def connect_target(
         drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce, ranks))
         model, tokenizer = load()
         worker = meet_draft(link, model, tokenizer, recorder, config.startup_timeout_seconds, drafts.ending)
+        drafts.met()
     except BaseException:
         link.close()
         raise
@@ -191,23 +193,42 @@ def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> N
         follower.close()
 
 
+def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
+    """What draft processes that are forked from this one share; None where each has to load for itself.
+
+    That is where it computes on a GPU, which is lost in a fork, or has several ranks; and where the drafters cannot be
+    loaded: the process that tries again reports why.
+    """
+    can_fork = sys.platform.startswith("linux") and num_ranks_of(config, Role.DRAFT) == 1
+    device = device_of(config.hardware, Role.DRAFT)
+    if not can_fork or device != "cpu":
+        return None
+    torch.set_num_threads(1)  # the other threads of a pool would be missing in the fork
+    try:
+        return load_drafters(config, device)
+    except Exception:  # noqa: BLE001 - whatever it is, it comes again where it can be reported
+        return None
+
+
 def run_draft(
     config: RunConfig,
     run_directories: Sequence[Path],
     await_rendezvous: Callable[[str | None], Rendezvous],
     incarnation: int = FIRST_INCARNATION,
+    drafters: LoadedDrafters | None = None,
 ) -> int:
     """The draft process: connect, load, shake hands, draft until the target is done. Returns the exit code.
 
     `run_directories`: of each run that the target will do, in order; none where they are out of reach.
-    `await_rendezvous` is told where this process awaits the draft's other ranks, if there are any. Whatever goes wrong
-    is reported to the target and raised.
+    `await_rendezvous` is told where this process awaits the draft's other ranks, if there are any. `drafters`: from
+    `prepare_draft`. Whatever goes wrong is reported to the target and raised.
     """
     engine = config.engine()
+    torch.set_num_threads(engine.hardware.num_threads)
     leader = make_leader(engine, Role.DRAFT)
     try:
         rendezvous = await_rendezvous(None if leader is None else leader.address)
-        serve_draft(engine, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, leader)
+        serve_draft(engine, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, leader, drafters)
     finally:
         if leader is not None:
             leader.close()
@@ -220,11 +241,15 @@ def serve_draft(
     recorder: Recorder,
     incarnation: int,
     leader: Leader | None = None,
+    drafters: LoadedDrafters | None = None,
 ) -> None:
-    """Connect to the target at `rendezvous` and draft for it until it is done. `leader`: awaits the other ranks."""
+    """Connect to the target at `rendezvous` and draft for it until it is done.
+
+    `leader`: awaits the other ranks. `drafters`: from `prepare_draft`; else they are loaded here.
+    """
     link = connect(config.transport, rendezvous, link_devices(config))
     try:
-        drafters = load_drafters(config, device_of(config.hardware, Role.DRAFT), leader or ALONE)
+        drafters = drafters or load_drafters(config, device_of(config.hardware, Role.DRAFT), leader or ALONE)
         if leader is not None:
             _await_followers(leader, config)
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)

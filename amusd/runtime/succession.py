@@ -49,6 +49,10 @@ class DraftSource(Protocol):
         """Where it finds the target; None: it and those behind it are not wanted."""
         ...
 
+    def met(self) -> None:
+        """The process that was told last has said Hello."""
+        ...
+
     def dismiss(self) -> None:
         """End the present process, if it is still there: its link is closed. Does not wait."""
         ...
@@ -93,6 +97,8 @@ class Succession:
             peer = None if self._handshake is None else self._handshake.receive(0.0)
             if peer is not None and peer.incarnation != self._told:
                 raise PeerProtocolError(f"incarnation {peer.incarnation} came in the place of {self._told}")
+            if peer is not None:
+                self._source.met()
         except ConfigError as error:
             self._give_up(f"the draft that was to replace it is refused: {error}")
             return None

@@ -253,6 +253,9 @@ class Drafts:
         if rendezvous is not None:
             self._process = DraftProcess(self, incarnation, rendezvous.nonce)
 
+    def met(self) -> None:
+        pass
+
     def dismiss(self) -> None:
         assert self._process is not None
         self.world.plan(self.world.between(0.1, 30), self._process.kill)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
-from amusd.config import RunConfig
+from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, RankLostError
 from amusd.runtime.seats import Seat
 from amusd.runtime.succession import FIRST_INCARNATION, DraftSource
@@ -45,6 +45,7 @@ def _meet_the_next(drafts: DraftSource) -> None:
     while drafts.newest() == FIRST_INCARNATION and time.monotonic() < deadline:
         time.sleep(0.01)
     drafts.tell(FIRST_INCARNATION + 1, Rendezvous(address="ipc:///elsewhere", nonce=2))
+    drafts.met()
 
 
 def _run_by_seed(command: str, config: RunConfig, run_directory: Path) -> int | ConfigError:
@@ -115,12 +116,18 @@ def _ranks_of(incarnation: int) -> str:
     return f"/nowhere/{incarnation}"
 
 
+def prepare_draft(_config: EngineConfig) -> None:
+    return None
+
+
 def run_draft(
     config: RunConfig,
     run_directories: Sequence[Path],
     await_rendezvous: Callable[[str | None], Rendezvous],
     incarnation: int = 1,
+    drafters: object = None,
 ) -> int:
+    assert drafters is None, "none were prepared"
     if config.prompt == "draft refuses":
         raise ConfigError("drafter.model=/nowhere: no such folder")
     if config.prompt == "draft crashes":

@@ -15,11 +15,11 @@ from amusd.cli import run_target as run_real_target
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
 from amusd.protocol.messages import Hello
-from amusd.runtime.startup import run_draft, run_follower
+from amusd.runtime.startup import prepare_draft, run_draft, run_follower
 from amusd.runtime.succession import DraftSource, Succession
 from amusd.transport.base import Transport
 
-__all__ = ["run_draft", "run_follower", "run_target"]
+__all__ = ["prepare_draft", "run_draft", "run_follower", "run_target"]
 
 PASSES_ALONE = 3
 DEADLINE_SECONDS = 60.0

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from amusd.child.lives import Ended
 from amusd.tracing.timeline import read_events
 from launch import follower
-from launch.child import Ended
 from launch.follower import supervise_follower
 from launch.job import Options
 from launch.process_tree import descendants
@@ -65,7 +65,7 @@ def test_a_rank_that_ends_before_it_knows_its_role_ends_the_start(
             told[name] = value
 
     monkeypatch.setattr(follower, "Store", Told)
-    monkeypatch.setattr(follower, "run_child", lambda *_: Ended(pid=1, code=code, said=""))
+    monkeypatch.setattr(follower, "live", lambda *_: Ended(pid=1, code=code, said=""))
     place = Place(
         rank=1, world_size=3, local_world_size=3, address="127.0.0.1", port=1, hosts_store=False, namespace="amusd"
     )

@@ -28,8 +28,7 @@ def test_options_survive_the_way_through_a_command_line() -> None:
         command="compare",
         outcome_file=Path("/tmp/code"),
         roles="some.module",
-        incarnation=2,
-        pipe=7,
+        is_child=True,
         overrides=("prompt=--group-file=x, -m", "max_lookahead=4"),
     )
     assert Options.parse(options.arguments()) == options

@@ -74,6 +74,9 @@ class TableDrafts:
         self._process = _fork.Process(target=draft_process, args=arguments, daemon=True)
         self._process.start()
 
+    def met(self) -> None:
+        pass
+
     def dismiss(self) -> None:
         assert self._process is not None
         self._process.kill()

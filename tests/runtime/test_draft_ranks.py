@@ -82,6 +82,9 @@ class ThreadDrafts:
             arguments = ("generate", self._config, Seat(Role.DRAFT, 1), address.result(DEADLINE_SECONDS))
             self.followers.append(self._pool.submit(run_follower, *arguments))
 
+    def met(self) -> None:
+        pass
+
     def dismiss(self) -> None:
         """It ends by itself."""
 

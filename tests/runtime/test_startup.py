@@ -1,16 +1,21 @@
-"""What is refused before anything is loaded."""
+"""What is refused before anything is loaded, and what is loaded before any draft is there."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from amusd.config import EngineConfig, HardwareConfig, TransportConfig
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.models.language_model import LanguageModel
 from amusd.models.tokenizer import Tokenizer
-from amusd.runtime.startup import connect_target, link_devices
+from amusd.runtime.startup import connect_target, link_devices, prepare_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
+
+NGRAM = DrafterConfig(kind="ngram")
+ON_CPU = HardwareConfig(devices=("cpu", "cpu"))
 
 
 def load() -> tuple[LanguageModel, Tokenizer]:
@@ -29,3 +34,24 @@ def test_nccl_without_two_gpus_is_refused_before_weights_are_loaded(monkeypatch:
     with pytest.raises(ConfigError, match="the target is on cuda:0, the draft on cpu") as caught:
         connect_target(config, load, publish, Recorder("target"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux alone")
+def test_a_draft_on_a_cpu_is_prepared_once_for_all_its_lives() -> None:
+    prepared = prepare_draft(EngineConfig(drafters=(NGRAM,), hardware=ON_CPU))
+    assert prepared is not None
+    assert list(prepared.factories) == ["ngram"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(drafters=(NGRAM,), hardware=HardwareConfig(devices=("cuda:0", "cuda:1"))),
+        EngineConfig(draft_tensor_parallel_size=2, hardware=HardwareConfig(devices=("cpu",) * 3)),
+        EngineConfig(drafters=(DrafterConfig(kind="hf", model="/nowhere"),), hardware=ON_CPU),
+    ],
+    ids=["on a GPU", "several ranks", "no such model"],
+)
+def test_elsewhere_each_process_loads_it_for_itself(config: EngineConfig) -> None:
+    """So that one which cannot be loaded is reported by the process that drafts."""
+    assert prepare_draft(config) is None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params, reference
 
 import amusd
+from amusd.child import lives
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, TransportConfig
 from amusd.engine import Engine
 from amusd.errors import PeerFailedError, PeerLostError
@@ -25,6 +29,7 @@ from amusd.types import Mode, Role
 
 PACKAGE = Path(amusd.__file__).parent
 KINDS = ("shared_memory", "zeromq")
+SECONDS = 60.0
 CONNECTS = f"""
 import json, os, sys
 sys.path.insert(0, {str(PACKAGE.parent)!r})
@@ -35,6 +40,11 @@ orders = json.loads(sys.stdin.readline())
 link = connect(TransportConfig(kind=orders["config"]["transport"]["kind"]), Rendezvous(**orders["rendezvous"]))
 os._exit(5)
 """
+
+
+def descriptors() -> int:
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def config_of(kind: str) -> EngineConfig:
@@ -74,22 +84,22 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
     entry = tmp_path / "child.py"
     entry.write_text(child)
     monkeypatch.setattr(supervisor, "command_of", lambda _: [sys.executable, str(entry)])
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    class Noted(subprocess.Popen[str]):
+    class Noted(subprocess.Popen[bytes]):
         def __init__(self, *arguments: object, **options: object) -> None:
             super().__init__(*arguments, **options)  # type: ignore[call-overload]
             started.append(self)
 
-    monkeypatch.setattr(supervisor.subprocess, "Popen", Noted)
+    monkeypatch.setattr(lives.subprocess, "Popen", Noted)
+    before = descriptors()
     with pytest.raises(PeerLostError, match=r"^no Hello from the peer: the draft's process \(pid \d+\) ") as caught:
         Engine.start(config_of(kind))
     assert end in str(caught.value)
     assert "\n" not in str(caught.value)
     (process,) = started
     assert process.returncode is not None, "it was not waited for"
-    assert process.stdin is not None
-    assert process.stdin.closed
+    assert descriptors() <= before
     assert list(links_folder.iterdir()) == []
 
 
@@ -104,6 +114,31 @@ def test_the_child_needs_no_path_of_its_own_and_looks_at_nothing_in_the_current_
         answer = engine.generate(PROMPT, params(8), decoding=DecodingConfig(mode=Mode.SYNCHRONOUS))
         assert answer.token_ids == reference(8)[len(PROMPT) :]
         assert engine.draft_losses == ()
+
+
+def parent_of(pid: int | None) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.partition("PPid:")[2].split()[0])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux alone")
+def test_a_killed_draft_is_followed_by_one_forked_from_the_same_process() -> None:
+    decoding = DecodingConfig(mode=Mode.SYNCHRONOUS)
+    with Engine.start(config_of("shared_memory")) as engine:
+        first, server = engine.draft_pid, parent_of(engine.draft_pid)
+        assert first is not None
+        assert server != os.getpid()
+        os.kill(first, signal.SIGKILL)
+        deadline = time.monotonic() + SECONDS
+        while engine.num_draft_restarts == 0 and time.monotonic() < deadline:
+            assert engine.generate(PROMPT, params(8), decoding=decoding).token_ids == reference(8)[len(PROMPT) :]
+        assert engine.draft_pid not in (None, first)
+        assert parent_of(engine.draft_pid) == server
+        life = os.pidfd_open(engine.draft_pid or 0)
+        server_end = os.pidfd_open(server)
+    for handle in (life, server_end):
+        assert select.select([handle], [], [], 0.0)[0], "it is left over"
+        os.close(handle)
 
 
 @pytest.mark.parametrize("is_safe", ["", "1"])

@@ -1,0 +1,113 @@
+"""The child's end: loads once what every life needs, and forks a life for each line of orders.
+
+A forked life begins with everything that was loaded, in the same memory, which the system copies page by page where one
+of them writes. It takes as long as a fork: some hundredths of a second instead of the seconds that imports take. Only a
+process with a single thread and no GPU can be forked like that, so whoever calls `serve` decides: where nothing is
+prepared, the process itself is the life, and the next one is another process.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Orders = dict[str, Any]
+
+GRACE_SECONDS = 2.0
+"""How long a life may take to end by itself once the parent has hung up."""
+_STANDARD_INPUT = 0
+
+
+class Channel:
+    """What this process says to its parent, and hears of it."""
+
+    def orders(self) -> Iterator[Orders]:
+        """Of one life after another, until the parent hangs up."""
+        with os.fdopen(os.dup(_STANDARD_INPUT), encoding="utf-8") as lines, suppress(ConnectionError):
+            for line in lines:
+                yield json.loads(line)
+
+    def say(self, text: str) -> None:
+        """Tell the parent, which finds it in `Ended.said`."""
+        self.report(said=text)
+
+    def report(self, **fields: object) -> None:
+        """One line to the parent; nothing where that is gone."""
+        with suppress(OSError):
+            os.write(_STANDARD_INPUT, json.dumps(fields).encode() + b"\n")
+
+    def await_hang_up(self, *others: int) -> bool:
+        """Wait until the parent is gone, or until one of `others` (descriptors) can be read; whether it is gone."""
+        waiting = select.poll()
+        waiting.register(_STANDARD_INPUT, 0)  # a hang-up is told unasked
+        for descriptor in others:
+            waiting.register(descriptor, select.POLLIN)
+        return any(descriptor == _STANDARD_INPUT for descriptor, _ in waiting.poll())
+
+    def exit_with_parent(self) -> None:
+        """From now on, leave at once when the parent does: nobody is left to work for."""
+
+        def watch() -> None:
+            self.await_hang_up()
+            os._exit(0)
+
+        threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def serve(prepare: Callable[[Orders], T | None], live: Callable[[Channel, Orders, T | None], int]) -> int:
+    """Run `live` for each line of orders, and return the exit code of this process.
+
+    `prepare` gets the first ones; what it returns is what every life is given, each in a process forked from this one.
+    If that is None, this process runs the first life itself, and returns what it returns.
+    """
+    channel = Channel()
+    prepared: T | None = None
+    for orders in channel.orders():
+        if prepared is None:
+            prepared = prepare(orders)
+            gc.collect()
+            gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
+        if prepared is None:
+            channel.report(pid=os.getpid())
+            return live(channel, orders, None)
+        pid = os.fork()
+        if pid == 0:
+            _run(channel, live, orders, prepared)
+        channel.report(pid=pid, ended=_await_end(channel, pid))
+    return 0
+
+
+def _run(channel: Channel, live: Callable[[Channel, Orders, T | None], int], orders: Orders, prepared: T) -> None:
+    """The whole of a forked life. What its parent meant to do at its own end is not done here."""
+    code = 1
+    try:
+        channel.report(pid=os.getpid())  # first, so that nobody has met a life that cannot be named
+        code = live(channel, orders, prepared)
+    except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _await_end(channel: Channel, pid: int) -> int:
+    """The exit code of a forked life, or minus the signal that ended it. It does not outlive the parent by much."""
+    life = os.pidfd_open(pid)
+    try:
+        if channel.await_hang_up(life) and not select.select([life], [], [], GRACE_SECONDS)[0]:
+            signal.pidfd_send_signal(life, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(life)

@@ -1,0 +1,137 @@
+"""The parent's end: one process after another from one that has loaded, once, what all of them need.
+
+What the two say to each other, each a line of JSON over a socket that is the child's standard input:
+
+    parent: the orders of the next life (`start`)
+    child:  {"pid": of that life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal that ended it}
+
+The end of the socket is the end of them all. `fork_server.py` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+_EXIT_SECONDS = 5.0
+"""How long a process may take to go whose every descriptor is closed, or that was killed."""
+_CHUNK_BYTES = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A life that is over."""
+
+    pid: int
+    code: int
+    """Its exit code; minus the signal that ended it."""
+    said: str
+    """All that it wrote with `Channel.say`."""
+
+
+class Lives:
+    """One life at a time. The server is started with the first one, and again if it was lost."""
+
+    def __init__(self, command: Sequence[str], *, is_quiet: bool = False) -> None:
+        """`command`: starts a process that calls `serve`. `is_quiet`: its standard output is dropped."""
+        self._command = list(command)
+        self._stdout = subprocess.DEVNULL if is_quiet else None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._unread = b""
+        self._pid: int | None = None
+        self._said = ""
+        self._end: Ended | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the newest life, or of the server as long as that prepares for it; None before the first."""
+        self.ended(0.0)
+        return self._pid or (None if self._server is None else self._server.pid)
+
+    def start(self, orders: Mapping[str, Any]) -> None:
+        """The next life; does not wait for it. The last one has ended."""
+        if self._server is None or self._server.poll() is not None:
+            self._start_server()
+        assert self._channel is not None
+        self._pid, self._said, self._end = None, "", None
+        self._channel.settimeout(None)
+        with suppress(OSError):  # the server has just ended, which `ended` finds
+            self._channel.sendall(json.dumps(orders).encode() + b"\n")
+
+    def ended(self, timeout: float | None) -> Ended | None:
+        """How the newest life has ended, once it has; None when it has not within `timeout` seconds (0 polls)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._channel is not None and self._end is None:
+            self._channel.settimeout(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            try:
+                data = self._channel.recv(_CHUNK_BYTES)
+            except (BlockingIOError, TimeoutError):
+                return None
+            except ConnectionError:
+                data = b""
+            if data:
+                self._take(data)
+            else:
+                code = self._end_server()
+                self._end = Ended(pid=self._pid or self._server_pid, code=code, said=self._said)
+        return self._end
+
+    def kill(self) -> None:
+        """Kill the newest life, or the server that prepares for it; does not wait."""
+        if self._server is None or self.ended(0.0) is not None:
+            return
+        if self._pid is None:
+            self._server.kill()
+        else:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the server, and a life that has not ended. Idempotent."""
+        if self._channel is not None:
+            self._end_server()
+
+    @property
+    def _server_pid(self) -> int:
+        assert self._server is not None
+        return self._server.pid
+
+    def _start_server(self) -> None:
+        self.close()
+        self._channel, theirs = socket.socketpair()
+        try:
+            self._server = subprocess.Popen(self._command, stdin=theirs.fileno(), stdout=self._stdout)
+        finally:
+            theirs.close()
+        self._unread = b""
+
+    def _end_server(self) -> int:
+        """Hang up, and wait until it has ended: return its exit code."""
+        assert self._server is not None
+        assert self._channel is not None
+        self._channel.close()
+        self._channel = None
+        try:
+            return self._server.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            return self._server.wait()
+
+    def _take(self, data: bytes) -> None:
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            report = json.loads(line)
+            if "pid" in report:
+                self._pid = report["pid"]
+            self._said += report.get("said", "")
+            if "ended" in report:
+                self._end = Ended(pid=report["pid"], code=report["ended"], said=self._said)

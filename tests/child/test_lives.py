@@ -1,0 +1,186 @@
+"""Lives that are forked from one process: told apart, ended, replaced; nothing outlives whoever has started them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from amusd.child import command_of
+from amusd.child.lives import Ended, Lives
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are forked on Linux alone"),
+]
+
+TESTS = Path(__file__).parents[1]
+SECONDS = 60.0
+
+
+@contextmanager
+def started(prepares: str = "something") -> Iterator[Lives]:
+    """Of a server in `forking.py`; whatever it has started is gone in the end."""
+    code = (
+        f"import sys; sys.path[:0] = [{str(TESTS.parent)!r}, {str(TESTS)!r}]; from child import forking; forking.main()"
+    )
+    lives = Lives([sys.executable, "-c", code, prepares])
+    try:
+        yield lives
+    finally:
+        lives.close()
+
+
+def end_of(lives: Lives, **orders: object) -> Ended:
+    lives.start({"what": "end", "code": 0, **orders})
+    end = lives.ended(SECONDS)
+    assert end is not None
+    return end
+
+
+def await_life(lives: Lives) -> int:
+    """Start one that waits; return its process id once it does."""
+    lives.start({"what": "wait", "code": 0})
+    return await_fork(lives)
+
+
+def await_fork(lives: Lives) -> int:
+    server = lives.pid
+    assert server is not None
+    while lives.pid == server:
+        assert lives.ended(0.01) is None
+    assert lives.pid is not None
+    return lives.pid
+
+
+def is_gone(handle: int) -> bool:
+    """Whether the process of this descriptor has ended, or does so in time."""
+    try:
+        return bool(select.select([handle], [], [], SECONDS)[0])
+    finally:
+        os.close(handle)
+
+
+def test_each_life_is_a_process_of_its_own_with_what_was_prepared_once() -> None:
+    with started() as lives:
+        ends = [end_of(lives, code=code) for code in (0, 7, 0)]
+        after_signal = end_of(lives, what="signal")
+    assert [end.code for end in ends] == [0, 7, 0]
+    assert after_signal.code == -signal.SIGKILL
+    assert len({end.pid for end in (*ends, after_signal)}) == 4
+    (said,) = {end.said for end in (*ends, after_signal)}
+    assert said.startswith("prepared by [")
+    assert int(said[len("prepared by [") : -1]) not in {end.pid for end in ends}
+
+
+def test_where_nothing_is_prepared_each_life_is_the_process_itself() -> None:
+    with started("nothing") as lives:
+        ends = [end_of(lives, code=code) for code in (3, 0)]
+        lives.start({"what": "wait", "code": 0})
+        os.kill(lives.pid or 0, signal.SIGKILL)
+        killed = lives.ended(SECONDS)
+    assert [(end.code, end.said) for end in ends] == [(3, "prepared by None"), (0, "prepared by None")]
+    assert killed is not None
+    assert killed.code == -signal.SIGKILL
+    assert len({ends[0].pid, ends[1].pid, killed.pid}) == 3
+
+
+def test_an_error_is_told_in_full_and_ends_that_life_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    with started() as lives:
+        assert end_of(lives, what="raise").code == 1
+        assert end_of(lives).code == 0
+    assert "ValueError: as told" in capfd.readouterr().err
+
+
+def test_a_killed_life_is_followed_by_another_from_the_same_server() -> None:
+    with started() as lives:
+        first = await_life(lives)
+        lives.kill()
+        end = lives.ended(SECONDS)
+        assert end is not None
+        assert (end.pid, end.code) == (first, -signal.SIGKILL)
+        second = end_of(lives)
+    assert second.said == end.said
+    assert second.pid != first
+
+
+def test_a_server_that_is_lost_between_two_lives_is_replaced() -> None:
+    with started() as lives:
+        first = end_of(lives)
+        server = int(first.said.partition("[")[2][:-1])
+        handle = os.pidfd_open(server)
+        os.kill(server, signal.SIGKILL)
+        assert is_gone(handle)
+        second = end_of(lives, code=4)
+    assert second.code == 4
+    assert second.said != first.said
+
+
+def test_a_life_goes_on_when_its_server_is_lost_and_its_end_is_noticed() -> None:
+    with started() as lives:
+        lives.start({"what": "wait", "code": 0})
+        server = lives.pid
+        assert server is not None
+        life = await_fork(lives)
+        os.kill(server, signal.SIGKILL)
+        assert lives.ended(0.2) is None
+        lives.kill()
+        end = lives.ended(SECONDS)
+        assert end is not None
+        assert (end.pid, end.code) == (life, -signal.SIGKILL)
+        assert end_of(lives, code=4).code == 4
+
+
+def test_one_that_still_prepares_can_be_killed() -> None:
+    with started("slow") as lives:
+        lives.start({"what": "wait", "code": 0})
+        server = lives.pid
+        lives.kill()
+        end = lives.ended(SECONDS)
+    assert end == Ended(pid=server or 0, code=-signal.SIGKILL, said="")
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_no_life_outlives_the_end_of_its_parents_line(is_stopped: bool) -> None:
+    """Not even one that does not look at it, and one that a signal has stopped."""
+    with started() as lives:
+        life = await_life(lives)
+        handle = os.pidfd_open(life)
+        if is_stopped:
+            os.kill(life, signal.SIGSTOP)
+    assert is_gone(handle)
+
+
+def test_one_whose_server_is_lost_leaves_with_the_parent_where_it_said_so() -> None:
+    with started() as lives:
+        lives.start({"what": "wait", "code": 0, "leaves": True})
+        server = lives.pid
+        assert server is not None
+        handle = os.pidfd_open(await_fork(lives))
+        os.kill(server, signal.SIGKILL)
+        assert lives.ended(0.2) is None
+    assert is_gone(handle)
+
+
+def test_nothing_stays_open() -> None:
+    folder = Path("/proc/self/fd")
+    before = len(list(folder.iterdir()))
+    for prepares in ("something", "nothing"):
+        with started(prepares) as lives:
+            end_of(lives)
+            end_of(lives)
+    assert len(list(folder.iterdir())) == before
+
+
+def test_before_the_first_there_is_none() -> None:
+    lives = Lives(command_of("amusd.runtime.supervisor"))
+    assert lives.pid is None
+    assert lives.ended(0.0) is None
+    lives.kill()
+    lives.close()
