@@ -1,4 +1,4 @@
-"""Command line -> `RunConfig`, once, in one process. Hydra reads `conf/`; `amusd/config.py` has defaults and types."""
+"""Command line -> `RunConfig`, once, in one process. Hydra reads `conf/`; `amusd/config` has defaults and types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys and groups a command line can set, read from `amusd/config.py` and `conf/`: nothing is listed twice."""
+"""Which keys and groups a command line can set, read from `amusd/config` and `conf/`: nothing is listed twice."""
 
 from __future__ import annotations
 

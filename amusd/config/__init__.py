@@ -1,0 +1,50 @@
+"""Every setting and its default, as frozen keyword-only dataclasses. Standard library only; knows no Hydra.
+
+`RunConfig` is the whole of what a user can set; `settings.from_mapping` builds it from nested dictionaries. A value out
+of its range is one `ConfigError` line: the key, the value, what is allowed.
+"""
+
+from amusd.config.commands import BenchConfig, CompareConfig, SimulateConfig, WorkloadConfig
+from amusd.config.decoding import (
+    GREEDY,
+    MAX_BIASES,
+    AcceptanceRule,
+    AsynchronousPolicy,
+    DecodingConfig,
+    Distribution,
+    SamplingParams,
+)
+from amusd.config.engine import (
+    DraftDtype,
+    DrafterConfig,
+    DrafterKind,
+    EngineConfig,
+    HardwareConfig,
+    ModelShape,
+    TargetConfig,
+    TransportConfig,
+)
+from amusd.config.run import RunConfig
+
+__all__ = [
+    "GREEDY",
+    "MAX_BIASES",
+    "AcceptanceRule",
+    "AsynchronousPolicy",
+    "BenchConfig",
+    "CompareConfig",
+    "DecodingConfig",
+    "Distribution",
+    "DraftDtype",
+    "DrafterConfig",
+    "DrafterKind",
+    "EngineConfig",
+    "HardwareConfig",
+    "ModelShape",
+    "RunConfig",
+    "SamplingParams",
+    "SimulateConfig",
+    "TargetConfig",
+    "TransportConfig",
+    "WorkloadConfig",
+]

@@ -1,0 +1,183 @@
+"""What single commands need beside a pair: where prompts come from, what is compared, measured or simulated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from amusd.config.checks import require
+from amusd.config.decoding import AsynchronousPolicy
+from amusd.config.engine import DrafterKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadConfig:
+    """Where prompts come from."""
+
+    path: str | None = None
+    """JSON lines with `prompt`, `turns` or `conversation`; None takes the prompts that ship with the package."""
+    num_prompts: int = 4
+    """How many of them, from the start of the file."""
+    raw: bool = False
+    """Do not apply the target's chat template."""
+
+    def __post_init__(self) -> None:
+        require(self.num_prompts >= 1, "workload.num_prompts", self.num_prompts, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """What `amusd compare` runs beside plain decoding."""
+
+    drafters: tuple[DrafterKind, ...] = ()
+    """Drafters to compare, by kind; empty: the configured one."""
+    synchronous_lengths: tuple[int, ...] = (2, 4, 7)
+    """Values of num_speculative_tokens tried; the table shows the best, named."""
+    policies: tuple[AsynchronousPolicy, ...] = ()
+    """Asynchronous policies to compare; empty: the configured one."""
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.synchronous_lengths) and min(self.synchronous_lengths) >= 1,
+            "compare.synchronous_lengths",
+            list(self.synchronous_lengths),
+            "name at least one length, each at least 1",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What `amusd bench` measures, and how often."""
+
+    widths: tuple[int, ...] = (1, 4, 8, 16)
+    """Rows of the target passes that are timed."""
+    context_length: int = 200
+    """Tokens in the cache before each pass."""
+    num_rounds: int = 15
+    """How often each pass and each chain of draft steps is timed, in turns."""
+    num_decoding_rounds: int = 5
+    """How often plain decoding and its peer are timed, in turns."""
+    num_tokens: int = 24
+    """Tokens of each of these decodings."""
+    num_messages: int = 2000
+    """Messages over each link."""
+    num_pair_prompts: int = 4
+    """Prompts that the pair answers in each mode."""
+    num_pair_tokens: int = 48
+    """Tokens of each of these answers."""
+    peer: bool = True
+    """Time `transformers.generate` on the same weights beside plain decoding."""
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.widths) and min(self.widths) >= 1, "bench.widths", list(self.widths), "name at least one, from 1"
+        )
+        require(
+            self.context_length >= max(self.widths),
+            "bench.context_length",
+            self.context_length,
+            "at least the widest pass",
+        )
+        for name in (
+            "num_rounds",
+            "num_decoding_rounds",
+            "num_tokens",
+            "num_messages",
+            "num_pair_prompts",
+            "num_pair_tokens",
+        ):
+            require(getattr(self, name) >= 1, f"bench.{name}", getattr(self, name), "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateConfig:
+    """What `amusd simulate` assumes beyond `accept`, `verify_ms`, `draft_ms` and `delay_ms`, and what it tries."""
+
+    overhead_ms: float | None = None
+    """Time of the target's host after each pass; None: as calibrated, else 0."""
+    row_ms: float = 0.0
+    """Added to a target pass for each row beyond the first: each candidate, and in a batch each further sequence's last
+    token; 0, as with `verify_width=fixed`."""
+    draft_row_ms: float | None = None
+    """Added to a draft step for each row beyond the first: each further node of a tree, and in a batch each further
+    sequence; None: as calibrated, else 0.06 times the draft's time for one token."""
+    batch_size: int = 1
+    """Answers that are decoded together: a target pass takes the candidates of all, a draft step their next tokens.
+
+    What the rows and caches of several cost is not in a calibration, which is of one at a time: `row_ms`,
+    `draft_row_ms`, `sequence_ms`, `draft_sequence_ms` and `knee_rows` say it (`amusd bench` times wider passes).
+    """
+    sequence_ms: float = 0.0
+    """In a batch: added to a target pass for each sequence beyond the first, however many rows it has (its cache)."""
+    draft_sequence_ms: float = 0.0
+    """The same of a draft step."""
+    knee_rows: int | None = None
+    """Rows of a pass or step beyond which it costs in proportion to them, because computing takes longer than reading
+    the weights; None: never."""
+    jitter: float = 0.0
+    """Standard deviation of passes and draft steps, relative to their time, on top of what was calibrated.
+
+    Without any, draft and target stay in step, so that how much of a step a rollback loses is the same every time.
+    """
+    tokens_per_step: int = 1
+    """Tokens that the draft makes in one step where it runs ahead (several in one replay on GPUs)."""
+    num_answers: int = 16
+    """Answers that are simulated, at least one for each place of the batch; a calibrated replay has the run's own."""
+    num_tokens: int = 512
+    """Tokens of each of them."""
+    seed: int = 0
+    """Of the acceptance and of all drawn times; the same seed gives the same figures."""
+    synchronous_lengths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
+    """Values of num_speculative_tokens tried for synchronous decoding."""
+    min_candidates: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
+    """Values of min_candidates tried for the chain and for branching."""
+    grid: bool = False
+    """Also map which policy wins over `grid_accepts` and `grid_ratios`: in the result, and as a picture, `map.svg`."""
+    grid_accepts: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+    """Acceptance rates of the map."""
+    grid_ratios: tuple[float, ...] = (2, 4, 8, 16)
+    """Draft steps per target pass of the map; the draft's time per token follows from it."""
+    points: tuple[str, ...] = ()
+    """Run directories of `compare` or `generate` that the map's picture shows where they were measured, besides
+    `calibration`."""
+
+    def __post_init__(self) -> None:
+        overhead = self.overhead_ms
+        require(overhead is None or 0 <= overhead < math.inf, "simulate.overhead_ms", overhead, "must be at least 0")
+        for name in ("row_ms", "sequence_ms", "draft_sequence_ms"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"simulate.{name}", value, "must be at least 0")
+        row_ms = self.draft_row_ms
+        require(row_ms is None or 0 <= row_ms < math.inf, "simulate.draft_row_ms", row_ms, "must be at least 0")
+        require(0 <= self.jitter <= 0.5, "simulate.jitter", self.jitter, "must be between 0 and 0.5")
+        for name in ("tokens_per_step", "num_answers", "num_tokens", "batch_size"):
+            require(getattr(self, name) >= 1, f"simulate.{name}", getattr(self, name), "must be at least 1")
+        knee = self.knee_rows
+        require(knee is None or knee >= 1, "simulate.knee_rows", knee, "must be at least 1")
+        require(
+            self.batch_size == 1 or not self.grid,
+            "simulate.batch_size",
+            self.batch_size,
+            "must be 1 with simulate.grid=true, whose map is of one sequence at a time",
+        )
+        for name, least in (("synchronous_lengths", 1), ("min_candidates", 0)):
+            values = getattr(self, name)
+            require(
+                bool(values) and min(values) >= least,
+                f"simulate.{name}",
+                list(values),
+                f"name at least one, each at least {least}",
+            )
+        require(
+            bool(self.grid_accepts) and all(0 <= accept <= 1 for accept in self.grid_accepts),
+            "simulate.grid_accepts",
+            list(self.grid_accepts),
+            "name at least one, each between 0 and 1",
+        )
+        require(
+            bool(self.grid_ratios) and all(1 <= ratio < math.inf for ratio in self.grid_ratios),
+            "simulate.grid_ratios",
+            list(self.grid_ratios),
+            "name at least one, each at least 1",
+        )
+        require(self.grid or not self.points, "simulate.points", list(self.points), "needs simulate.grid=true")

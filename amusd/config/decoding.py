@@ -1,0 +1,174 @@
+"""How one request is answered: what its tokens are drawn from, and when which worker does what."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from amusd.config.checks import require
+from amusd.types import Mode
+
+AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"]
+AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
+
+MAX_BIASES = 1 << 16
+"""Entries of `sampling.logit_bias` at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """What each token of an answer is drawn from, and with which noise. Both workers apply it."""
+
+    temperature: float = 0.0
+    """0: greedy decoding. Above: the target's distribution is sampled, sharper below 1 and flatter above."""
+    top_k: int = 0
+    """Sample from this many most likely tokens only; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the fewest most likely tokens that together have this probability."""
+    min_p: float = 0.0
+    """Sample from the tokens that are at least this share as likely as the most likely one."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or answer are divided by this if positive, else multiplied; 1: none."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the answer holds already."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Pairs [token id, bias]: added to the token's logit before anything else."""
+    acceptance: AcceptanceRule = "auto"
+    """How candidates are accepted. `auto`: `greedy` at temperature 0, above it `matching` (shared noise)."""
+    seed: int = 0
+    """Of all noise: with `matching`, an answer is a function of prompt, parameters and seed; the draft has no say."""
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"):
+            require(math.isfinite(getattr(self, name)), f"sampling.{name}", getattr(self, name), "must be finite")
+        require(self.temperature >= 0, "sampling.temperature", self.temperature, "must be at least 0")
+        require(self.top_k >= 0, "sampling.top_k", self.top_k, "must be at least 0")
+        require(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "must be above 0 and at most 1")
+        require(0 <= self.min_p <= 1, "sampling.min_p", self.min_p, "must be between 0 and 1")
+        require(self.repetition_penalty > 0, "sampling.repetition_penalty", self.repetition_penalty, "must be above 0")
+        require(
+            len(self.logit_bias) <= MAX_BIASES,
+            "sampling.logit_bias",
+            f"({len(self.logit_bias)} entries)",
+            f"at most {MAX_BIASES} are allowed",
+        )
+        for token_id, bias in self.logit_bias:
+            require(
+                token_id >= 0 and math.isfinite(bias),
+                "sampling.logit_bias",
+                [token_id, bias],
+                "must be a token id, at least 0, and a finite number",
+            )
+        require(0 <= self.seed < 1 << 63, "sampling.seed", self.seed, "must be between 0 and 2^63 - 1")
+        fitting = ("auto", "greedy") if self.temperature == 0 else ("auto", "matching", "rejection")
+        require(
+            self.acceptance in fitting,
+            "sampling.acceptance",
+            self.acceptance,
+            f"at sampling.temperature={self.temperature:g} allowed: {', '.join(fitting)}",
+        )
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """The rule that holds: never `auto`."""
+        if self.acceptance != "auto":
+            return self.acceptance
+        return "greedy" if self.temperature == 0 else "matching"
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether each token is simply that of the largest logit."""
+        return self.temperature == 0 and self._leaves_logits
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the temperature stands between the model's distribution and the one that is sampled."""
+        has_filters = (self.top_k, self.top_p, self.min_p) != (0, 1.0, 0.0)
+        return self._leaves_logits and (self.temperature == 0 or not has_filters)
+
+    @property
+    def _leaves_logits(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.logit_bias) == (1.0, 0.0, ())
+
+
+GREEDY = Distribution()
+"""Each token is that of the largest logit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams(Distribution):
+    """How one answer is sampled and when it ends."""
+
+    max_new_tokens: int = 128
+    """Tokens of the answer at most."""
+    stop: tuple[str, ...] = ()
+    """The answer ends where one of these strings is completed; the text is cut before it."""
+    ignore_eos: bool = False
+    """Go on after an end-of-sequence token (for measurements)."""
+    logprobs: bool = False
+    """Report the log-probability of each token of the answer: the target's own, before anything above is applied."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "must be at least 1")
+        require(all(self.stop), "sampling.stop", list(self.stop), "a stop string must not be empty")
+
+    @property
+    def distribution(self) -> Distribution:
+        """The part that the draft is told."""
+        return Distribution(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Distribution)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """The schedule of one request; any two requests of an engine may differ in it."""
+
+    mode: Mode = Mode.ASYNCHRONOUS
+    policy: AsynchronousPolicy = "auto"
+    """Asynchronous mode only. `chain`: the draft follows its best guess; `windowed`: it fills one window while another
+    is verified; `branching`: it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: that
+    where it can, and waits as long as it finds worth it."""
+    num_speculative_tokens: int = 4
+    """Synchronous mode: candidates per verification; `windowed`: tokens of a window."""
+    max_lookahead: int = 16
+    """Chain, branching, auto: how many tokens the draft may be ahead of the committed prefix it knows."""
+    min_candidates: int = 2
+    """Chain, branching: candidates the target waits for where the draft starts anew, as after a rejection."""
+    max_wait_passes: float = 1.0
+    """Chain, branching, auto: that wait never lasts longer than this many target passes."""
+    tokens_per_message: int = 1
+    """Chain: candidates are sent once this many are ready."""
+    fan_out: int = 8
+    """Branching: candidates that the draft prepares behind each token at most."""
+    rows_per_step: int = 8
+    """Branching: tokens of its tree that the draft computes in one step at most."""
+    verify_breadth: int = 3
+    """Branching, auto: candidates of one position that a target pass verifies at most, in rows that cost next to
+    nothing (on a CPU with `verify_width=fixed`, on a GPU with `bucketed`); elsewhere one path, as with 1."""
+    draft_timeout_seconds: float = 10.0
+    """Synchronous mode, windowed: how long the target waits for a block before it goes on alone."""
+    max_silence_seconds: float = 0.3
+    """How long the target waits, all in all, without hearing from the draft; then it waits no more until it does."""
+
+    def __post_init__(self) -> None:
+        counts = ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step")
+        for name in (*counts, "verify_breadth"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        require(self.min_candidates >= 0, "min_candidates", self.min_candidates, "must be at least 0")
+        require(
+            self.min_candidates <= self.max_lookahead,
+            "min_candidates",
+            self.min_candidates,
+            f"must be at most max_lookahead ({self.max_lookahead}), or the target waits for what cannot come",
+        )
+        require(
+            self.tokens_per_message <= self.max_lookahead,
+            "tokens_per_message",
+            self.tokens_per_message,
+            f"must be at most max_lookahead ({self.max_lookahead})",
+        )
+        require(self.max_wait_passes >= 0, "max_wait_passes", self.max_wait_passes, "must be at least 0")
+        for name in ("draft_timeout_seconds", "max_silence_seconds"):
+            require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")

@@ -1,0 +1,262 @@
+"""What an engine is built from: models, link, devices, numerics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from amusd.config.checks import check_model, require
+
+DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
+DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
+ModelShape: TypeAlias = Literal[
+    "smollm2-135m",
+    "smollm2-135m-slice",
+    "llama-1b",
+    "llama-3b",
+    "llama-8b",
+    "llama-70b",
+    "llama-70b-slice",
+    "qwen3-0.6b",
+    "qwen3-8b",
+]
+"""Shapes of public models that can be had with random weights; `models/synthetic.py` knows their sizes."""
+
+MIN_VERIFY_WIDTH = 8
+"""Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetConfig:
+    """Which model verifies."""
+
+    kind: Literal["embedded", "hf"] = "embedded"
+    model: str | None = None
+    """`hf`: a folder or hub name of a transformers checkpoint."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    model_impl: Literal["auto", "amusd", "transformers"] = "auto"
+    """Whose forward pass: our lean decoder, transformers' own, or (`auto`) ours where it covers the model."""
+
+    def __post_init__(self) -> None:
+        check_model("target", self.kind, self.model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """What proposes candidates."""
+
+    kind: DrafterKind = "embedded"
+    model: str | None = None
+    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer."""
+    dtype: DraftDtype = "auto"
+    """Of the model's weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
+    where the CPU has fast products for it, else bfloat16."""
+    model_impl: Literal["auto", "amusd", "transformers"] = "auto"
+    """As of the target."""
+    tokens_per_replay: int = 4
+    """On GPUs with graphs: draft steps in one replay."""
+    vocab_size: int = 8192
+    """`embedded`: how many token ids its model can propose (the most frequent ones)."""
+    min_lookup: int = 4
+    """`embedded`: shortest repeated suffix whose continuation is proposed in the model's place; 0: never, and what
+    followed shorter ones is not mixed into the guesses of a tree either."""
+    max_lookup: int = 12
+    """`embedded`: longest suffix that is looked up for that."""
+    shape: ModelShape | None = None
+    """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
+    accept: float = 0.8
+    """`synthetic`: probability of each candidate to be the target's own token; exact with `verify_width=fixed`."""
+    accept_next: float = 0.4
+    """`synthetic`, branching: probability that a further guess is right where those before it are wrong."""
+    max_ngram: int = 4
+    """`ngram`: longest suffix that is looked up."""
+    min_ngram: int = 2
+    """`ngram`: shortest suffix that is looked up."""
+
+    def __post_init__(self) -> None:
+        check_model("drafter", self.kind, self.model)
+        require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
+        require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
+        require(
+            0 <= self.min_lookup <= self.max_lookup,
+            "drafter.min_lookup",
+            self.min_lookup,
+            f"must be between 0 and drafter.max_lookup ({self.max_lookup})",
+        )
+        require(
+            self.kind == "synthetic" or self.shape is None,
+            "drafter.shape",
+            self.shape,
+            f"only allowed with drafter=synthetic, not with drafter={self.kind}",
+        )
+        for name in ("accept", "accept_next"):
+            require(0 <= getattr(self, name) <= 1, f"drafter.{name}", getattr(self, name), "must be between 0 and 1")
+        require(
+            1 <= self.min_ngram <= self.max_ngram,
+            "drafter.min_ngram",
+            self.min_ngram,
+            f"must be between 1 and drafter.max_ngram ({self.max_ngram})",
+        )
+
+    @property
+    def can_branch(self) -> bool:
+        """It can draft trees: it has probabilities to rank its guesses by."""
+        return self.kind != "ngram"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportConfig:
+    """The link between the workers."""
+
+    kind: Literal["auto", "shared_memory", "zeromq", "gloo", "nccl"] = "auto"
+    """`auto`: `zeromq` where an address is given, else `shared_memory` where it works, else `zeromq` locally."""
+    address: str | None = None
+    """`ipc://PATH` or `tcp://HOST:PORT`; None picks a private one. The target binds it, the draft connects."""
+    insecure: bool = False
+    """Allow an address that is not on this machine, unencrypted and unauthenticated."""
+    keys: str | None = None
+    """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only those whose key lies there."""
+    delay_ms: float = 0.0
+    """Hand over every message this long after it was sent: what distance costs. Both workers on one machine."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.delay_ms <= 10_000, "transport.delay_ms", self.delay_ms, "must be between 0 and 10000")
+        require(
+            self.kind != "shared_memory" or self.address is None,
+            "transport.address",
+            self.address,
+            "not with transport=shared_memory, which picks its own; leave it out, or use transport=zeromq",
+        )
+        require(
+            self.keys is None or (self.address is not None and not self.insecure),
+            "transport.keys",
+            self.keys,
+            "protects the link at transport.address, which has to be given; not with transport.insecure=true",
+        )
+        require(
+            self.keys is None or self.kind in ("auto", "zeromq"),
+            "transport.keys",
+            self.keys,
+            f"protects ZeroMQ's links, not those of transport={self.kind}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """Which devices the workers use."""
+
+    devices: tuple[str, ...] = ()
+    """Device of each rank of the target, then of the draft: `cuda:0`, `cpu` ... One name repeated is for all. Empty: a
+    GPU each if there are enough, else the CPU."""
+    pin_cores: bool = True
+    """On CPUs: give each worker its own core, where there are at least two."""
+    num_threads: int = 1
+    """On CPUs: threads of each worker."""
+    cuda_graphs: bool = True
+    """On GPUs: replay captured passes instead of launching each operator anew."""
+    synthetic: ModelShape | None = None
+    """Measure without a checkpoint: the target is a model of this size with random weights."""
+
+    def __post_init__(self) -> None:
+        require(self.num_threads >= 1, "hardware.num_threads", self.num_threads, "must be at least 1")
+        require(len(self.devices) != 1, "hardware.devices", list(self.devices), "name two: the target's, the draft's")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an engine is built from: models, link, devices, numerics."""
+
+    target: TargetConfig = field(default_factory=TargetConfig)
+    drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
+    """What requests may name, by kind; the first is the default. None at all: plain decoding only."""
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    verify_width: Literal["bucketed", "fixed"] = "fixed"
+    """`fixed`: every target pass is padded to `max_verify_width` rows, so that no timing can reach the numbers."""
+    max_verify_width: int = MIN_VERIFY_WIDTH
+    """Rows of a target pass at most: the last committed token and its candidates."""
+    max_model_len: int = 2048
+    """Longest sequence, prompt included; the model's own limit still holds."""
+    startup_timeout_seconds: float = 300.0
+    """How long the workers wait for each other to load."""
+    target_tensor_parallel_size: int = 1
+    """Processes that share the target's weights and cache, each on a device of its own."""
+    draft_tensor_parallel_size: int = 1
+    """The same of the draft, whose only drafter has a model."""
+
+    def __post_init__(self) -> None:
+        require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
+        require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "must be at least 2")
+        require(
+            self.startup_timeout_seconds > 0,
+            "startup_timeout_seconds",
+            self.startup_timeout_seconds,
+            "must be above 0",
+        )
+        require(
+            self.target_tensor_parallel_size >= 1,
+            "target_tensor_parallel_size",
+            self.target_tensor_parallel_size,
+            "must be at least 1",
+        )
+        require(
+            self.draft_tensor_parallel_size >= 1,
+            "draft_tensor_parallel_size",
+            self.draft_tensor_parallel_size,
+            "must be at least 1",
+        )
+        devices = self.hardware.devices
+        require(
+            len(devices) in (0, self.num_ranks) or len(set(devices)) == 1,
+            "hardware.devices",
+            list(devices),
+            "name two: the target's, the draft's"
+            if self.num_ranks == 2
+            else f"name {self.num_ranks}: the target's {self.target_tensor_parallel_size}, the draft's"
+            f"{'' if self.draft_tensor_parallel_size == 1 else f' {self.draft_tensor_parallel_size}'}",
+        )
+        require(
+            self.hardware.synthetic is None or self.target.kind != "hf",
+            "hardware.synthetic",
+            self.hardware.synthetic,
+            "not with target=hf, which has weights of its own",
+        )
+        for drafter in self.drafters:
+            self._check_fits_target(drafter)
+        if self.draft_tensor_parallel_size > 1:
+            self._check_has_one_model()
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute: the target's, then the draft's."""
+        return self.target_tensor_parallel_size + self.draft_tensor_parallel_size
+
+    def _check_has_one_model(self) -> None:
+        kinds = [drafter.kind for drafter in self.drafters]
+        require(
+            "ngram" not in kinds,
+            "draft_tensor_parallel_size",
+            self.draft_tensor_parallel_size,
+            "drafter=ngram has no model to share; allowed: 1",
+        )
+        require(
+            len(kinds) < 2,
+            "draft_tensor_parallel_size",
+            self.draft_tensor_parallel_size,
+            f"ranks share the model of one drafter, not of {', '.join(kinds)}; allowed: 1",
+        )
+
+    def _check_fits_target(self, drafter: DrafterConfig) -> None:
+        shape = self.hardware.synthetic
+        require(
+            shape is None or drafter.kind in ("ngram", "synthetic"),
+            "drafter",
+            drafter.kind,
+            f"does not fit hardware.synthetic={shape}; allowed: ngram, synthetic",
+        )
+        require(
+            drafter.kind != "synthetic" or self.target.kind != "hf" or drafter.shape is not None,
+            "drafter.shape",
+            "null",
+            f"required with target=hf; allowed: {', '.join(get_args(ModelShape))}",
+        )

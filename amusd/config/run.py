@@ -1,0 +1,149 @@
+"""The whole of what a user can set, and which parts of it a command takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from amusd.config.checks import require
+from amusd.config.commands import BenchConfig, CompareConfig, SimulateConfig, WorkloadConfig
+from amusd.config.decoding import AsynchronousPolicy, DecodingConfig, SamplingParams
+from amusd.config.engine import (
+    MIN_VERIFY_WIDTH,
+    DrafterConfig,
+    DrafterKind,
+    EngineConfig,
+    HardwareConfig,
+    TargetConfig,
+    TransportConfig,
+)
+from amusd.types import Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that a command line can set. The keys of `DecodingConfig` stand at the top level."""
+
+    prompt: str | None = None
+    """`generate`: the user's message; None takes the first prompt of the workload."""
+    output: Literal["text", "json"] = "text"
+    view: Literal["plain", "live"] = "plain"
+    """`generate` on a terminal: `live` shows below the text what both workers are doing."""
+    run_dir: str | None = None
+    """Where the run keeps its files; None: `runs/<date>-<short hash>`."""
+    accept: float | None = None
+    """`drafter=synthetic`: short for drafter.accept. `simulate`: the share of right draft tokens."""
+    verify_ms: float | None = None
+    """`simulate`: time of one target pass; required unless `calibration` says it."""
+    draft_ms: float | None = None
+    """`simulate`: time of the draft for one token; required unless `calibration` says it."""
+    delay_ms: float | None = None
+    """`simulate`: time of a message, one way; None: as calibrated, else 0."""
+    calibration: str | None = None
+    """`simulate`: a run directory, whose measured times and outcomes hold where nothing else is given."""
+    mode: Mode = DecodingConfig.mode
+    policy: AsynchronousPolicy = DecodingConfig.policy
+    num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
+    max_lookahead: int = DecodingConfig.max_lookahead
+    min_candidates: int = DecodingConfig.min_candidates
+    max_wait_passes: float = DecodingConfig.max_wait_passes
+    tokens_per_message: int = DecodingConfig.tokens_per_message
+    fan_out: int = DecodingConfig.fan_out
+    rows_per_step: int = DecodingConfig.rows_per_step
+    verify_breadth: int = DecodingConfig.verify_breadth
+    draft_timeout_seconds: float = DecodingConfig.draft_timeout_seconds
+    max_silence_seconds: float = DecodingConfig.max_silence_seconds
+    verify_width: Literal["bucketed", "fixed"] = EngineConfig.verify_width
+    max_verify_width: int | None = None
+    """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
+    max_model_len: int = EngineConfig.max_model_len
+    startup_timeout_seconds: float = EngineConfig.startup_timeout_seconds
+    target_tensor_parallel_size: int = EngineConfig.target_tensor_parallel_size
+    draft_tensor_parallel_size: int = EngineConfig.draft_tensor_parallel_size
+    target: TargetConfig = field(default_factory=TargetConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    transport: TransportConfig = field(default_factory=TransportConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
+    simulate: SimulateConfig = field(default_factory=SimulateConfig)
+
+    def __post_init__(self) -> None:
+        for name, least in (("verify_ms", "above 0"), ("draft_ms", "above 0"), ("delay_ms", "at least 0")):
+            value = getattr(self, name)
+            enough = value is None or 0 < value < math.inf or (value == 0 and least == "at least 0")
+            require(enough, name, value, f"must be {least}")
+        self.decoding()
+        self.engine()
+
+    def decoding(self) -> DecodingConfig:
+        """The schedule part."""
+        return DecodingConfig(**{f.name: getattr(self, f.name) for f in dataclasses.fields(DecodingConfig)})
+
+    def synchronous_lengths(self) -> tuple[int, ...]:
+        """Block lengths that `compare` tries: the one that `mode=synchronous` names, else those of `compare`."""
+        if self.mode is Mode.AUTOREGRESSIVE:
+            return ()
+        if self.mode is Mode.SYNCHRONOUS:
+            return (self.num_speculative_tokens,)
+        return self.compare.synchronous_lengths
+
+    def asynchronous_policies(self) -> tuple[AsynchronousPolicy, ...]:
+        """Policies that `compare` tries; none where `mode` names another one."""
+        if self.mode is not Mode.ASYNCHRONOUS:
+            return ()
+        return self.compare.policies or (self.policy,)
+
+    def engine_for(self, command: str) -> EngineConfig:
+        """The target's engine for `command`: with room for every block that it will verify."""
+        if command != "compare":
+            return self.engine()
+        windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
+        return self.engine(longest_block=max((1, *self.synchronous_lengths(), *windows)))
+
+    def engine(self, *, longest_block: int | None = None) -> EngineConfig:
+        """The part an engine is built from. `longest_block`: candidates per verification that have to fit."""
+        if longest_block is None:
+            in_blocks = self.mode is Mode.SYNCHRONOUS or self.asynchronous_policies() == ("windowed",)
+            longest_block = self.num_speculative_tokens if in_blocks else 1
+        width = self.max_verify_width
+        if width is None:
+            width = MIN_VERIFY_WIDTH * -(-(longest_block + 1) // MIN_VERIFY_WIDTH)
+        require(
+            longest_block + 1 <= width,
+            "max_verify_width",
+            width,
+            f"must be at least {longest_block + 1}: {longest_block} candidates and the token before them",
+        )
+        kinds = self.compare.drafters or (self.drafter.kind,)
+        if self.accept is not None:
+            simulated = self.verify_ms is not None or self.calibration is not None
+            require(
+                "synthetic" in kinds or simulated,
+                "accept",
+                self.accept,
+                "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration",
+            )
+            require(0 <= self.accept <= 1, "accept", self.accept, "must be between 0 and 1")
+        return EngineConfig(
+            target=self.target,
+            drafters=tuple(self._drafter(kind) for kind in kinds),
+            transport=self.transport,
+            hardware=self.hardware,
+            verify_width=self.verify_width,
+            max_verify_width=width,
+            max_model_len=self.max_model_len,
+            startup_timeout_seconds=self.startup_timeout_seconds,
+            target_tensor_parallel_size=self.target_tensor_parallel_size,
+            draft_tensor_parallel_size=self.draft_tensor_parallel_size,
+        )
+
+    def _drafter(self, kind: DrafterKind) -> DrafterConfig:
+        drafter = self.drafter if kind == self.drafter.kind else DrafterConfig(kind=kind)
+        if kind == "synthetic" and self.accept is not None:
+            return dataclasses.replace(drafter, accept=self.accept)
+        return drafter
