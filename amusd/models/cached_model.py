@@ -17,7 +17,7 @@ from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import Chooser, KVCache, ModelOutput
 from amusd.models.network import Network
 from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks
+from amusd.models.sharding import ALONE, Ranks, Work
 from amusd.models.tree_pass import PathRows, Visible, checked, lay_out, lay_out_paths
 
 _PADDING_ID = 0  # any id will do: rows of padding are never read
@@ -168,30 +168,31 @@ class CachedModel:
 
     def prepare(self, cache: KVCache) -> None:
         """Capture what `choose`, `extend` and passes over paths need in an empty cache. Raises `ValueError` else."""
-        cache = self._checked_empty(cache)
-        if not isinstance(cache, _CapturedCache):
+        captured = self._to_capture(cache)
+        if captured is None:
             return
-        for num_keys in self._numerics.borders(cache.capacity):
+        for num_keys in self._numerics.borders(captured.capacity):
             for rows in self._numerics.row_counts:
-                cache.passes.prepare(rows, num_keys, self._tokens_per_step)
+                captured.passes.prepare(rows, num_keys, self._tokens_per_step)
         if self.num_tracks(0) > 1:
-            self.prepare_tree(cache)
-            cache.passes.prepare_moves()
+            self.prepare_tree(captured)
+            captured.passes.prepare_moves()
 
     def prepare_tree(self, cache: KVCache) -> None:
         """The same of what `forward_tree` needs."""
-        cache = self._checked_empty(cache)
-        if not isinstance(cache, _CapturedCache):
+        captured = self._to_capture(cache)
+        if captured is None:
             return
-        for num_keys in self._numerics.node_borders(cache.allocated):
+        for num_keys in self._numerics.node_borders(captured.allocated):
             for rows in self._numerics.row_counts:
-                cache.passes.prepare_nodes(rows, num_keys)
+                captured.passes.prepare_nodes(rows, num_keys)
 
-    def _checked_empty(self, cache: KVCache) -> PreallocatedCache:
+    def _to_capture(self, cache: KVCache) -> _CapturedCache | None:
+        """The cache, if passes over it are captured. Raises `ValueError` unless it is empty."""
         cache = self._checked((), cache)
         if cache.length:
             raise ValueError(f"a cache of length {cache.length} cannot be prepared: it must be empty")
-        return cache
+        return cache if isinstance(cache, _CapturedCache) else None
 
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
@@ -270,7 +271,7 @@ class CachedModel:
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
         """Of the last `forward_paths`: go on with these rows, a path from the first; `cache.length` moves."""
         cache = self._checked((), cache)
-        self._ranks.announce(cache, (), with_logits=False, kept=rows)
+        self._ranks.announce(cache, Work(kept=rows))
         cache.keep(rows)
 
     def extend(
@@ -319,7 +320,7 @@ class CachedModel:
     def _compute_tree(self, token_ids: Sequence[int], nodes: PathRows, cache: PreallocatedCache) -> Tensor:
         visible = nodes.visible
         inputs = checked(self._network, token_ids, nodes, max_length=self._max_length, num_slots=cache.allocated)
-        self._ranks.announce(cache, token_ids, with_logits=True, nodes=nodes)
+        self._ranks.announce(cache, Work(token_ids, with_logits=True, nodes=nodes))
         if isinstance(cache, _CapturedCache):
             num_rows = self._numerics.padded_rows(len(token_ids))
             num_keys = self._numerics.node_keys(visible.shape[1], cache.allocated)
@@ -363,7 +364,7 @@ class CachedModel:
         self, token_ids: Sequence[int], computed: int, num_keys: int, cache: PreallocatedCache, *, with_logits: bool
     ) -> Tensor | None:
         """Run the network over the tokens padded to `computed` rows, and move the cache by the real ones."""
-        self._ranks.announce(cache, token_ids, with_logits=with_logits)
+        self._ranks.announce(cache, Work(token_ids, with_logits=with_logits))
         start, rows = cache.length, len(token_ids)
         self._token_ids_view[:rows] = token_ids
         self._token_ids_view[rows:computed] = _PADDING_ID

@@ -12,12 +12,13 @@ import numpy as np
 
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.sharding import Work
 from amusd.models.tree_pass import PathRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One pass, one chunk of a prompt, or which rows of a pass over paths are kept."""
+    """To do some work with one of the leader's caches."""
 
     cache: int
     """Which of the leader's caches."""
@@ -25,30 +26,29 @@ class Order:
     spare: int
     """Slots that it has for nodes of a tree."""
     start: int
-    """Its length before the pass."""
-    token_ids: tuple[int, ...]
-    with_logits: bool
-    nodes: PathRows | None = None
-    """Where the rows of a pass over nodes of a tree stand; None: one behind the other."""
-    kept: tuple[int, ...] = ()
-    """Rows of the pass before, with which the cache goes on; then nothing is to be computed."""
+    """Its length before the work."""
+    work: Work
     dropped: tuple[int, ...]
     """Caches that the leader has no more."""
 
     def to_bytes(self) -> bytes:
         """For a follower."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps(values | {"nodes": None if self.nodes is None else _packed(self.nodes)}).encode()
+        work = _as_mapping(self.work)
+        nodes = None if self.work.nodes is None else _packed(self.work.nodes)
+        return json.dumps(_as_mapping(self) | {"work": work | {"nodes": nodes}}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Order:
         """The inverse of `to_bytes`."""
         values: dict[str, Any] = json.loads(data)
-        for name in ("token_ids", "kept", "dropped"):
-            values[name] = tuple(values[name])
-        if values["nodes"] is not None:
-            values["nodes"] = _unpacked(**values["nodes"])
-        return cls(**values)
+        work, dropped = values.pop("work"), tuple(values.pop("dropped"))
+        if work["nodes"] is not None:
+            work["nodes"] = _unpacked(**work["nodes"])
+        return cls(**values, work=Work(**work), dropped=dropped)
+
+
+def _as_mapping(of: Order | Work) -> dict[str, Any]:
+    return {field.name: getattr(of, field.name) for field in fields(of)}
 
 
 def _packed(nodes: PathRows) -> dict[str, Any]:
@@ -76,13 +76,13 @@ def follow(model: CachedModel, orders: Iterable[Order]) -> None:
         if cache is None:
             cache = caches[order.cache] = model.new_cache(order.capacity, spare=order.spare)
         cache.truncate(order.start)
-        if order.kept:
-            model.keep(order.kept, cache)
-        elif order.nodes is not None:
-            nodes = order.nodes
-            model.forward_tree(order.token_ids, nodes.positions, nodes.slots, nodes.visible, cache)
+        work, nodes = order.work, order.work.nodes
+        if work.kept:
+            model.keep(work.kept, cache)
+        elif nodes is not None:
+            model.forward_tree(work.token_ids, nodes.positions, nodes.slots, nodes.visible, cache)
             cache.path_slots = nodes.slots
-        elif order.with_logits:
-            model.forward(order.token_ids, cache)
+        elif work.with_logits:
+            model.forward(work.token_ids, cache)
         else:
-            model.prefill(order.token_ids, cache)
+            model.prefill(work.token_ids, cache)

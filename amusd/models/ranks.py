@@ -14,7 +14,7 @@ import socket
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,8 +26,7 @@ from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.orders import Order
 from amusd.models.process_group import Backend, ProcessGroup
-from amusd.models.sharding import setting_of
-from amusd.models.tree_pass import PathRows
+from amusd.models.sharding import Work, setting_of
 from amusd.types import Role
 
 _Wire: TypeAlias = "Connection[Any, Any]"
@@ -103,16 +102,8 @@ class Leader:
         except RankLostError as error:
             raise self._reason(error) from None
 
-    def announce(
-        self,
-        cache: PreallocatedCache,
-        token_ids: Sequence[int],
-        *,
-        with_logits: bool,
-        nodes: PathRows | None = None,
-        kept: Sequence[int] = (),
-    ) -> None:
-        """Order the followers to do this pass, or to keep rows. Raises `PeerError` when one is gone."""
+    def announce(self, cache: PreallocatedCache, work: Work) -> None:
+        """Order the followers to do this. Raises `PeerError` when one is gone."""
         number = self._numbers.get(cache)
         if number is None:
             self._num_caches += 1
@@ -125,10 +116,7 @@ class Leader:
             capacity=cache.capacity,
             spare=cache.spare,
             start=cache.length,
-            token_ids=tuple(token_ids),
-            with_logits=with_logits,
-            nodes=nodes,
-            kept=tuple(kept),
+            work=work,
             dropped=dropped,
         )
         self._send(order.to_bytes())
@@ -220,15 +208,7 @@ class Follower:
         assert self._group is not None, "the others are not ready"
         return self._group.gather(part)
 
-    def announce(
-        self,
-        cache: PreallocatedCache,
-        token_ids: Sequence[int],
-        *,
-        with_logits: bool,
-        nodes: PathRows | None = None,
-        kept: Sequence[int] = (),
-    ) -> None:
+    def announce(self, cache: PreallocatedCache, work: Work) -> None:
         """A follower gives no orders."""
 
     def close(self, error: BaseException | None = None) -> None:

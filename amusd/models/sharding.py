@@ -9,6 +9,7 @@ is whole on every rank, the output head split by tokens. Shares may differ by on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -23,6 +24,18 @@ from amusd.types import Role
 def setting_of(role: Role) -> str:
     """The key that says how many ranks share a role's model."""
     return f"{role.value}_tensor_parallel_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What all ranks do to a cache at a time: a pass, a chunk of a prompt, or to keep rows of the last pass."""
+
+    token_ids: Sequence[int] = ()
+    with_logits: bool = False
+    nodes: PathRows | None = None
+    """Where the rows stand in a pass over nodes of a tree; None: one behind the other, from the cache's length."""
+    kept: Sequence[int] = ()
+    """No pass, but which rows of the last one, which was over paths, the cache goes on with."""
 
 
 class Ranks(Protocol):
@@ -50,20 +63,8 @@ class Ranks(Protocol):
         """
         ...
 
-    def announce(
-        self,
-        cache: PreallocatedCache,
-        token_ids: Sequence[int],
-        *,
-        with_logits: bool,
-        nodes: PathRows | None = None,
-        kept: Sequence[int] = (),
-    ) -> None:
-        """Before a pass: on the first rank, have the others do the same pass; on the others, nothing.
-
-        `nodes`: where the rows stand in a pass over nodes of a tree; None: one behind the other, from `cache.length`.
-        `kept`: no pass, but which rows of the last one, which was over paths, the cache goes on with.
-        """
+    def announce(self, cache: PreallocatedCache, work: Work) -> None:
+        """Before a rank does this: on the first, have the others do the same; on the others, nothing."""
         ...
 
 
@@ -77,15 +78,7 @@ class _Alone:
     def gather(self, part: Tensor) -> list[Tensor]:
         return [part]
 
-    def announce(
-        self,
-        cache: PreallocatedCache,
-        token_ids: Sequence[int],
-        *,
-        with_logits: bool,
-        nodes: PathRows | None = None,
-        kept: Sequence[int] = (),
-    ) -> None:
+    def announce(self, cache: PreallocatedCache, work: Work) -> None:
         pass
 
 

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from models.blocks import random_ids
 from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
@@ -45,8 +47,17 @@ def random_paths(rng: random.Random, right: Sequence[int], max_rows: int, num_tr
     return found
 
 
-def decode_in_paths(model: CachedModel, token_ids: Sequence[int], start: int, seed: int) -> tuple[list[Tensor], int]:
-    """Logits behind each of `token_ids` from `start` on, and how many rows were kept beside the first track."""
+def decoded_both_ways(model: CachedModel, num_tokens: int = 150, start: int = 20) -> tuple[Tensor, Tensor]:
+    """[tokens, vocabulary] each: logits behind tokens from `start` on, one after another, and in passes over paths."""
+    token_ids = random_ids(num_tokens)
+    cache = model.new_cache(num_tokens + model.width)
+    model.prefill(token_ids[:start], cache)
+    expected = [model.forward([token_id], cache).logits[0].clone() for token_id in token_ids[start:]]
+    return torch.stack(expected), torch.stack(decode_in_paths(model, token_ids, start))
+
+
+def decode_in_paths(model: CachedModel, token_ids: Sequence[int], start: int, seed: int = 2) -> list[Tensor]:
+    """Logits behind each of `token_ids` from `start` on. Many of their rows were not in the first track."""
     rng = random.Random(seed)
     cache = model.new_cache(len(token_ids) + model.width)
     model.prefill(token_ids[:start], cache)
@@ -65,4 +76,5 @@ def decode_in_paths(model: CachedModel, token_ids: Sequence[int], start: int, se
         model.keep(paths.right, cache)
         assert cache.length == at + len(paths.right)
         num_moved += paths.right != list(range(len(paths.right)))
-    return logits, num_moved
+    assert num_moved > 10
+    return logits

@@ -114,7 +114,6 @@ def test_a_pass_over_several_paths_gives_the_bits_of_plain_decoding(
     model = load_model(embedded_folder, numerics=numerics, max_model_len=1024)
     filler = [1000 + 7 * number % 4000 for number in range(340 - len(prompt))]
     tokens, logits = decode_plainly(model, [*filler, *prompt], NUM_TOKENS)
-    found, num_moved = decode_in_paths(model, [*filler, *prompt, *tokens[:-1]], 339, seed)
+    found = decode_in_paths(model, [*filler, *prompt, *tokens[:-1]], 339, seed)
     differing = [row for row in range(NUM_TOKENS) if not torch.equal(found[row], logits[row])]
     assert differing == []
-    assert num_moved > 10

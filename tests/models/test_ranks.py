@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.blocks import random_ids
-from models.paths import decode_in_paths
+from models.paths import decoded_both_ways
 from models.test_decoder import Case, lean_model, stock_model
 
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
@@ -24,6 +24,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.orders import Order, follow
 from amusd.models.process_group import backend_for
 from amusd.models.ranks import Follower, Leader
+from amusd.models.sharding import Work
 from amusd.models.tree_pass import PathRows
 from amusd.types import Role
 
@@ -94,7 +95,6 @@ def test_followers_do_each_pass_of_the_leader_and_end_with_it() -> None:
 def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
     """Bit for bit the logits of one row after the other on the same ranks: the followers' keys move as the leader's."""
     rule = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
-    token_ids = random_ids(150)
 
     def life(address: str, rank: int, size: int) -> None:
         follower = Follower(address, Role.TARGET, rank, size)
@@ -106,13 +106,9 @@ def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
     with meeting(2, life) as (leader, followers):
         model = lean_model(STOCK, rule, ranks=leader)
         leader.await_followers("cpu", "gloo", DEADLINE_SECONDS)
-        cache = model.new_cache(160)
-        model.prefill(token_ids[:20], cache)
-        expected = [model.forward([token_id], cache).logits[0].clone() for token_id in token_ids[20:]]
-        found, num_moved = decode_in_paths(model, token_ids, 20, seed=2)
+        expected, found = decoded_both_ways(model)
     followers[0].result(DEADLINE_SECONDS)
-    assert num_moved > 10
-    assert all(torch.equal(row, other) for row, other in zip(found, expected, strict=True))
+    assert torch.equal(found, expected)
 
 
 def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
@@ -128,11 +124,11 @@ def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
         model = lean_model(STOCK)
         caches = [model.new_cache(8), model.new_cache(9)]
         for cache in caches:
-            leader.announce(cache, [1, 2], with_logits=True)
+            leader.announce(cache, Work([1, 2], with_logits=True))
         del cache, caches[0]
         gc.collect()
         for _ in range(2):
-            leader.announce(caches[0], [3], with_logits=False)
+            leader.announce(caches[0], Work([3]))
     followers[0].result(DEADLINE_SECONDS)
     assert [(order.cache, order.capacity, order.dropped) for order in received] == [
         (1, 8, ()),
@@ -140,8 +136,8 @@ def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
         (2, 9, (1,)),
         (2, 9, ()),
     ]
-    assert received[0].token_ids == (1, 2)
-    assert [order.with_logits for order in received] == [True, True, False, False]
+    assert received[0].work.token_ids == [1, 2]
+    assert [order.work.with_logits for order in received] == [True, True, False, False]
 
 
 def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
@@ -256,8 +252,8 @@ def nodes(draw: st.DrawFn) -> PathRows:
 @settings(deadline=None)
 @given(rows=nodes())
 def test_the_nodes_of_an_order_arrive_as_they_were(rows: PathRows) -> None:
-    order = Order(cache=1, capacity=9, spare=3, start=4, token_ids=(1,), with_logits=True, nodes=rows, dropped=())
-    arrived = Order.from_bytes(order.to_bytes()).nodes
+    order = Order(cache=1, capacity=9, spare=3, start=4, work=Work((1,), with_logits=True, nodes=rows), dropped=())
+    arrived = Order.from_bytes(order.to_bytes()).work.nodes
     assert arrived is not None
     assert (list(arrived.positions), list(arrived.slots)) == (list(rows.positions), list(rows.slots))
     assert arrived.visible.dtype == np.bool_
@@ -271,9 +267,13 @@ def test_the_nodes_of_an_order_arrive_as_they_were(rows: PathRows) -> None:
         capacity=st.integers(1, 9999),
         spare=st.integers(0, 99),
         start=st.integers(0, 9999),
-        token_ids=st.lists(st.integers(0, 200_000), max_size=40).map(tuple),
-        with_logits=st.booleans(),
-        nodes=st.none(),
+        work=st.builds(
+            Work,
+            token_ids=st.lists(st.integers(0, 200_000), max_size=40),
+            with_logits=st.booleans(),
+            nodes=st.none(),
+            kept=st.lists(st.integers(0, 30), max_size=8),
+        ),
         dropped=st.lists(st.integers(1, 9), max_size=3).map(tuple),
     )
 )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from torch import Tensor
 
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.sharding import Ranks
-from amusd.models.tree_pass import PathRows
+from amusd.models.sharding import Ranks, Work
 from amusd.types import Role
 
 T = TypeVar("T")
@@ -33,15 +32,7 @@ class ThreadRanks:
         assert len({(entry.shape, entry.dtype) for entry in parts}) == 1
         return parts
 
-    def announce(
-        self,
-        cache: PreallocatedCache,
-        token_ids: Sequence[int],
-        *,
-        with_logits: bool,
-        nodes: PathRows | None = None,
-        kept: Sequence[int] = (),
-    ) -> None:
+    def announce(self, cache: PreallocatedCache, work: Work) -> None:
         """Every thread does the same anyway."""
 
 
