@@ -9,14 +9,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from amusd.sampling.noise import FIRST_FACTOR, LAST_SHIFT, ROUNDS, Counters, Domain, counters, halves_of, key_of
+from amusd.sampling.noise import (
+    FIRST_FACTOR,
+    LAST_SHIFT,
+    MASK32,
+    ROUNDS,
+    UNIT,
+    Counters,
+    Domain,
+    counters,
+    halves_of,
+    key_of,
+)
 
 _POSITIONS_KEPT = 16
 """The nodes of a tree stand at few positions, and meet each of them often."""
-_UNIT = 2.0**-32
-_TO_MINUS_UNIT = -_UNIT * (1 - 2.0**-23)
+_TO_MINUS_UNIT = -UNIT * (1 - 2.0**-23)
 """Takes counters to (-1, 0), and the largest float32 of them not to -1, whose logarithm is infinite."""
-_MASK32 = (1 << 32) - 1
 
 
 class KeptNoise:
@@ -63,15 +72,15 @@ def float_gumbel(of: Counters) -> npt.NDArray[np.float32]:
 def device_gumbel(codes: Tensor, keys: Sequence[int]) -> Tensor:
     """[keys, codes] float32: `noise.gumbel` of `codes` (int64) under each key, to rounding, on their device."""
     numbers = device_counters(codes, keys)
-    low = numbers.float().add_(0.5).mul_(-_UNIT).log1p_()
-    high = numbers.neg().add_(_MASK32).float().add_(0.5).mul_(_UNIT).log_()  # v near 1: 1 - v has the precision
-    return torch.where(numbers <= _MASK32 >> 1, low, high).neg_().log_().neg_()
+    low = numbers.float().add_(0.5).mul_(-UNIT).log1p_()
+    high = numbers.neg().add_(MASK32).float().add_(0.5).mul_(UNIT).log_()  # v near 1: 1 - v has the precision
+    return torch.where(numbers <= MASK32 >> 1, low, high).neg_().log_().neg_()
 
 
 def device_counters(codes: Tensor, keys: Sequence[int]) -> Tensor:
     """[keys, codes] int64: `noise.counters`, bit for bit."""
     halves = torch.tensor([halves_of(key) for key in keys], dtype=torch.int64).to(codes.device).unsqueeze(2)
-    numbers = codes.bitwise_xor(halves[:, 0]).mul_(FIRST_FACTOR).add_(halves[:, 1]).bitwise_and_(_MASK32)
+    numbers = codes.bitwise_xor(halves[:, 0]).mul_(FIRST_FACTOR).add_(halves[:, 1]).bitwise_and_(MASK32)
     for shift, factor in ROUNDS:
-        numbers.bitwise_xor_(numbers >> shift).mul_(factor).bitwise_and_(_MASK32)  # wraps: the low half stays right
+        numbers.bitwise_xor_(numbers >> shift).mul_(factor).bitwise_and_(MASK32)  # wraps: the low half stays right
     return numbers.bitwise_xor_(numbers >> LAST_SHIFT)

@@ -27,18 +27,17 @@ import numpy.typing as npt
 Counters = npt.NDArray[np.uint32]
 
 _MASK64 = (1 << 64) - 1
-_MASK32 = (1 << 32) - 1
+MASK32 = (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-_FIRST, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
-FIRST_FACTOR = _FIRST
+FIRST_FACTOR, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
 """Of the first round of `counters`, which needs no fold."""
 ROUNDS = ((16, _SECOND), (15, _THIRD))
 """Shift and factor of its other rounds."""
 LAST_SHIFT = 16
 """Of the fold at its end."""
-_CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, _FIRST)), 15
+_CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, FIRST_FACTOR)), 15
 _HALF = 0.5
-_UNIT = 2.0**-32
+UNIT = 2.0**-32
 
 
 class Domain(enum.IntEnum):
@@ -88,7 +87,7 @@ def counters(key: int, codes: Counters, out: Counters | None = None, scratch: Co
 
 def halves_of(key: int) -> tuple[int, int]:
     """The low and the high 32 bits."""
-    return key & _MASK32, key >> 32
+    return key & MASK32, key >> 32
 
 
 def uniform(key: int) -> float:
@@ -98,7 +97,7 @@ def uniform(key: int) -> float:
 
 def gumbel(of: Counters) -> npt.NDArray[np.float64]:
     """float64 of the counters' shape: standard Gumbel noise."""
-    noise: npt.NDArray[np.float64] = -np.log(-np.log1p(-((of + _HALF) * _UNIT)))
+    noise: npt.NDArray[np.float64] = -np.log(-np.log1p(-((of + _HALF) * UNIT)))
     return noise
 
 
@@ -106,12 +105,12 @@ def gumbel_of(token_id: int, key: int) -> float:
     """That of one token: `gumbel(counters(key, codes_of(...)))[token_id]`."""
     code = token_id + 1
     for shift, factor in _CODE_ROUNDS:
-        code = (code ^ code >> shift) * factor & _MASK32
+        code = (code ^ code >> shift) * factor & MASK32
     low, high = halves_of(key)
-    counter = ((code ^ code >> _LAST_CODE_SHIFT ^ low) * FIRST_FACTOR + high) & _MASK32
+    counter = ((code ^ code >> _LAST_CODE_SHIFT ^ low) * FIRST_FACTOR + high) & MASK32
     for shift, factor in ROUNDS:
-        counter = (counter ^ counter >> shift) * factor & _MASK32
-    return -math.log(-math.log1p(-((counter ^ counter >> LAST_SHIFT) + _HALF) * _UNIT))
+        counter = (counter ^ counter >> shift) * factor & MASK32
+    return -math.log(-math.log1p(-((counter ^ counter >> LAST_SHIFT) + _HALF) * UNIT))
 
 
 def _fold(numbers: Counters, scratch: Counters, shift: int) -> None:
