@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -78,19 +80,26 @@ def test_graphs_choose_what_passes_computed_anew_choose(embedded_folder: Path, f
     assert chosen[0] == chosen[1]
 
 
+@contextmanager
+def nothing_asked_of_the_device() -> Iterator[None]:
+    """What waits for the device inside raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_a_prepared_model_chooses_without_asking_the_device(embedded_folder: Path) -> None:
     model = load(embedded_folder, "cuda:0", fixed=True, graphs=True, dtype="bfloat16")
     cache = model.new_cache(600)
     model.prepare(cache)
     model.prefill(TOKENS[:-5], cache)
     model.choose(TOKENS[-5:], cache)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_asked_of_the_device():
         model.choose([7, 8, 9], cache)
         cache.truncate(len(TOKENS))
         model.extend([7], cache, 9)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
@@ -127,13 +136,10 @@ def test_a_prepared_model_verifies_paths_without_asking_the_device(embedded_fold
     cache = model.new_cache(600)
     model.prepare(cache)
     model.prefill(TOKENS[:-1], cache)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_asked_of_the_device():
         model.choose_paths([TOKENS[-1], 5, 6, 7], [0, 0, 2], cache)
         model.keep([0, 2, 3], cache)
         model.choose([9], cache)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0])
