@@ -66,7 +66,9 @@ def supervise_draft(options: Options, place: Place) -> int:
         is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or killer is not None
         # What is wrong with the very first one ends the run, unless it had begun to draft.
         if not is_lost or (incarnation == FIRST_INCARNATION and (code == _USERS_MISTAKE or not has_met)):
-            if is_lost and code != _USERS_MISTAKE and not end.said and not place.is_away:
+            # On another machine one that failed by itself has reported it, or has not found the store.
+            is_known = end.said or code == _USERS_MISTAKE or (place.is_away and killer is None)
+            if is_lost and not is_known:
                 _report(options, place, end)
             break
         num_unmet = 0 if has_met else num_unmet + 1
