@@ -222,7 +222,7 @@ def cycle_of(events: Sequence[Event], killed_ns: int) -> Document | None:
     gaps = [
         one.start_ns - last.end_ns for last, one in itertools.pairwise(around) if last.sequence_id == one.sequence_id
     ]
-    alone = [one for one in passes if one.start_ns > lost_ns and one.end_ns < back_ns]
+    alone = [one for one in passes if one.start_ns > lost_ns and one.end_ns <= helped.start_ns]
     return {
         "pause_ms": max(gaps, default=0) / 1e6,
         "notice_ms": (lost_ns - killed_ns) / 1e6,
