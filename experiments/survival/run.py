@@ -197,9 +197,15 @@ def passes_of(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.name == "target_pass"]
 
 
-def ms_per_token(passes: Sequence[Event]) -> float | None:
+def gaps_of(passes: Sequence[Event]) -> list[int]:
+    """Nanoseconds between each two passes of an answer."""
+    pairs = itertools.pairwise(passes)
+    return [one.start_ns - last.end_ns for last, one in pairs if last.sequence_id == one.sequence_id]
+
+
+def ms_per_token(passes: Sequence[Event], *, left_out_ns: int = 0) -> float | None:
     """From the end of one pass to that of the next of the same answer; None where there are none."""
-    ns = num_tokens = 0
+    ns, num_tokens = -left_out_ns, 0
     for last, one in itertools.pairwise(passes):
         if last.sequence_id == one.sequence_id:
             ns += one.end_ns - last.end_ns
@@ -219,16 +225,13 @@ def cycle_of(events: Sequence[Event], killed_ns: int) -> Document | None:
         return None
     around = [one for one in passes if one.end_ns > killed_ns and one.start_ns <= helped.start_ns]
     around = [one for one in passes if one.end_ns <= killed_ns][-1:] + around
-    gaps = [
-        one.start_ns - last.end_ns for last, one in itertools.pairwise(around) if last.sequence_id == one.sequence_id
-    ]
     alone = [one for one in passes if one.start_ns > lost_ns and one.end_ns <= helped.start_ns]
     return {
-        "pause_ms": max(gaps, default=0) / 1e6,
+        "pause_ms": max(gaps_of(around), default=0) / 1e6,
         "notice_ms": (lost_ns - killed_ns) / 1e6,
         "away_ms": (back_ns - lost_ns) / 1e6,
         "attach_ms": (helped.end_ns - back_ns) / 1e6,
-        "alone_ms_per_token": ms_per_token(alone),
+        "alone_ms_per_token": ms_per_token(alone, left_out_ns=max(gaps_of(alone), default=0)),
     }
 
 

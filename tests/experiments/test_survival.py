@@ -45,7 +45,7 @@ def test_a_cycle_is_read_off_the_events() -> None:
         "notice_ms": 30.0,
         "away_ms": 300.0,
         "attach_ms": 82.0,
-        "alone_ms_per_token": (40 + 42 + 48) / 3,
+        "alone_ms_per_token": (40 + 42 + 48 - 8) / 3,
     }
 
 
