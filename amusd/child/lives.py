@@ -59,7 +59,7 @@ class Lives:
 
     def start(self, orders: Mapping[str, Any]) -> None:
         """The next life; does not wait for it. The last one has ended."""
-        if self._server is None or self._server.poll() is not None:
+        if self._channel is None or self._server is None or self._server.poll() is not None:
             self._start_server()
         assert self._channel is not None
         self._pid, self._said, self._end = None, "", None
@@ -71,7 +71,7 @@ class Lives:
         """How the newest life has ended, once it has; None when it has not within `timeout` seconds (0 polls)."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._channel is not None and self._end is None:
-            self._channel.settimeout(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            self._channel.settimeout(_left(deadline))
             try:
                 data = self._channel.recv(_CHUNK_BYTES)
             except (BlockingIOError, TimeoutError):
@@ -81,8 +81,13 @@ class Lives:
             if data:
                 self._take(data)
             else:
-                code = self._end_server()
-                self._end = Ended(pid=self._pid or self._server_pid, code=code, said=self._said)
+                self._hang_up()
+        if self._end is None and self._server is not None:  # which has lost its end of the line, but may still be there
+            try:
+                code = self._server.wait(_left(deadline))
+            except subprocess.TimeoutExpired:
+                return None
+            self._end = Ended(pid=self._pid or self._server.pid, code=code, said=self._said)
         return self._end
 
     def kill(self) -> None:
@@ -97,13 +102,15 @@ class Lives:
 
     def close(self) -> None:
         """End the server, and a life that has not ended. Idempotent."""
-        if self._channel is not None:
-            self._end_server()
-
-    @property
-    def _server_pid(self) -> int:
-        assert self._server is not None
-        return self._server.pid
+        self._hang_up()
+        if self._server is None:
+            return
+        try:
+            self._server.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
+                self._server.wait(_EXIT_SECONDS)
 
     def _start_server(self) -> None:
         self.close()
@@ -114,17 +121,10 @@ class Lives:
             theirs.close()
         self._unread = b""
 
-    def _end_server(self) -> int:
-        """Hang up, and wait until it has ended: return its exit code."""
-        assert self._server is not None
-        assert self._channel is not None
-        self._channel.close()
-        self._channel = None
-        try:
-            return self._server.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._server.kill()
-            return self._server.wait()
+    def _hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
     def _take(self, data: bytes) -> None:
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -135,3 +135,7 @@ class Lives:
             self._said += report.get("said", "")
             if "ended" in report:
                 self._end = Ended(pid=report["pid"], code=report["ended"], said=self._said)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
