@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
@@ -117,13 +116,14 @@ def test_a_comparison_decodes_each_prompt_in_advance_at_most_once() -> None:
 
 def test_two_processes_without_a_checkpoint() -> None:
     hardware = HardwareConfig(synthetic="smollm2-135m-slice", devices=("cpu", "cpu"))
+    # the target waits for candidates, however slow the machine is
+    waiting = {"policy": "chain", "min_candidates": 2, "max_wait_passes": 10_000.0, "max_silence_seconds": 60.0}
     with Engine.launch(drafter="synthetic", hardware=hardware, max_model_len=128) as engine:
         plain, synchronous, asynchronous = (
-            engine.generate("hello", params(96), decoding=replace(decoding(mode, 4), max_silence_seconds=60.0))
+            engine.generate("hello", params(96), decoding=decoding(mode, 4, **waiting))
             for mode in (Mode.AUTOREGRESSIVE, *SPECULATIVE)
         )
     assert engine.draft_failure is None
     assert plain.token_ids == synchronous.token_ids == asynchronous.token_ids
     assert 0 < synchronous.metrics.num_accepted < synchronous.metrics.num_verified
-    assert asynchronous.metrics.draft is not None
-    assert asynchronous.metrics.draft.num_drafted > 0  # whether they come in time is a matter of the machine
+    assert asynchronous.metrics.num_accepted > 0
