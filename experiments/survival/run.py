@@ -197,19 +197,21 @@ def passes_of(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.name == "target_pass"]
 
 
-def gaps_of(passes: Sequence[Event]) -> list[int]:
-    """Nanoseconds between each two passes of an answer."""
-    pairs = itertools.pairwise(passes)
-    return [one.start_ns - last.end_ns for last, one in pairs if last.sequence_id == one.sequence_id]
+def neighbours(passes: Sequence[Event]) -> list[tuple[Event, Event]]:
+    """Each two passes of an answer that follow each other."""
+    return [(last, one) for last, one in itertools.pairwise(passes) if last.sequence_id == one.sequence_id]
+
+
+def longest_pause(passes: Sequence[Event]) -> int:
+    """Nanoseconds between two passes of an answer; 0 where there are none."""
+    return max((one.start_ns - last.end_ns for last, one in neighbours(passes)), default=0)
 
 
 def ms_per_token(passes: Sequence[Event], *, left_out_ns: int = 0) -> float | None:
     """From the end of one pass to that of the next of the same answer; None where there are none."""
-    ns, num_tokens = -left_out_ns, 0
-    for last, one in itertools.pairwise(passes):
-        if last.sequence_id == one.sequence_id:
-            ns += one.end_ns - last.end_ns
-            num_tokens += one.fields["num_tokens"]
+    pairs = neighbours(passes)
+    ns = sum(one.end_ns - last.end_ns for last, one in pairs) - left_out_ns
+    num_tokens = sum(one.fields["num_tokens"] for _, one in pairs)
     return ns / 1e6 / num_tokens if num_tokens else None
 
 
@@ -227,11 +229,11 @@ def cycle_of(events: Sequence[Event], killed_ns: int) -> Document | None:
     around = [one for one in passes if one.end_ns <= killed_ns][-1:] + around
     alone = [one for one in passes if one.start_ns > lost_ns and one.end_ns <= helped.start_ns]
     return {
-        "pause_ms": max(gaps_of(around), default=0) / 1e6,
+        "pause_ms": longest_pause(around) / 1e6,
         "notice_ms": (lost_ns - killed_ns) / 1e6,
         "away_ms": (back_ns - lost_ns) / 1e6,
         "attach_ms": (helped.end_ns - back_ns) / 1e6,
-        "alone_ms_per_token": ms_per_token(alone, left_out_ns=max(gaps_of(alone), default=0)),
+        "alone_ms_per_token": ms_per_token(alone, left_out_ns=longest_pause(alone)),
     }
 
 
