@@ -75,11 +75,11 @@ def serve(prepare: Callable[[Orders], T | None], live: Callable[[Channel, Orders
     for orders in channel.orders():
         if prepared is None:
             prepared = prepare(orders)
+            if prepared is None:
+                channel.report(pid=os.getpid())
+                return live(channel, orders, None)
             gc.collect()
             gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
-        if prepared is None:
-            channel.report(pid=os.getpid())
-            return live(channel, orders, None)
         pid = os.fork()
         if pid == 0:
             _run(channel, live, orders, prepared)

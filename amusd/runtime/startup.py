@@ -224,7 +224,6 @@ def run_draft(
     `prepare_draft`. Whatever goes wrong is reported to the target and raised.
     """
     engine = config.engine()
-    torch.set_num_threads(engine.hardware.num_threads)
     leader = make_leader(engine, Role.DRAFT)
     try:
         rendezvous = await_rendezvous(None if leader is None else leader.address)
@@ -247,6 +246,7 @@ def serve_draft(
 
     `leader`: awaits the other ranks. `drafters`: from `prepare_draft`; else they are loaded here.
     """
+    torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
     link = connect(config.transport, rendezvous, link_devices(config))
     try:
         drafters = drafters or load_drafters(config, device_of(config.hardware, Role.DRAFT), leader or ALONE)

@@ -95,9 +95,9 @@ class Succession:
         try:
             self._invite()
             peer = None if self._handshake is None else self._handshake.receive(0.0)
-            if peer is not None and peer.incarnation != self._told:
-                raise PeerProtocolError(f"incarnation {peer.incarnation} came in the place of {self._told}")
             if peer is not None:
+                if peer.incarnation != self._told:
+                    raise PeerProtocolError(f"incarnation {peer.incarnation} came in the place of {self._told}")
                 self._source.met()
         except ConfigError as error:
             self._give_up(f"the draft that was to replace it is refused: {error}")

@@ -10,8 +10,6 @@ import signal
 import sys
 from dataclasses import asdict
 
-import torch
-
 from amusd.child import command_of
 from amusd.child.fork_server import Channel, Orders, serve
 from amusd.child.lives import Lives
@@ -47,7 +45,7 @@ class DraftProcess:
 
     def ending(self, timeout: float, /) -> str | None:
         """See `DraftSource`."""
-        end = self._lives.ended(timeout) if self._incarnation else None
+        end = self._lives.ended(timeout)
         if end is None:
             return None
         who = f"the draft's process (pid {end.pid})"
@@ -84,7 +82,7 @@ class DraftProcess:
         self._lives.close()
 
     def _end(self) -> None:
-        if self._incarnation and self._lives.ended(STOP_SECONDS) is None:
+        if self._lives.ended(STOP_SECONDS) is None:
             self._lives.kill()
             self._lives.ended(STOP_SECONDS)
 
@@ -105,7 +103,6 @@ def _prepare(orders: Orders) -> LoadedDrafters | None:
 def _live(channel: Channel, orders: Orders, prepared: LoadedDrafters | None) -> int:
     channel.exit_with_parent()
     config = from_mapping(EngineConfig, orders["config"])
-    torch.set_num_threads(config.hardware.num_threads)
     rendezvous = Rendezvous(**orders["rendezvous"])
     serve_draft(config, rendezvous, make_recorder(Role.DRAFT), orders["incarnation"], drafters=prepared)
     return 0
