@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from descriptors import num_descriptors
 
 from amusd.child import command_of
 from amusd.child.lives import Ended, Lives
@@ -169,13 +170,12 @@ def test_one_whose_server_is_lost_leaves_with_the_parent_where_it_said_so() -> N
 
 
 def test_nothing_stays_open() -> None:
-    folder = Path("/proc/self/fd")
-    before = len(list(folder.iterdir()))
+    before = num_descriptors()
     for prepares in ("something", "nothing"):
         with started(prepares) as lives:
             end_of(lives)
             end_of(lives)
-    assert len(list(folder.iterdir())) == before
+    assert num_descriptors() == before
 
 
 def test_before_the_first_there_is_none() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from descriptors import num_descriptors
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params, reference
 
 import amusd
@@ -40,11 +41,6 @@ orders = json.loads(sys.stdin.readline())
 link = connect(TransportConfig(kind=orders["config"]["transport"]["kind"]), Rendezvous(**orders["rendezvous"]))
 os._exit(5)
 """
-
-
-def descriptors() -> int:
-    folder = Path("/proc/self/fd")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def config_of(kind: str) -> EngineConfig:
@@ -92,14 +88,14 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
             started.append(self)
 
     monkeypatch.setattr(lives.subprocess, "Popen", Noted)
-    before = descriptors()
+    before = num_descriptors()
     with pytest.raises(PeerLostError, match=r"^no Hello from the peer: the draft's process \(pid \d+\) ") as caught:
         Engine.start(config_of(kind))
     assert end in str(caught.value)
     assert "\n" not in str(caught.value)
     (process,) = started
     assert process.returncode is not None, "it was not waited for"
-    assert descriptors() <= before
+    assert num_descriptors() <= before
     assert list(links_folder.iterdir()) == []
 
 

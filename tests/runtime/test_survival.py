@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from descriptors import num_descriptors
 from runtime.draft_processes import BABBLING, CRASHING, EXPECTED, FOREIGN, MUTE, NUM_TOKENS, Survivor, survivor
 from runtime.pair import PacedModel, decoding
 
@@ -41,10 +42,6 @@ def links_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         yield Path(folder)
         monkeypatch.undo()
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from descriptors import num_descriptors
 from strategies import EXAMPLES
 from transport.links import DEADLINE, NONCE, expect, fill
 
@@ -177,10 +178,6 @@ def test_a_close_while_the_groups_form_leaves_no_thread_once_they_have(monkeypat
     other.close()
     closed.set()
     assert not lasting_threads()
-
-
-def num_descriptors() -> int:
-    return len(list(Path("/dev/fd").iterdir()))
 
 
 def test_links_leave_no_threads_and_no_descriptors_behind() -> None:
