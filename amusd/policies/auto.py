@@ -6,7 +6,8 @@ goes on where less is prepared than behind the target's own token, which the pas
 draft is amid the step that brings it: what is done of that step would have been a start for the pass after this one.
 That is the best `min_candidates` of a chain or a tree (docs/branching.md), found pass by pass, as it depends on how
 sure the draft is of what is at hand. No wait is thrice as long as usual, and none follows one that was in vain before a
-candidate has come: machines stall. A candidate at hand is verified unless what it adds to the pass outweighs it.
+candidate has come: machines stall. Nor is a draft waited for that joins amid the answer before it brings something. A
+candidate at hand is verified unless what it adds to the pass outweighs it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class TargetView:
     longest_wait: float = math.inf
     """After so long a candidate is not to be expected any more; infinite before the first one."""
     draft_is_mute: bool = False
-    """It was waited for in vain, and no candidate has come since."""
+    """No candidate has come since it was waited for in vain, or since it joined amid the answer."""
     rejection_loss: float = 0.0
     """Running estimate, in tokens, of what a rejection costs beyond the candidate itself."""
     lead_gain: float = 0.0

@@ -34,7 +34,7 @@ class Observer:
         self._first_weight: float | None = None
         self._gain = 0.0
         self._draft_knows = True  # what is committed
-        self._mute_at: int | None = None  # candidates at hand when it was waited in vain for one more
+        self._mute_at: int | None = None  # candidates at hand with which one more is not waited for
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """An answer begins. What drafters do, and one with and without trees, is kept apart."""
@@ -43,6 +43,10 @@ class Observer:
         self._last_end_ns = None
         self._draft_knows = True
         self._mute_at = None
+
+    def draft_joined(self) -> None:
+        """Amid the answer, all of which it takes in first: it is not waited for before it has brought something."""
+        self._mute_at = 0
 
     def view(self, session: Verification[Any], *, max_candidates: int, waited_ns: int) -> TargetView:
         """`max_candidates`: what the next pass can take; `waited_ns`: since it could have begun."""

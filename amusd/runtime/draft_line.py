@@ -95,10 +95,12 @@ class DraftLine:
         self._meet_next()
         self._open()
 
-    def look_for_next(self) -> None:
-        """Have the next draft, if one has come in the place of a lost one, work on the sequence. Does not wait."""
-        if self._meet_next():
-            self._open()
+    def look_for_next(self) -> bool:
+        """Have the next draft work on the sequence, if one has come in the place of a lost one: whether it has."""
+        if not self._meet_next():
+            return False
+        self._open()
+        return True
 
     def answer(self) -> None:
         """Tell the draft what is committed by now.

@@ -130,7 +130,8 @@ class TargetWorker:
         """Drain what has arrived and let the policy decide, until it decides to verify."""
         policy = request.policy
         ready_ns = time.monotonic_ns()
-        self.line.look_for_next()
+        if self.line.look_for_next():
+            self._observer.draft_joined()
         while True:
             self.line.drain()
             limit = min(session.remaining, self.model.max_rows(session.committed_length - 1)) - 1

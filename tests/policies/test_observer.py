@@ -79,6 +79,13 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     observer.waited(40_000_000, num_before=0, num_after=0)
     observer.open("a", has_tree=True)
     assert not view().draft_is_mute
+    tree.detach()
+    tree.attach(2)
+    observer.draft_joined()
+    passed(observer, 0, 40_000_000)
+    assert view().draft_is_mute, "it has the whole answer to take in"
+    tree.receive(Prepared(1, 2, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+    assert not view().draft_is_mute
 
 
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:

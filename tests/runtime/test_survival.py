@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from descriptors import num_descriptors
 from runtime.draft_processes import BABBLING, CRASHING, EXPECTED, FOREIGN, MUTE, NUM_TOKENS, Survivor, survivor
 from runtime.pair import PacedModel, decoding
 
+from amusd.config import DecodingConfig
+from amusd.policies.observer import Observer
 from amusd.runtime import succession
 from amusd.runtime.succession import MAX_RESTARTS
+from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import Mode
 
 pytestmark = pytest.mark.skipif(
@@ -66,20 +70,50 @@ def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Pat
     assert list(links_folder.iterdir()) == []
 
 
+def replaced_within_an_answer(pair: Survivor, schedule: DecodingConfig) -> GenerationMetrics:
+    """The draft is killed, and the next one joins before the answer ends."""
+    model = pair.engine.worker.model
+    assert isinstance(model, PacedModel)
+    for _ in range(5):
+        pair.await_help(schedule)
+        model.pass_seconds *= 4  # until an answer takes longer than a process takes to start
+        metrics = pair.answer(schedule, 2, pair.kill).generation.metrics
+        if metrics.num_draft_restarts:
+            break
+    assert metrics.num_draft_restarts == 1
+    return metrics
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_draft_is_replaced_within_an_answer_where_that_is_long_enough(kind: str) -> None:
     with survivor(kind) as pair:
-        model = pair.engine.worker.model
-        assert isinstance(model, PacedModel)
-        for _ in range(5):
-            pair.await_help(SCHEDULES[0])
-            model.pass_seconds *= 4  # until an answer takes longer than a process takes to start
-            metrics = pair.answer(SCHEDULES[0], 2, pair.kill).generation.metrics
-            if metrics.num_draft_restarts:
-                break
-    assert metrics.num_draft_restarts == 1
+        metrics = replaced_within_an_answer(pair, SCHEDULES[0])
     assert 0 < metrics.num_tokens_alone < NUM_TOKENS
     assert metrics.draft is None  # of the first draft's share nothing is known
+
+
+def test_the_policy_is_told_at_once_of_a_draft_that_joins_amid_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, str]] = []
+
+    def noted(name: str) -> None:
+        original = getattr(Observer, name)
+
+        def call(self: Observer, *known: object, **others: object) -> object:
+            told.append((time.monotonic_ns(), name))
+            return original(self, *known, **others)
+
+        monkeypatch.setattr(Observer, name, call)
+
+    noted("draft_joined")
+    noted("view")
+    with survivor("shared_memory") as pair:
+        replaced_within_an_answer(pair, SCHEDULES[3])
+        events = pair.engine.worker.recorder.events
+    (back_ns,) = (event.start_ns for event in events if event.name == "draft_back")
+    assert [name for at_ns, name in told if at_ns < back_ns].count("draft_joined") == 0
+    since = [name for at_ns, name in told if at_ns >= back_ns]
+    assert since[:2] == ["draft_joined", "view"]
+    assert since.count("draft_joined") == 1
 
 
 def test_a_stopped_draft_is_waited_for_once_and_used_again_when_it_goes_on() -> None:
