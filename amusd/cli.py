@@ -12,7 +12,7 @@ from amusd.bench.report import bench_text
 from amusd.bench.run import run_bench
 from amusd.compare import Comparison, per_prompt, rows_of, run_comparison
 from amusd.config import RunConfig
-from amusd.console import Console, table
+from amusd.console import Console, percent, table
 from amusd.doctor import run_doctor
 from amusd.engine import Engine, Generation
 from amusd.errors import ConfigError
@@ -188,8 +188,8 @@ def _summary(generation: Generation) -> str:
         parts += [
             f"drafter {generation.drafter}: {_accepted(figures)}",
             f"{figures['mean_acceptance_length']:.2f} tokens a pass",
-            f"target idle {_percent(figures['target_idle_fraction'])}",
-            f"draft idle {_percent(figures['draft_idle_fraction'])}",
+            f"target idle {percent(figures['target_idle_fraction'])}",
+            f"draft idle {percent(figures['draft_idle_fraction'])}",
         ]
     return "; ".join(parts)
 
@@ -249,17 +249,13 @@ def _comparison_table(rows: Sequence[dict[str, Any]]) -> str:
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['speedup_vs_autoregressive']:.2f}",
                 "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
-                "" if plain else _percent(row["acceptance_rate"]),
+                "" if plain else percent(row["acceptance_rate"]),
                 f"{row['mean_acceptance_length']:.2f}",
-                _percent(row["target_idle_fraction"]) + ("" if plain else "/" + _percent(row["draft_idle_fraction"])),
+                percent(row["target_idle_fraction"]) + ("" if plain else "/" + percent(row["draft_idle_fraction"])),
                 "" if plain or same is None else f"{same['num_identical']}/{same['num_prompts']}",
             )
         )
     return table(header, lines)
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{100 * fraction:.0f} %"
 
 
 def _append(path: Path, text: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 
@@ -57,6 +58,11 @@ class Console:
             self._err.write(f"{done}/{num_steps}  {label}\n")
             self._err.flush()
 
+    def steps(self, num_steps: int) -> Callable[[str], None]:
+        """To be called with its label as each of so many steps begins; further ones count as the last."""
+        numbers = itertools.count(1)
+        return lambda label: self.progress(label, min(next(numbers), num_steps), num_steps)
+
     def clear_progress(self) -> None:
         """Wipe the progress line, if one is shown."""
         if self._progress_width:
@@ -86,3 +92,8 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
         return "  ".join([cells[0].ljust(widths[0]), *rest]).rstrip()
 
     return "\n".join([line(header), line(tuple("-" * width for width in widths)), *(line(row) for row in rows)])
+
+
+def percent(fraction: float | None) -> str:
+    """`37 %`; a dash where it is not known."""
+    return "-" if fraction is None else f"{100 * fraction:.0f} %"

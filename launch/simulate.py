@@ -7,7 +7,8 @@ import json
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.reporting.map import MAP_FILE, draw_map
-from amusd.simulate import inputs_of, simulate, simulate_text
+from amusd.simulate.inputs import inputs_of
+from amusd.simulate.run import simulate, simulate_text
 
 from .run_directory import EVENTS_FOLDER, RESULT_FILE, create_run_directory, write_whole
 from .terminal import tell

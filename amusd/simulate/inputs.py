@@ -1,0 +1,149 @@
+"""What a prediction rests on: times and answers, as given or as measured in a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from amusd.config import RunConfig, SimulateConfig
+from amusd.errors import ConfigError
+from amusd.reporting.points import MeasuredPoint, measured_points
+from amusd.simulation.calibration import Calibration, calibrate
+from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.simulator import Simulator
+from amusd.simulation.tokens import Answer, drawn_answers, replayed_answers
+
+TREE_ROW_SHARE = 0.06
+"""Of a draft step: what each node beyond the first adds where nothing is known. Measured on the embedded draft, whose
+step of eight nodes takes 1.4 times that of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a prediction rests on."""
+
+    simulator: Simulator
+    acceptance: dict[str, Any]
+    """How its answers were had, for the result."""
+    points: tuple[MeasuredPoint, ...] = ()
+    """Measured runs that the map shows."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a result: all that the rows follow from, but the knobs."""
+        simulator = self.simulator
+        return {
+            "acceptance": self.acceptance,
+            "num_answers": len(simulator.answers),
+            "num_tokens": sum(map(len, simulator.answers)),
+            "batch_size": simulator.num_slots,
+            "costs": simulator.costs.as_dict(),
+            "max_candidates_in_a_pass": simulator.max_candidates,
+            "tokens_per_step": simulator.tokens_per_step,
+            "accept_next": simulator.accept_next,
+            "can_branch": simulator.can_branch,
+            "seed": simulator.seed,
+        }
+
+
+def inputs_of(config: RunConfig) -> Inputs:
+    """Times and answers, measured or as given; what is given wins. Raises `ConfigError` for what is missing or wrong.
+
+    Passes are as wide as `compare` would make them for the same block lengths.
+    """
+    settings = config.simulate
+    longest_wait = max(settings.min_candidates)
+    if longest_wait > config.max_lookahead:
+        raise ConfigError(
+            f"simulate.min_candidates={longest_wait}: must be at most max_lookahead ({config.max_lookahead})"
+        )
+    width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
+    calibration = None if config.calibration is None else calibrate(Path(config.calibration), config.drafter.kind)
+    if calibration is None:
+        for name in ("accept", "verify_ms", "draft_ms"):
+            if getattr(config, name) is None:
+                raise ConfigError(f"{name}: required to simulate without calibration=RUN_DIR")
+    answers, acceptance = _answers(config, calibration)
+    simulator = Simulator(
+        costs=_costs(config, None if calibration is None else calibration.costs),
+        answers=answers,
+        max_candidates=width - 1,
+        tokens_per_step=settings.tokens_per_step,
+        accept_next=_accept_next(config, calibration),
+        can_branch=config.drafter.can_branch,
+        seed=settings.seed,
+        batch_size=settings.batch_size,
+    )
+    points = measured_points(config, calibration) if settings.grid else ()
+    return Inputs(simulator, acceptance, points)
+
+
+def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[Answer, ...], dict[str, Any]]:
+    settings = config.simulate
+    if calibration is not None and config.accept is None:
+        answers = replayed_answers(calibration.traces, settings.seed)
+        return answers, {
+            "kind": "replay",
+            "drafter": calibration.drafter,
+            "accept": calibration.acceptance,
+            "known_fraction": calibration.known_fraction,
+        }
+    assert config.accept is not None
+    return drawn(settings, config.accept), {"kind": "drawn", "accept": config.accept}
+
+
+def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
+    """Of the run whose answers are replayed, where it drafted trees; else as given."""
+    if calibration is None or config.accept is not None or calibration.accept_next is None:
+        return config.drafter.accept_next
+    return calibration.accept_next
+
+
+def _costs(config: RunConfig, measured: Costs | None) -> Costs:
+    settings = config.simulate
+    costs = (
+        _with_spread(measured, settings.jitter) if measured else Costs(passes={}, draft_token=same_in_both(0.0, 0.0))
+    )
+    given: dict[str, Any] = {
+        "row_ns": round(settings.row_ms * 1e6),
+        "sequence_ns": round(settings.sequence_ms * 1e6),
+        "draft_sequence_ns": round(settings.draft_sequence_ms * 1e6),
+        "knee_rows": settings.knee_rows,
+    }
+    if config.verify_ms is not None:
+        given["passes"] = {0: same_in_both(config.verify_ms, settings.jitter)}
+    if config.draft_ms is not None:
+        given |= {"draft_token": same_in_both(config.draft_ms, settings.jitter), "tree_steps": {}}
+    if config.delay_ms is not None:
+        given["to_target"] = given["to_draft"] = Duration.of_ms(config.delay_ms)
+    if settings.overhead_ms is not None:
+        given |= {"host": same_in_both(settings.overhead_ms, 0.0), "host_before_verdict": 1.0}
+    if settings.draft_row_ms is not None:
+        given |= {"tree_row_ns": round(settings.draft_row_ms * 1e6), "tree_steps": {}}
+    costs = replace(costs, **given)
+    if settings.draft_row_ms is None and not costs.tree_steps:
+        costs = replace(costs, tree_row_ns=round(TREE_ROW_SHARE * costs.draft_token.alone.mean_ms * 1e6))
+    return costs
+
+
+def _with_spread(costs: Costs, spread: float) -> Costs:
+    def spread_out(shared: Shared) -> Shared:
+        return Shared(replace(shared.alone, spread=spread), replace(shared.together, spread=spread))
+
+    return replace(
+        costs,
+        passes={number: spread_out(shared) for number, shared in costs.passes.items()},
+        draft_token=spread_out(costs.draft_token),
+        tree_steps={number: spread_out(shared) for number, shared in costs.tree_steps.items()},
+    )
+
+
+def drawn(settings: SimulateConfig, accept: float) -> tuple[Answer, ...]:
+    """Answers in which each token is right with probability `accept`."""
+    num_answers = max(settings.num_answers, settings.batch_size)
+    return drawn_answers(accept, num_answers=num_answers, num_tokens=settings.num_tokens, seed=settings.seed)
+
+
+def same_in_both(milliseconds: float, spread: float) -> Shared:
+    """A time that is the same alone and beside the other worker."""
+    return Shared.same(Duration.of_ms(milliseconds, spread))

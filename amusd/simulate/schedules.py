@@ -1,0 +1,109 @@
+"""Every schedule on one simulated machine: plain decoding, blocks, windows, and each policy that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from amusd.config import AsynchronousPolicy, DecodingConfig
+from amusd.policies.factory import policy_name
+from amusd.simulation.simulator import Outcome, Simulator
+from amusd.types import Mode
+
+CONFIGURED, TRIED, BEST = "configured", "tried", "best"
+"""Why a row is there: its knobs were asked for, or are one of several values tried, of which one was the best."""
+
+WAITING: tuple[AsynchronousPolicy, ...] = ("chain", "branching")
+"""Policies that are tried with every wait for candidates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One schedule, and what it came to."""
+
+    decoding: DecodingConfig
+    outcome: Outcome
+    choice: str
+    num_groups: int = 1
+    """Of the batch, which take turns."""
+
+    def over(self, other: Trial) -> float:
+        """How many times as fast as `other`."""
+        return self.outcome.throughput.over(other.outcome.throughput)
+
+
+@dataclass
+class Bench:
+    """Tries schedules on one simulated machine, each once."""
+
+    simulator: Simulator
+    decoding: DecodingConfig
+    """The configured one; trials differ from it in what they are about."""
+    report: Callable[[str], None] = lambda _name: None
+    _outcomes: dict[tuple[DecodingConfig, int], Outcome] = field(default_factory=dict)
+
+    def plain(self) -> Trial:
+        """The target alone."""
+        return self._trial(CONFIGURED, mode=Mode.AUTOREGRESSIVE)
+
+    def synchronous(self, lengths: Iterable[int]) -> list[Trial]:
+        """Blocks of each length; the fastest is marked."""
+        return self._best_of("num_speculative_tokens", lengths, mode=Mode.SYNCHRONOUS)
+
+    def in_turns(self, lengths: Iterable[int]) -> list[Trial]:
+        """The same by halves of the batch: one drafts while the other is verified; none where there is but one answer.
+
+        References:
+            MineDraft, https://arxiv.org/abs/2603.18016.
+        """
+        if self.simulator.num_slots < 2:
+            return []
+        return self._best_of("num_speculative_tokens", lengths, num_groups=2, mode=Mode.SYNCHRONOUS)
+
+    def windowed(self, lengths: Iterable[int]) -> list[Trial]:
+        """Windows of each length; the fastest is marked."""
+        return self._best_of("num_speculative_tokens", lengths, mode=Mode.ASYNCHRONOUS, policy="windowed")
+
+    def asynchronous(self, policy: AsynchronousPolicy) -> Trial:
+        """As configured."""
+        return self._trial(CONFIGURED, mode=Mode.ASYNCHRONOUS, policy=policy)
+
+    def tuned(self, policy: AsynchronousPolicy, waits: Iterable[int]) -> list[Trial]:
+        """With each wait for candidates; the fastest is marked."""
+        return self._best_of("min_candidates", waits, mode=Mode.ASYNCHRONOUS, policy=policy)
+
+    def _best_of(self, knob: str, values: Iterable[int], **changes: Any) -> list[Trial]:
+        return _mark_best([self._trial(TRIED, **changes, **{knob: value}) for value in sorted(set(values))])
+
+    def _trial(self, choice: str, num_groups: int = 1, **changes: Any) -> Trial:
+        decoding = replace(self.decoding, **changes)
+        if (decoding, num_groups) not in self._outcomes:
+            self.report(_name(decoding))
+            simulator = replace(self.simulator, num_groups=num_groups)
+            self._outcomes[decoding, num_groups] = simulator.run(decoding)
+        return Trial(decoding, self._outcomes[decoding, num_groups], choice, num_groups)
+
+
+def waiting_policies(simulator: Simulator) -> tuple[AsynchronousPolicy, ...]:
+    """Those of them that this machine can run."""
+    return WAITING if simulator.can_branch else ("chain",)
+
+
+def best_of(trials: Iterable[Trial]) -> Trial:
+    """The one that is marked as such."""
+    return next(trial for trial in trials if trial.choice == BEST)
+
+
+def _mark_best(trials: Sequence[Trial]) -> list[Trial]:
+    fastest = max(trials, key=lambda trial: trial.outcome.throughput.tokens_per_second)
+    return [replace(trial, choice=BEST) if trial is fastest else trial for trial in trials]
+
+
+def _name(decoding: DecodingConfig) -> str:
+    if decoding.mode is Mode.SYNCHRONOUS:
+        return f"synchronous, {decoding.num_speculative_tokens} tokens"
+    policy = policy_name(decoding)
+    if policy == "windowed":
+        return f"windowed, {decoding.num_speculative_tokens} tokens"
+    return f"{policy}, waits for {decoding.min_candidates}" if policy in WAITING else policy or decoding.mode.value
