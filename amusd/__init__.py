@@ -19,15 +19,20 @@ from typing import TYPE_CHECKING, Any
 from amusd.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
-    from amusd.engine import Engine, Generation
+    from amusd.answer import Generation
+    from amusd.engine import Engine
 
 __version__ = "0.1.0"
 __all__ = ["Engine", "EngineConfig", "Generation", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Engine", "Generation"):
-        from amusd import engine
+    if name == "Engine":
+        from amusd.engine import Engine
 
-        return getattr(engine, name)
+        return Engine
+    if name == "Generation":
+        from amusd.answer import Generation
+
+        return Generation
     raise AttributeError(f"module 'amusd' has no attribute {name!r}")

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from amusd.answer import Generation
 from amusd.bench.report import bench_text
 from amusd.bench.run import run_bench
 from amusd.compare import Comparison, per_prompt, rows_of, run_comparison
 from amusd.config import RunConfig
 from amusd.console import Console, percent, table
 from amusd.doctor import run_doctor
-from amusd.engine import Engine, Generation
+from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.live import LiveView, TerminalScreen
 from amusd.models.embedded_draft import export_draft, make_new_folder

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from amusd.answer import Generation
 from amusd.config import DecodingConfig, RunConfig
-from amusd.engine import Engine, Generation
+from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.policies.factory import policy_name
 from amusd.tracing.metrics import total

@@ -21,6 +21,7 @@ LAYERS = (
     {"simulation", "models", "sampling", "transport"},
     {"drafters"},
     {"runtime"},
+    {"answer"},
     {"engine", "workload", "console", "reporting", "live"},
     {"bench", "compare", "doctor", "simulate", "trace"},
     {"cli"},

@@ -14,10 +14,11 @@ from dataclasses import replace
 from runtime.pair import PROMPT, TIMEOUT_SECONDS, VOCAB_SIZE, KeepingRecorder, oracle, paced_model, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
 
+from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, EngineConfig, TransportConfig
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.oracle import OracleDrafter, always_wrong, right_with_probability
-from amusd.engine import Answer, Engine, Generation
+from amusd.engine import Engine
 from amusd.errors import AmusdError, ConfigError, PeerLostError
 from amusd.models.table import TableTokenizer
 from amusd.protocol.messages import Candidate, Message

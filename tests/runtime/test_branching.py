@@ -13,6 +13,7 @@ import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
 
+from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
@@ -20,7 +21,7 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.drafters.tree import Guesses, TreeDrafter
-from amusd.engine import Engine, Generation
+from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models.table import TableModel
 from amusd.protocol.messages import CERTAINTY, Candidate, Message, Prepared

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from runtime.pair import NO_TREES, DraftThread, KeepingRecorder
 
+from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
@@ -22,7 +23,7 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.tree import ModelTreeDrafter, TreeDrafter
-from amusd.engine import Engine, Generation
+from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model

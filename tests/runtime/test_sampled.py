@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
 
+from amusd.answer import Generation
 from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.lookup_first import LookupFirstDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
-from amusd.engine import Engine, Generation
+from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models.table import TableModel
 from amusd.protocol.messages import Candidate, Message

@@ -10,10 +10,10 @@ from pathlib import Path
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
 
+from amusd.answer import Generation
 from amusd.config import DecodingConfig
 from amusd.drafters.oracle import OracleDrafter, Schedule, right_with_probability
 from amusd.drafters.tree import Guesses
-from amusd.engine import Generation
 from amusd.protocol.tree_draft_session import Node
 from amusd.tracing.recorder import Event, Recorder
 from amusd.tracing.timeline import Timeline
