@@ -19,7 +19,6 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.captured import Capture
 from amusd.models.compatibility import check_supported
 from amusd.models.draft_file import DraftWeights, read_draft
 from amusd.models.huggingface import (
@@ -30,9 +29,7 @@ from amusd.models.huggingface import (
     uses_decoder,
     wrap_model,
 )
-from amusd.models.int8 import INT8
-from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks
+from amusd.models.load_options import LoadOptions
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its card stands beside it."""
@@ -44,17 +41,10 @@ _FROM_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 def load_embedded_draft(
     path: str | Path,
+    options: LoadOptions,
     *,
     vocab_size: int,
-    numerics: Numerics,
-    max_model_len: int,
     draft_file: Path = DRAFT_FILE,
-    dtype: str = "bfloat16",
-    device: str = "cpu",
-    model_impl: str = "auto",
-    capture: Capture | None = None,
-    tokens_per_step: int = 1,
-    ranks: Ranks = ALONE,
 ) -> CachedModel:
     """Load the draft for the target in folder `path`, with a head of its `vocab_size` most frequent tokens.
 
@@ -67,20 +57,15 @@ def load_embedded_draft(
             f"drafter.vocab_size={vocab_size}: the embedded draft can propose {len(draft.output_ids)} tokens"
         )
     output_ids = draft.output_ids[:vocab_size].sort().values
-    model = _build(Path(path), draft, dtype=dtype, max_model_len=max_model_len, model_impl=model_impl)
-    _reduce_head(model, output_ids)
-    return wrap_model(
-        model,
-        numerics=numerics,
-        max_model_len=max_model_len,
-        device=device,
-        output_ids=output_ids.to(device),
-        model_impl=model_impl,
-        int8=dtype == INT8,
-        capture=capture,
-        tokens_per_step=tokens_per_step,
-        ranks=ranks,
+    model = _build(
+        Path(path),
+        draft,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        model_impl=options.model_impl,
     )
+    _reduce_head(model, output_ids)
+    return wrap_model(model, options, output_ids.to(options.device))
 
 
 def make_new_folder(folder: Path) -> None:

@@ -16,14 +16,13 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.captured import Capture
 from amusd.models.compatibility import check_supported, position_limit
 from amusd.models.decoder import Decoder, why_not_covered
 from amusd.models.int8 import INT8, why_not_int8
 from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.load_options import LoadOptions
 from amusd.models.network import Network
-from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks, setting_of
+from amusd.models.sharding import setting_of
 from amusd.types import Role
 
 
@@ -68,35 +67,22 @@ class HuggingFaceNetwork:
         return output.logits[0] if with_logits else None
 
 
-def load_model(
-    path: str | Path,
-    *,
-    numerics: Numerics,
-    max_model_len: int,
-    dtype: str = "bfloat16",
-    device: str = "cpu",
-    model_impl: str = "auto",
-    capture: Capture | None = None,
-    tokens_per_step: int = 1,
-    ranks: Ranks = ALONE,
-) -> CachedModel:
-    """Load a checkpoint: a folder, or a hub name if no such folder exists. The rest: see `wrap_model`.
+def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
+    """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
     Raises `UnsupportedModelError` for a model that cannot be rolled back, or that `model_impl=amusd` does not cover (no
     weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
     config = load_config(path)
     model_class = causal_class(config)
-    check_supported(config, model_class, max_model_len)
-    uses_decoder(config, model_impl)  # refuses before any weight is read
-    check_int8(config, model_impl, device, int8=dtype == INT8)
-    check_shares(config, model_impl, ranks.role, ranks.size)
+    check_supported(config, model_class, options.max_model_len)
+    check_options(config, options)  # refuses before any weight is read
     assert model_class is not None  # refused above
     with quiet_transformers(), _one_line_errors(path):
         model, info = model_class.from_pretrained(
             str(path),
             config=config,
-            dtype=loaded_dtype(dtype),
+            dtype=loaded_dtype(options.dtype),
             attn_implementation=register_attention(),
             trust_remote_code=False,
             use_safetensors=True,
@@ -105,17 +91,7 @@ def load_model(
         )
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
-    return wrap_model(
-        model,
-        numerics=numerics,
-        max_model_len=max_model_len,
-        device=device,
-        model_impl=model_impl,
-        int8=dtype == INT8,
-        capture=capture,
-        tokens_per_step=tokens_per_step,
-        ranks=ranks,
-    )
+    return wrap_model(model, options)
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:
@@ -124,46 +100,44 @@ def loaded_dtype(dtype: str) -> torch.dtype:
     return result
 
 
-def wrap_model(
-    model: Any,
-    *,
-    numerics: Numerics,
-    max_model_len: int,
-    device: str = "cpu",
-    output_ids: Tensor | None = None,
-    model_impl: str = "auto",
-    int8: bool = False,
-    capture: Capture | None = None,
-    tokens_per_step: int = 1,
-    ranks: Ranks = ALONE,
-) -> CachedModel:
-    """Put a loaded transformers model on `device`, ready for inference; the caller must not use it any more.
+def wrap_model(model: Any, options: LoadOptions, output_ids: Tensor | None = None) -> CachedModel:
+    """Put a loaded transformers model on its device, ready for inference; the caller must not use it any more.
 
-    `model_impl`: `amusd` for the lean decoder, `transformers` for its own code, `auto` for the first that covers the
-    model. `int8`: multiply so; the model is in float32. `capture`, `tokens_per_step`, `ranks`: see `CachedModel`.
-    Raises `ConfigError` without that device, `UnsupportedModelError` if `amusd` is asked for and does not cover the
-    model, the ranks cannot share it, or there are no int8 products.
+    `model` has the weights that its `dtype` asks for, float32 for `int8`. `output_ids`: see `LanguageModel`.
+    Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
+    cover the model, the ranks cannot share it, or there are no int8 products.
     """
-    lean = uses_decoder(model.config, model_impl)
-    check_int8(model.config, model_impl, device, int8=int8)
-    check_shares(model.config, model_impl, ranks.role, ranks.size)
-    max_length = min(max_model_len, position_limit(model.config) or max_model_len)
+    check_options(model.config, options)
+    max_length = min(options.max_model_len, position_limit(model.config) or options.max_model_len)
     model = model.eval().requires_grad_(requires_grad=False)
     network: Network
-    with device_errors(device):
-        if lean:
-            network = Decoder(model, device=torch.device(device), max_positions=max_length, int8=int8, ranks=ranks)
+    with device_errors(options.device):
+        if uses_decoder(model.config, options.model_impl):
+            network = Decoder(
+                model,
+                device=torch.device(options.device),
+                max_positions=max_length,
+                int8=options.is_int8,
+                ranks=options.ranks,
+            )
         else:
-            network = HuggingFaceNetwork(model.to(device))
+            network = HuggingFaceNetwork(model.to(options.device))
         return CachedModel(
             network,
-            numerics,
+            options.numerics,
             max_length=max_length,
             output_ids=output_ids,
-            capture=capture,
-            tokens_per_step=tokens_per_step,
-            ranks=ranks,
+            capture=options.capture,
+            tokens_per_step=options.tokens_per_step,
+            ranks=options.ranks,
         )
+
+
+def check_options(config: Any, options: LoadOptions) -> None:
+    """Raise `UnsupportedModelError` if the model of a configuration cannot be had like that."""
+    uses_decoder(config, options.model_impl)
+    check_int8(config, options.model_impl, options.device, int8=options.is_int8)
+    check_shares(config, options.model_impl, options.ranks.role, options.ranks.size)
 
 
 def uses_decoder(config: Any, model_impl: str) -> bool:

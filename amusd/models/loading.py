@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
@@ -12,6 +10,7 @@ from amusd.models.captured import Capture, capture_cuda_graph
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
 from amusd.models.int8 import INT8, why_not_int8
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SMALLER, load_synthetic
@@ -21,18 +20,6 @@ from amusd.models.zoo import Report, embedded_target_path
 
 DRAFT_ROWS = 16
 """Most tokens that a drafter's model takes in at once after a rollback."""
-
-
-class _Options(TypedDict):
-    """What every way of loading a model wants to know."""
-
-    numerics: Numerics
-    max_model_len: int
-    dtype: str
-    device: str
-    model_impl: str
-    capture: Capture | None
-    tokens_per_step: int
 
 
 def target_path(config: TargetConfig, report: Report | None = None) -> str:
@@ -57,20 +44,20 @@ def load_target(
 
     `ranks`: those that share the model; passes of several are not captured.
     """
-    options: _Options = {
-        "numerics": target_numerics(config, device),
-        "max_model_len": config.max_model_len,
-        "dtype": config.target.dtype,
-        "device": device,
-        "model_impl": config.target.model_impl,
-        "capture": capture_for(device, cuda_graphs=config.hardware.cuda_graphs and ranks.size == 1),
-        "tokens_per_step": 1,
-    }
+    options = LoadOptions(
+        numerics=target_numerics(config, device),
+        max_model_len=config.max_model_len,
+        dtype=config.target.dtype,
+        device=device,
+        model_impl=config.target.model_impl,
+        capture=capture_for(device, cuda_graphs=config.hardware.cuda_graphs and ranks.size == 1),
+        ranks=ranks,
+    )
     if config.hardware.synthetic is not None:
-        model = load_synthetic(config.hardware.synthetic, ranks=ranks, **options)
+        model = load_synthetic(config.hardware.synthetic, options)
         return model, SyntheticTokenizer(model.vocab_size)
     path = target_path(config.target, report)
-    return load_model(path, ranks=ranks, **options), load_tokenizer(path)
+    return load_model(path, options), load_tokenizer(path)
 
 
 def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> ModelShape | None:
@@ -97,21 +84,22 @@ def load_draft_model(
     `ranks` as of `load_target`. Raises `ConfigError` as that.
     """
     capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs and ranks.size == 1)
-    options: _Options = {
-        "numerics": Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
-        "max_model_len": engine.max_model_len,
-        "dtype": draft_dtype(config, device, engine.hardware.synthetic),
-        "device": device,
-        "model_impl": config.model_impl,
-        "capture": capture,
-        "tokens_per_step": 1 if capture is None else config.tokens_per_replay,
-    }
+    options = LoadOptions(
+        numerics=Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
+        max_model_len=engine.max_model_len,
+        dtype=draft_dtype(config, device, engine.hardware.synthetic),
+        device=device,
+        model_impl=config.model_impl,
+        capture=capture,
+        tokens_per_step=1 if capture is None else config.tokens_per_replay,
+        ranks=ranks,
+    )
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
-        return load_synthetic(shape, ranks=ranks, **options), None
+        return load_synthetic(shape, options), None
     if config.kind == "hf":
         path = str(config.model)
-        return load_model(path, ranks=ranks, **options), load_tokenizer(path)
+        return load_model(path, options), load_tokenizer(path)
     path = str(embedded_target_path(report=report))
-    model = load_embedded_draft(path, vocab_size=config.vocab_size, ranks=ranks, **options)
+    model = load_embedded_draft(path, options, vocab_size=config.vocab_size)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)

@@ -20,18 +20,8 @@ from torch import Tensor
 from amusd.config import ModelShape
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.captured import Capture
-from amusd.models.huggingface import (
-    check_int8,
-    check_shares,
-    device_errors,
-    loaded_dtype,
-    quiet_transformers,
-    wrap_model,
-)
-from amusd.models.int8 import INT8
-from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks
+from amusd.models.huggingface import check_options, device_errors, loaded_dtype, quiet_transformers, wrap_model
+from amusd.models.load_options import LoadOptions
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, *, factor: float, tied: bool) -> dict[str, Any]:
@@ -116,40 +106,17 @@ SMALLER: Mapping[ModelShape, ModelShape] = MappingProxyType(
 """The shape that drafts for a target of each shape unless another one is named."""
 
 
-def load_synthetic(
-    shape: ModelShape,
-    *,
-    numerics: Numerics,
-    max_model_len: int,
-    dtype: str = "bfloat16",
-    device: str = "cpu",
-    model_impl: str = "auto",
-    capture: Capture | None = None,
-    tokens_per_step: int = 1,
-    ranks: Ranks = ALONE,
-    seed: int = 0,
-) -> CachedModel:
+def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) -> CachedModel:
     """A model of this shape with random weights. Beside these, memory holds at most a layer and the embeddings again.
 
-    The arguments are those of `load_model`; each of several ranks draws the whole model before it keeps its share.
-    Raises `ConfigError` without that device, or when it is too small.
+    Each of several ranks draws the whole model before it keeps its share. Raises `ConfigError` without that device, or
+    when it is too small.
     """
     config = shape_config(SHAPES[shape])
-    check_int8(config, model_impl, device, int8=dtype == INT8)
-    check_shares(config, model_impl, ranks.role, ranks.size)
-    with device_errors(device):
-        model = random_model(config, dtype=loaded_dtype(dtype), device=device, seed=seed)
-    return wrap_model(
-        model,
-        numerics=numerics,
-        max_model_len=max_model_len,
-        device=device,
-        model_impl=model_impl,
-        int8=dtype == INT8,
-        capture=capture,
-        tokens_per_step=tokens_per_step,
-        ranks=ranks,
-    )
+    check_options(config, options)
+    with device_errors(options.device):
+        model = random_model(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)
+    return wrap_model(model, options)
 
 
 def shape_config(arguments: Mapping[str, Any]) -> Any:

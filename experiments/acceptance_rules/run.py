@@ -39,6 +39,7 @@ from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.zoo import embedded_target_path
 from amusd.sampling.sampler import DRAFT_SUPPORT, DraftSampler, TokenSampler
@@ -147,8 +148,10 @@ def decode(
 def tabulate(answers: Sequence[Answer]) -> list[Row]:
     """Measured and predicted, by temperature and rule."""
     path, numerics = str(embedded_target_path()), Numerics(width=MAX_LENGTH, fixed=False)
-    target = load_model(path, numerics=numerics, max_model_len=MAX_LENGTH)
-    draft = load_embedded_draft(path, vocab_size=DrafterConfig.vocab_size, numerics=numerics, max_model_len=MAX_LENGTH)
+    target = load_model(path, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH))
+    draft = load_embedded_draft(
+        path, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH), vocab_size=DrafterConfig.vocab_size
+    )
     rows = []
     for temperature, rule in dict.fromkeys((answer.temperature, answer.rule) for answer in answers):
         own = [answer for answer in answers if (answer.temperature, answer.rule) == (temperature, rule)]

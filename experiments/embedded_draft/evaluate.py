@@ -29,6 +29,7 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer
 from amusd.models.zoo import embedded_target_path
@@ -137,9 +138,9 @@ def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int, look
     """Every token of every answer."""
     numerics = Numerics(width=MAX_LENGTH, fixed=False)
     path = str(embedded_target_path())
-    target = load_model(path, numerics=numerics, max_model_len=MAX_LENGTH)
+    target = load_model(path, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH))
     draft = load_embedded_draft(
-        path, vocab_size=vocab_size, draft_file=draft_file, numerics=numerics, max_model_len=MAX_LENGTH
+        path, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH), vocab_size=vocab_size, draft_file=draft_file
     )
     judged: list[Judged] = []
     for number, answer in enumerate(answers, start=1):

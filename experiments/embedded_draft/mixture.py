@@ -23,6 +23,7 @@ from amusd.drafters.ngram_cache import SHARES, NgramCache, shares_of
 from amusd.drafters.tree import LOOKUP_WEIGHT
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.zoo import embedded_target_path
 
@@ -58,10 +59,9 @@ def main() -> None:
     arguments = parser.parse_args()
     draft = load_embedded_draft(
         embedded_target_path(),
+        LoadOptions(numerics=Numerics(width=MAX_LENGTH, fixed=False), max_model_len=MAX_LENGTH),
         vocab_size=DrafterConfig.vocab_size,
         draft_file=arguments.draft_file,
-        numerics=Numerics(width=MAX_LENGTH, fixed=False),
-        max_model_len=MAX_LENGTH,
     )
     answers = [Answer(**record) for record in json.loads(arguments.answers.read_text())]
     numbers = {prompt: number for number, prompt in enumerate(sorted({tuple(answer.prompt) for answer in answers}))}

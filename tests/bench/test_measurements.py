@@ -19,6 +19,7 @@ from amusd.bench.sampling import RULES, measure_sampling
 from amusd.config import BenchConfig, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
 BENCH = BenchConfig(
@@ -47,7 +48,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> CachedModel:
-    return load_model(checkpoint, numerics=Numerics(width=8, fixed=True), max_model_len=128, dtype="float32")
+    return load_model(
+        checkpoint, LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=128, dtype="float32")
+    )
 
 
 def test_passes_and_draft_steps_stand_beside_their_floor(model: CachedModel) -> None:

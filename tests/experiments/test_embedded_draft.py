@@ -16,6 +16,7 @@ import torch
 from amusd.drafters.ngram_cache import SHARES
 from amusd.models.draft_file import read_draft
 from amusd.models.embedded_draft import load_embedded_draft
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "embedded_draft"
@@ -163,9 +164,8 @@ def test_from_nothing_to_a_draft_that_loads(
     assert curve[-1]["loss"] < report["curve"][-1]["loss"]
     model = load_embedded_draft(
         embedded_folder,
+        LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=64),
         vocab_size=64,
         draft_file=shipped,
-        numerics=Numerics(width=16, fixed=False),
-        max_model_len=64,
     )
     assert torch.isfinite(model.forward([1, 2, 3], model.new_cache(8)).logits).all()

@@ -14,6 +14,7 @@ from amusd.config import Distribution
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import capture_cuda_graph
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
 from amusd.sampling.plain_ranking import make_ranking
@@ -33,13 +34,15 @@ def load(
 ) -> CachedModel:
     return load_model(
         folder,
-        numerics=Numerics.for_device(device, width=8, fixed=fixed),
-        max_model_len=1024,
-        dtype=dtype,
-        device=device,
-        model_impl=model_impl,
-        capture=capture_cuda_graph if graphs else None,
-        tokens_per_step=4,
+        LoadOptions(
+            numerics=Numerics.for_device(device, width=8, fixed=fixed),
+            max_model_len=1024,
+            dtype=dtype,
+            device=device,
+            model_impl=model_impl,
+            capture=capture_cuda_graph if graphs else None,
+            tokens_per_step=4,
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import CapturedPasses, run_each_time
 from amusd.models.huggingface import wrap_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
 
@@ -35,12 +36,10 @@ def models(numerics: Numerics, model_impl: str, output_ids: Tensor | None = None
     plain, replayed = (
         wrap_model(
             tiny.tiny_causal_lm(config, register_attention()),
-            numerics=numerics,
-            max_model_len=120,
-            model_impl=model_impl,
+            LoadOptions(
+                numerics=numerics, max_model_len=120, model_impl=model_impl, capture=capture, tokens_per_step=STEPS
+            ),
             output_ids=output_ids,
-            capture=capture,
-            tokens_per_step=STEPS,
         )
         for capture in (None, run_each_time)
     )
@@ -114,11 +113,10 @@ def test_a_reduced_head_chooses_token_ids_and_not_columns() -> None:
         model.set_output_embeddings(_head_of(model, kept))
         wrapped = wrap_model(
             model,
-            numerics=Numerics(width=8, fixed=False),
-            max_model_len=64,
+            LoadOptions(
+                numerics=Numerics(width=8, fixed=False), max_model_len=64, capture=capture, tokens_per_step=STEPS
+            ),
             output_ids=kept,
-            capture=capture,
-            tokens_per_step=STEPS,
         )
         cache = wrapped.new_cache(40)
         prompt = random_ids(9)
@@ -146,9 +144,7 @@ def test_a_shape_is_captured_once_and_a_prepared_cache_captures_nothing_more() -
     numerics = Numerics(width=4, fixed=True, border=16, prefill_chunk=32, doubling=True)
     model = wrap_model(
         tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()),
-        numerics=numerics,
-        max_model_len=60,
-        capture=count,
+        LoadOptions(numerics=numerics, max_model_len=60, capture=count),
     )
     cache = model.new_cache(60)
     model.prepare(cache)
@@ -171,9 +167,11 @@ def test_trees_and_paths_of_a_prepared_cache_capture_nothing_more() -> None:
 
     model = wrap_model(
         tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()),
-        numerics=Numerics(width=4, fixed=False, border=16, prefill_chunk=32, doubling=True, num_tracks=2),
-        max_model_len=60,
-        capture=count,
+        LoadOptions(
+            numerics=Numerics(width=4, fixed=False, border=16, prefill_chunk=32, doubling=True, num_tracks=2),
+            max_model_len=60,
+            capture=count,
+        ),
     )
     cache, tree_cache = model.new_cache(60), model.new_cache(20, spare=40)
     model.prepare(cache)

@@ -17,7 +17,9 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import _reduce_head
 from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.sharding import ALONE, Ranks
 
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
 LENGTH = 110
@@ -131,13 +133,18 @@ def stock_model(case: Case, without: bool = False) -> Any:
 
 
 def lean_model(
-    stock: Any, numerics: Numerics = RULE, change: Callable[[Any], object] = id, **wrapping: Any
+    stock: Any,
+    numerics: Numerics = RULE,
+    change: Callable[[Any], object] = id,
+    output_ids: torch.Tensor | None = None,
+    ranks: Ranks = ALONE,
 ) -> CachedModel:
     """The decoder with the weights of `stock`; `change` is applied to the transformers model that it is made of."""
     source = tiny.tiny_causal_lm(stock.config, register_attention())
     source.load_state_dict(stock.state_dict())
     change(source)
-    model = wrap_model(source, numerics=numerics, max_model_len=tiny.MAX_LENGTH, model_impl="amusd", **wrapping)
+    options = LoadOptions(numerics=numerics, max_model_len=tiny.MAX_LENGTH, model_impl="amusd", ranks=ranks)
+    model = wrap_model(source, options, output_ids)
     assert model.implementation == "amusd"
     return model
 
@@ -177,7 +184,7 @@ def test_it_agrees_up_to_the_last_position(name: str) -> None:
 def test_sequences_end_where_the_frequencies_switch(name: str) -> None:
     stock = stock_model(CASES[name])
     source = tiny.tiny_causal_lm(stock.config, register_attention())
-    model = wrap_model(source, numerics=RULE, max_model_len=2 * tiny.MAX_LENGTH, model_impl="amusd")
+    model = wrap_model(source, LoadOptions(numerics=RULE, max_model_len=2 * tiny.MAX_LENGTH, model_impl="amusd"))
     assert model.max_length == tiny.MAX_LENGTH
     token_ids = random_ids(tiny.MAX_LENGTH + 1)
     before, after = stock_logits(stock, token_ids[:-1]), stock_logits(stock, token_ids)[:-1]

@@ -11,6 +11,7 @@ from models.blocks import stock_logits
 from torch import Tensor
 
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer, user_turn
 
@@ -38,7 +39,7 @@ def by_transformers(folder: Path, prompts: list[list[int]], dtype: torch.dtype) 
 
 def by_the_decoder(folder: Path, prompts: list[list[int]], dtype: str) -> Tensor:
     """The same logits in passes of at most eight rows."""
-    model = load_model(folder, numerics=RULE, max_model_len=128, dtype=dtype, model_impl="amusd")
+    model = load_model(folder, LoadOptions(numerics=RULE, max_model_len=128, dtype=dtype, model_impl="amusd"))
     assert model.implementation == "amusd"
     rows = []
     for prompt in prompts:

@@ -15,6 +15,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.draft_file import DraftWeights, read_draft, write_draft
 from amusd.models.embedded_draft import DRAFT_FILE, export_draft, load_embedded_draft
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.tokenizer import load_tokenizer, user_turn
@@ -44,12 +45,9 @@ def save_pair(folder: Path, name: str = "LlamaConfig", **changes: Any) -> tuple[
 def load(folder: Path, draft_file: Path, vocab_size: int = 8, ranks: Ranks = ALONE) -> CachedModel:
     return load_embedded_draft(
         folder,
+        LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=128, dtype="float32", ranks=ranks),
         vocab_size=vocab_size,
         draft_file=draft_file,
-        numerics=Numerics(width=16, fixed=False),
-        max_model_len=128,
-        dtype="float32",
-        ranks=ranks,
     )
 
 
@@ -135,8 +133,8 @@ def test_what_ships_is_small_and_can_end_an_answer() -> None:
 def test_the_embedded_draft_agrees_with_its_target_on_the_targets_own_text(embedded_folder: Path) -> None:
     """A floor far below what it was measured to do: it catches a damaged file, swapped rows or a wrong embedding."""
     rule = Numerics(width=128, fixed=False)
-    target = load_model(embedded_folder, numerics=rule, max_model_len=256)
-    draft = load_embedded_draft(embedded_folder, vocab_size=8192, numerics=rule, max_model_len=256)
+    target = load_model(embedded_folder, LoadOptions(numerics=rule, max_model_len=256))
+    draft = load_embedded_draft(embedded_folder, LoadOptions(numerics=rule, max_model_len=256), vocab_size=8192)
     prompt = load_tokenizer(embedded_folder).encode_chat(
         user_turn("Name three things to see in a forest, and say why.")
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer, user_turn
 
@@ -43,7 +44,9 @@ def prompt(embedded_folder: Path) -> list[int]:
 def plain(request: pytest.FixtureRequest, embedded_folder: Path, prompt: list[int]) -> Plain:
     model_impl, dtype = request.param
     numerics = Numerics(width=WIDTH, fixed=True)
-    model = load_model(embedded_folder, numerics=numerics, max_model_len=512, dtype=dtype, model_impl=model_impl)
+    model = load_model(
+        embedded_folder, LoadOptions(numerics=numerics, max_model_len=512, dtype=dtype, model_impl=model_impl)
+    )
     assert model.implementation == model_impl
     return Plain(model, *decode_plainly(model, prompt, NUM_TOKENS))
 
@@ -96,7 +99,7 @@ def test_the_embedded_target_answers_sensibly(plain: Plain, embedded_folder: Pat
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
 def test_without_the_fixed_width_the_bits_do_differ(embedded_folder: Path, prompt: list[int], model_impl: str) -> None:
     numerics = Numerics(width=WIDTH, fixed=False)
-    model = load_model(embedded_folder, numerics=numerics, max_model_len=512, model_impl=model_impl)
+    model = load_model(embedded_folder, LoadOptions(numerics=numerics, max_model_len=512, model_impl=model_impl))
     tokens, expected = decode_plainly(model, prompt, 40)
     rows = decode_again(model, prompt, tokens, seed=0)
     largest = (rows.float() - expected.float()).abs().max().item()
@@ -111,7 +114,7 @@ def test_a_pass_over_several_paths_gives_the_bits_of_plain_decoding(
 ) -> None:
     """Over borders of keys and of blocks of keys, and with the rows of the right path in any track."""
     numerics = Numerics.for_device("cpu", width=WIDTH, fixed=True)
-    model = load_model(embedded_folder, numerics=numerics, max_model_len=1024)
+    model = load_model(embedded_folder, LoadOptions(numerics=numerics, max_model_len=1024))
     filler = [1000 + 7 * number % 4000 for number in range(340 - len(prompt))]
     tokens, logits = decode_plainly(model, [*filler, *prompt], NUM_TOKENS)
     found = decode_in_paths(model, [*filler, *prompt, *tokens[:-1]], 339, seed)

@@ -15,13 +15,14 @@ from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.cached_model import CachedModel
 from amusd.models.compatibility import position_limit
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
 RULE = Numerics(width=8, fixed=True)
 
 
 def load(path: Path | str, max_model_len: int = 256, dtype: str = "float32") -> CachedModel:
-    return load_model(path, numerics=RULE, max_model_len=max_model_len, dtype=dtype)
+    return load_model(path, LoadOptions(numerics=RULE, max_model_len=max_model_len, dtype=dtype))
 
 
 def config_folder(folder: Path, config: Any) -> Path:
@@ -113,7 +114,7 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path) -> None:
 def test_an_absent_device_is_one_line(tmp_path: Path) -> None:
     tiny.save_checkpoint(tmp_path, tiny.tiny_config())
     with pytest.raises(ConfigError, match="device cuda:99"):
-        load_model(tmp_path, numerics=RULE, max_model_len=64, dtype="float32", device="cuda:99")
+        load_model(tmp_path, LoadOptions(numerics=RULE, max_model_len=64, dtype="float32", device="cuda:99"))
 
 
 def test_sequences_end_before_rotary_frequencies_would_switch() -> None:

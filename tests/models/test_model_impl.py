@@ -18,6 +18,7 @@ from amusd.models.decoder import why_not_covered
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.explanation import explain_drafter, explain_target
 from amusd.models.huggingface import load_model, wrap_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
@@ -68,7 +69,7 @@ def test_both_names_of_the_activation_are_known(activation: str) -> None:
 
 def wrapped(config: Any, model_impl: str) -> CachedModel:
     source = tiny.tiny_causal_lm(config, register_attention())
-    return wrap_model(source, numerics=RULE, max_model_len=64, model_impl=model_impl)
+    return wrap_model(source, LoadOptions(numerics=RULE, max_model_len=64, model_impl=model_impl))
 
 
 UNCOVERED = [tiny.tiny_config("GemmaConfig"), tiny.tiny_config(hidden_act="gelu")]
@@ -85,7 +86,7 @@ def test_asking_for_the_decoder_of_a_model_without_one_is_refused_in_one_line(co
 def test_it_is_refused_before_any_weight_is_read(load: Callable[..., CachedModel], tmp_path: Path) -> None:
     UNCOVERED[0].save_pretrained(tmp_path)  # a folder without weights
     with pytest.raises(UnsupportedModelError, match="model_impl=amusd: model type 'gemma'"):
-        load(tmp_path, numerics=RULE, max_model_len=64, dtype="float32", model_impl="amusd")
+        load(tmp_path, LoadOptions(numerics=RULE, max_model_len=64, dtype="float32", model_impl="amusd"))
 
 
 def test_auto_picks_the_decoder_where_it_covers_the_model_and_the_adapter_elsewhere() -> None:

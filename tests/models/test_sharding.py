@@ -18,6 +18,7 @@ from torch import Tensor
 
 from amusd.errors import UnsupportedModelError
 from amusd.models.huggingface import check_shares, load_model, wrap_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks, share, share_of_outputs
 from amusd.types import Role
@@ -167,7 +168,9 @@ def test_what_cannot_be_shared_is_refused_before_weights_are_read(
     config.save_pretrained(tmp_path)  # there are no weights at all
     rule = Numerics(width=8, fixed=True)
     with pytest.raises(UnsupportedModelError, match=rf"^target_tensor_parallel_size={size}: .*{message}"):
-        load_model(tmp_path, numerics=rule, max_model_len=64, model_impl=model_impl, ranks=rank_of(0, size))
+        load_model(
+            tmp_path, LoadOptions(numerics=rule, max_model_len=64, model_impl=model_impl, ranks=rank_of(0, size))
+        )
     check_shares(config, model_impl, Role.TARGET, 1)
 
 
@@ -176,8 +179,7 @@ def test_ranks_capture_nothing() -> None:
     with pytest.raises(ValueError, match="passes of 2 ranks cannot be captured"):
         wrap_model(
             tiny.tiny_causal_lm(stock.config),
-            numerics=Numerics(width=8, fixed=True),
-            max_model_len=64,
-            ranks=rank_of(0, 2),
-            capture=lambda work: work,
+            LoadOptions(
+                numerics=Numerics(width=8, fixed=True), max_model_len=64, ranks=rank_of(0, 2), capture=lambda work: work
+            ),
         )

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, ModelShape
 from amusd.errors import ConfigError
 from amusd.models.huggingface import wrap_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.loading import draft_shape, load_draft_model, load_target
 from amusd.models.numerics import Numerics
 from amusd.models.synthetic import SHAPES, SMALLER, load_synthetic, random_model, shape_config
@@ -105,9 +106,7 @@ def test_tied_weights_stay_one_and_rotary_frequencies_are_those_of_the_configura
 def test_eighty_layers_have_finite_logits_around_one(shape: ModelShape, dtype: str, model_impl: str) -> None:
     model = wrap_model(
         small_model(shape, layers=80, dtype=getattr(torch, dtype)),
-        numerics=Numerics(width=8, fixed=True),
-        max_model_len=64,
-        model_impl=model_impl,
+        LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64, model_impl=model_impl),
     )
     cache = model.new_cache(48)
     model.prefill(list(range(32)), cache)
@@ -147,7 +146,10 @@ def test_a_synthetic_draft_is_tied_to_no_tokenizer() -> None:
 
 def test_a_device_that_is_not_there_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^device cuda:99: .+$"):
-        load_synthetic("smollm2-135m-slice", numerics=Numerics(width=8, fixed=True), max_model_len=16, device="cuda:99")
+        load_synthetic(
+            "smollm2-135m-slice",
+            LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=16, device="cuda:99"),
+        )
 
 
 class LiveBytes(TorchDispatchMode):
@@ -184,7 +186,7 @@ def test_loading_holds_the_weights_once_and_at_most_a_layer_and_the_embeddings_t
         assert weights <= live.peak < weights + layer
         del ends
         numerics = Numerics(width=1, fixed=True, border=1, prefill_chunk=1)
-        loaded = wrap_model(model, numerics=numerics, max_model_len=16, model_impl="amusd")
+        loaded = wrap_model(model, LoadOptions(numerics=numerics, max_model_len=16, model_impl="amusd"))
         del model
     tables = 8 * 1024  # masks, positions, rotary frequencies
     joining = layer  # the parts of a product before they are one

@@ -22,6 +22,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.captured import run_each_time
 from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tree_pass import lay_out_paths
 
@@ -35,7 +36,7 @@ def replayed_model(*, fixed: bool) -> CachedModel:
     """The same weights, in passes that would be captured."""
     numerics = Numerics(width=WIDTH, fixed=fixed, border=16, prefill_chunk=32, doubling=True)
     lm = tiny.tiny_causal_lm(tiny.tiny_config())
-    return wrap_model(lm, numerics=numerics, max_model_len=tiny.MAX_LENGTH, capture=run_each_time)
+    return wrap_model(lm, LoadOptions(numerics=numerics, max_model_len=tiny.MAX_LENGTH, capture=run_each_time))
 
 
 REPLAYED = replayed_model(fixed=False)
@@ -279,7 +280,7 @@ def test_paths_where_a_pass_is_padded_but_not_fixed(name: str, replayed: bool) -
     """As on a GPU, to rounding: rows that move past a border may be summed in another order."""
     rule = Numerics(width=8, fixed=False, border=64, prefill_chunk=64, doubling=True, num_tracks=3)
     lm = tiny.tiny_causal_lm(tiny.tiny_config(name), register_attention())
-    model = wrap_model(lm, numerics=rule, max_model_len=220, capture=run_each_time if replayed else None)
+    model = wrap_model(lm, LoadOptions(numerics=rule, max_model_len=220, capture=run_each_time if replayed else None))
     expected, found = decoded_both_ways(model)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
@@ -287,7 +288,7 @@ def test_paths_where_a_pass_is_padded_but_not_fixed(name: str, replayed: bool) -
 def test_paths_fit_at_the_very_end_of_a_replayed_cache() -> None:
     rule = Numerics(width=8, fixed=False, border=16, prefill_chunk=16, doubling=True, num_tracks=3)
     lm = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
-    model = wrap_model(lm, numerics=rule, max_model_len=96, capture=run_each_time)
+    model = wrap_model(lm, LoadOptions(numerics=rule, max_model_len=96, capture=run_each_time))
     cache = model.new_cache(96)
     model.prefill(random_ids(93), cache)
     chosen = model.choose_paths([5, 6, 7, 8, 9], [0, 0, 0, 3], cache)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import wrap_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
 VOCAB = 97
@@ -100,7 +101,7 @@ def wrapped_pair(name: str, numerics: Numerics | None = None, model_impl: str = 
     stock, ours = tiny_causal_lm(config), tiny_causal_lm(config, register_attention())
     ours.load_state_dict(stock.state_dict())
     numerics = numerics or Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
-    return stock, wrap_model(ours, numerics=numerics, max_model_len=MAX_LENGTH, model_impl=model_impl)
+    return stock, wrap_model(ours, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH, model_impl=model_impl))
 
 
 def byte_tokenizer(added: tuple[str, ...] = ("<eos>",), chat_template: str | None = None) -> Any:

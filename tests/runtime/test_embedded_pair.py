@@ -27,6 +27,7 @@ from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
 from amusd.runtime.startup import meet_draft
@@ -53,7 +54,7 @@ class UnevenOracle(OracleDrafter):
 
 @pytest.fixture(scope="module")
 def target(embedded_folder: Path) -> tuple[CachedModel, HuggingFaceTokenizer]:
-    model = load_model(embedded_folder, numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512)
+    model = load_model(embedded_folder, LoadOptions(numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512))
     return model, load_tokenizer(embedded_folder)
 
 
@@ -121,7 +122,7 @@ def test_a_draft_equal_to_the_embedded_target_is_always_accepted(
     target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path
 ) -> None:
     # A model of its own: one writes the ids of each pass where it wrote those of the last, so two threads cannot share.
-    draft = load_model(embedded_folder, numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512)
+    draft = load_model(embedded_folder, LoadOptions(numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512))
     with engine_over(target, {"same": lambda: AutoregressiveDrafter(draft)}) as engine:
         for mode in SPECULATIVE:
             # The target waits: a draft as slow as itself may come too late for every pass else.
@@ -136,7 +137,7 @@ def test_sampled_answers_are_those_of_plain_decoding(
 ) -> None:
     """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
     draft = load_embedded_draft(
-        embedded_folder, vocab_size=8192, numerics=Numerics(width=16, fixed=False), max_model_len=512
+        embedded_folder, LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=512), vocab_size=8192
     )
     drafters: dict[str, Callable[[], Drafter]] = {
         "embedded": lambda: AutoregressiveDrafter(draft),
@@ -162,7 +163,7 @@ def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
     target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path, temperature: float
 ) -> None:
     draft = load_embedded_draft(
-        embedded_folder, vocab_size=8192, numerics=Numerics(width=16, fixed=False), max_model_len=512
+        embedded_folder, LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=512), vocab_size=8192
     )
     trees: dict[str, Callable[[], TreeDrafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=32)
