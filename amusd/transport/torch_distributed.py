@@ -10,7 +10,8 @@ For machines whose fast network these backends know and ZeroMQ does not. What th
   for `REMOTE_PATIENCE` means that the peer is lost; on one machine a stopped process is slow, not lost.
 * The store where the two meet (`process_groups.py`) and gloo's own listeners are neither encrypted nor authenticated,
   as a TCP link of ZeroMQ; keys of the store begin with the session's nonce.
-* `close` leaves no thread behind, unless it comes while the groups form: that ends within `FORM_SECONDS`.
+* `close` leaves no thread behind, unless it comes while the groups form: that ends within `FORM_SECONDS`. Where the
+  peer is killed amid it, gloo may wait for longer than it was told to, in that thread, with the GIL released.
 """
 
 from __future__ import annotations
