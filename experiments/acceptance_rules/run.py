@@ -147,11 +147,10 @@ def decode(
 
 def tabulate(answers: Sequence[Answer]) -> list[Row]:
     """Measured and predicted, by temperature and rule."""
-    path, numerics = str(embedded_target_path()), Numerics(width=MAX_LENGTH, fixed=False)
-    target = load_model(path, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH))
-    draft = load_embedded_draft(
-        path, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH), vocab_size=DrafterConfig.vocab_size
-    )
+    path = str(embedded_target_path())
+    options = LoadOptions(numerics=Numerics(width=MAX_LENGTH, fixed=False), max_model_len=MAX_LENGTH)
+    target = load_model(path, options)
+    draft = load_embedded_draft(path, options, vocab_size=DrafterConfig.vocab_size)
     rows = []
     for temperature, rule in dict.fromkeys((answer.temperature, answer.rule) for answer in answers):
         own = [answer for answer in answers if (answer.temperature, answer.rule) == (temperature, rule)]

@@ -136,12 +136,10 @@ def answer_all(paths: Iterable[str]) -> list[Answer]:
 
 def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int, lookup: int) -> list[Judged]:
     """Every token of every answer."""
-    numerics = Numerics(width=MAX_LENGTH, fixed=False)
+    options = LoadOptions(numerics=Numerics(width=MAX_LENGTH, fixed=False), max_model_len=MAX_LENGTH)
     path = str(embedded_target_path())
-    target = load_model(path, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH))
-    draft = load_embedded_draft(
-        path, LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH), vocab_size=vocab_size, draft_file=draft_file
-    )
+    target = load_model(path, options)
+    draft = load_embedded_draft(path, options, vocab_size=vocab_size, draft_file=draft_file)
     judged: list[Judged] = []
     for number, answer in enumerate(answers, start=1):
         judged += judge(answer, target, draft, lookup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,8 @@ def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["LlamaConfig", "Qwen2Config", "Qwen3Config"])
 def test_a_model_in_int8_is_nearly_the_model(name: str, tmp_path: Path) -> None:
     tiny.save_checkpoint(tmp_path, tiny.tiny_config(name))
-    options = {"numerics": Numerics(width=8, fixed=False), "max_model_len": 64}
-    exact, coarse = (load_model(tmp_path, LoadOptions(dtype=dtype, **options)) for dtype in ("float32", "int8"))  # type: ignore[arg-type]
+    options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=64)
+    exact, coarse = (load_model(tmp_path, replace(options, dtype=dtype)) for dtype in ("float32", "int8"))
     ids = list(range(1, 9))
     logits = [model.forward(ids, model.new_cache(64)).logits for model in (exact, coarse)]
     error = (logits[0] - logits[1]).norm() / logits[0].norm()
@@ -99,12 +100,12 @@ def test_a_model_in_int8_is_nearly_the_model(name: str, tmp_path: Path) -> None:
 
 def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.save_checkpoint(tmp_path, tiny.tiny_config())
-    options = {"numerics": Numerics(width=8, fixed=False), "max_model_len": 64, "dtype": "int8"}
+    options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=64, dtype="int8")
     with pytest.raises(UnsupportedModelError, match=r"dtype=int8: only the lean decoder .*: model_impl=transformers"):
-        load_model(tmp_path, LoadOptions(model_impl="transformers", **options))  # type: ignore[arg-type]
+        load_model(tmp_path, replace(options, model_impl="transformers"))
     monkeypatch.setattr("amusd.models.huggingface.why_not_int8", lambda _device: "no reason")
     with pytest.raises(UnsupportedModelError, match="dtype=int8: there are no fast int8 products: no reason"):
-        load_model(tmp_path, LoadOptions(**options))  # type: ignore[arg-type]
+        load_model(tmp_path, options)
     with pytest.raises(UnsupportedModelError, match="no reason"):
         explain_drafter(DrafterConfig(kind="hf", model=str(tmp_path), dtype="int8"), "cpu")
 

@@ -39,6 +39,8 @@ pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
 WIDTH = 8
+OF_TARGET = LoadOptions(numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512)
+OF_DRAFT = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=512)
 
 
 class UnevenOracle(OracleDrafter):
@@ -54,7 +56,7 @@ class UnevenOracle(OracleDrafter):
 
 @pytest.fixture(scope="module")
 def target(embedded_folder: Path) -> tuple[CachedModel, HuggingFaceTokenizer]:
-    model = load_model(embedded_folder, LoadOptions(numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512))
+    model = load_model(embedded_folder, OF_TARGET)
     return model, load_tokenizer(embedded_folder)
 
 
@@ -122,7 +124,7 @@ def test_a_draft_equal_to_the_embedded_target_is_always_accepted(
     target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path
 ) -> None:
     # A model of its own: one writes the ids of each pass where it wrote those of the last, so two threads cannot share.
-    draft = load_model(embedded_folder, LoadOptions(numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512))
+    draft = load_model(embedded_folder, OF_TARGET)
     with engine_over(target, {"same": lambda: AutoregressiveDrafter(draft)}) as engine:
         for mode in SPECULATIVE:
             # The target waits: a draft as slow as itself may come too late for every pass else.
@@ -136,9 +138,7 @@ def test_sampled_answers_are_those_of_plain_decoding(
     target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path, temperature: float
 ) -> None:
     """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
-    draft = load_embedded_draft(
-        embedded_folder, LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=512), vocab_size=8192
-    )
+    draft = load_embedded_draft(embedded_folder, OF_DRAFT, vocab_size=8192)
     drafters: dict[str, Callable[[], Drafter]] = {
         "embedded": lambda: AutoregressiveDrafter(draft),
         "ngram": lambda: NgramDrafter(2, 4),
@@ -162,9 +162,7 @@ def test_sampled_answers_are_those_of_plain_decoding(
 def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
     target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path, temperature: float
 ) -> None:
-    draft = load_embedded_draft(
-        embedded_folder, LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=512), vocab_size=8192
-    )
+    draft = load_embedded_draft(embedded_folder, OF_DRAFT, vocab_size=8192)
     trees: dict[str, Callable[[], TreeDrafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=32)
     prompt = "Name a city and a river."
