@@ -1,11 +1,22 @@
-"""What an engine gives back: an answer that is read token by token, and the whole of a finished one."""
+"""What an engine gives back: an answer that is read token by token, and the whole of a finished one.
+
+Any thread may read, close or drop an answer. `Turns` sees to it that one pass is computed at a time.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from typing_extensions import Self
+
+from amusd.errors import StateError
 from amusd.runtime.target_worker import Outcome
 from amusd.sampling.answer_text import AnswerText
 from amusd.sampling.stopping import Emission
@@ -57,64 +68,193 @@ class Generation:
         }
 
 
+Steps: TypeAlias = Generator[Emission, None, Outcome]
+"""`TargetWorker.decode` of one request: each step is a pass."""
+
+CLOSE_SECONDS = 60.0
+"""How long `Turns.close` waits for a pass that another thread computes."""
+
+
+class Turns:
+    """Gives a worker to one answer after another, in the order in which they were first read.
+
+    Whoever waits for a token computes the next pass, be it of an answer that is before his own: its tokens are kept for
+    its reader. So nobody waits for a slow reader. An answer that nobody can read any more is ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._queue: deque[tuple[weakref.ref[Answer], Steps]] = deque()
+        self._in_use = False
+        """The thread that has the lock is inside the worker."""
+        self._is_closed = False
+        self._release: Callable[[], None] | None = None
+        """What is left of `close`."""
+        self._pid = os.getpid()
+
+    def check(self) -> None:
+        """Raise `StateError` if the engine is closed, or belongs to the process that this one was forked from."""
+        if self._is_closed:
+            raise StateError("the engine is closed: launch another one")
+        if os.getpid() != self._pid:
+            raise StateError(f"the engine belongs to process {self._pid}, not to a fork of it: launch another one here")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the worker to oneself. Raises `StateError` as `check` does, or from a signal handler amid a pass."""
+        self.check()
+        with self._lock:
+            self.check()
+            if self._in_use:
+                raise StateError("the engine computes a pass in this thread: a signal handler cannot use it")
+            self._in_use = True
+            try:
+                yield
+            finally:
+                self._in_use = False
+                self._finish_closing()
+
+    def advance(self, answer: Answer, steps: Steps) -> None:
+        """Compute one pass: of `answer`, or of one whose turn is before."""
+        with self.alone():
+            if all(queued is not steps for _, queued in self._queue):
+                self._queue.append((weakref.ref(answer), steps))
+            while self._queue:
+                first = self._queue[0][0]()
+                if first is not None and not first.is_over:
+                    first.step()
+                    return
+                self._queue.popleft()[1].close()
+
+    def end(self, steps: Steps) -> None:
+        """End an answer that is over now; one that this thread computes (this is its signal handler) ends later."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if not self._in_use:
+                steps.close()
+
+    def close(self, release: Callable[[], None]) -> None:
+        """Give no more turns, end all answers, and call `release`.
+
+        This waits for a pass that another thread computes. After `CLOSE_SECONDS`, and in a signal handler amid a pass,
+        the rest is left to the thread that computes, at the end of its pass. In a fork nothing happens.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._release, self._is_closed = release, True
+        if self._lock.acquire(timeout=CLOSE_SECONDS):
+            try:
+                self._finish_closing()
+            finally:
+                self._lock.release()
+
+    def _finish_closing(self) -> None:
+        if self._release is None or self._in_use:
+            return
+        with ExitStack() as stack:  # all of it, whatever a part of it raises
+            stack.callback(self._release)
+            self._release = None
+            while self._queue:
+                stack.callback(self._queue.pop()[1].close)
+
+
 class Answer:
-    """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `close` ends it early."""
+    """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `close` ends it early.
+
+    Nothing is computed before the first token is asked for.
+    """
 
     def __init__(
         self,
-        steps: Generator[Emission, None, Outcome],
+        steps: Steps,
         text: AnswerText,
         make: Callable[[str, tuple[int, ...], tuple[float, ...], Outcome], Generation],
+        turns: Turns,
     ) -> None:
         self._steps = steps
         self._text = text
         self._make = make
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
+        self._turns = turns
+        self._tokens: list[Token] = []
+        self._unread: deque[Token] = deque()
         self._generation: Generation | None = None
-        self._tokens = self._run()
+        self._error: Exception | None = None
+        self.is_over = False
+        """Nothing more will be computed."""
 
-    def __iter__(self) -> Iterator[Token]:
-        return self._tokens
+    def __iter__(self) -> Self:
+        return self
 
     def __next__(self) -> Token:
-        return next(self._tokens)
+        """Raises `StateError` when the engine was closed before the answer was finished, or the answer interrupted."""
+        while True:
+            is_over = self.is_over  # first: the last tokens come before it is set
+            if self._unread:
+                try:
+                    return self._unread.popleft()
+                except IndexError:  # another thread was faster
+                    continue
+            if self._error is not None:
+                raise self._error
+            if is_over:
+                raise StopIteration
+            self._turns.advance(self, self._steps)
 
     @property
     def generation(self) -> Generation:
-        """The finished answer. Raises `RuntimeError` before the last token was read."""
+        """The finished answer. Raises `StateError` before the last token was read."""
         if self._generation is None:
-            raise RuntimeError("the answer is not finished: read all its tokens first")
+            raise StateError("the answer is not finished: read all its tokens first")
         return self._generation
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """What has been read so far."""
-        return tuple(self._token_ids)
+        return tuple(token.token_id for token in self._read)
 
     @property
     def text(self) -> str:
         """What has been shown so far."""
-        return self._text.text
+        return "".join(token.text for token in self._read)
 
     def close(self) -> None:
-        """End the answer now; the draft is told to forget it."""
-        self._tokens.close()
+        """End the answer now; the draft is told to forget it. Idempotent."""
+        self.is_over = True
+        self._turns.end(self._steps)
+        self._tokens = self._read
+        self._unread.clear()
+
+    def step(self) -> None:
+        """Compute a pass and keep its tokens; for `Turns`. What goes wrong is raised where the answer is read."""
+        try:
+            self._take(next(self._steps))
+        except StopIteration as stop:
+            logprobs = tuple(token.logprob for token in self._tokens if token.logprob is not None)
+            token_ids = tuple(token.token_id for token in self._tokens)
+            self._generation = self._make(self._text.text, token_ids, logprobs, stop.value)
+            self.is_over = True
+        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
+            self._fail(error)
+        except BaseException:
+            self._fail(StateError("the answer was interrupted"))
+            raise
+
+    @property
+    def _read(self) -> list[Token]:
+        return self._tokens[: len(self._tokens) - len(self._unread)]
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self.is_over = True
         self._steps.close()
 
-    def _run(self) -> Generator[Token, None, None]:
-        while True:
-            try:
-                emission = next(self._steps)
-            except StopIteration as stop:
-                self._generation = self._make(self._text.text, self.token_ids, tuple(self._logprobs), stop.value)
-                return
-            for index, token_id in enumerate(emission.token_ids, start=1):
-                self._token_ids.append(token_id)
-                text = self._text.push(token_id)
-                if emission.finish_reason is not None and index == len(emission.token_ids):
-                    text += self._text.finish(emission.finish_reason)
-                logprob = emission.logprobs[index - 1] if emission.logprobs else None
-                if logprob is not None:
-                    self._logprobs.append(logprob)
-                yield Token(token_id, text, logprob)
+    def _take(self, emission: Emission) -> None:
+        for index, token_id in enumerate(emission.token_ids, start=1):
+            text = self._text.push(token_id)
+            if emission.finish_reason is not None and index == len(emission.token_ids):
+                text += self._text.finish(emission.finish_reason)
+            logprob = emission.logprobs[index - 1] if emission.logprobs else None
+            token = Token(token_id, text, logprob)
+            self._tokens.append(token)
+            self._unread.append(token)

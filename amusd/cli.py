@@ -4,32 +4,47 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from amusd.answer import Generation
 from amusd.bench.report import bench_text
 from amusd.bench.run import run_bench
-from amusd.compare import Comparison, per_prompt, rows_of, run_comparison
+from amusd.compare import Comparison, per_prompt, records_of, rows_of, run_comparison
 from amusd.config import RunConfig
 from amusd.console import Console, percent, table
 from amusd.doctor import run_doctor
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.files import write_whole
 from amusd.live import LiveView, TerminalScreen
 from amusd.models.embedded_draft import export_draft, make_new_folder
 from amusd.models.zoo import embedded_target_path
+from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE, Record, answers_jsonl, prompts_csv
+from amusd.reporting.columns import row_name
 from amusd.reporting.comparison import write_comparison_page
 from amusd.runtime.startup import make_recorder
 from amusd.runtime.succession import DraftSource
 from amusd.tracing.accounting import time_fractions
 from amusd.tracing.timeline import read_timeline
 from amusd.types import Mode, Role
-from amusd.workload import WorkloadPrompt, load_prompts, user_prompt
+from amusd.workload import WorkloadPrompt, prompts_of
 
 PARTIAL_FILE = "partial.txt"
 """The text of an unfinished answer; stays where the target is killed, and otherwise makes way for the result."""
+
+
+class _Done(NamedTuple):
+    """What a command has to show for itself."""
+
+    result: dict[str, Any]
+    text: str
+    """What standard output still lacks, for a person."""
+    notes: Sequence[str]
+    """Lines about the run."""
+    records: Sequence[Record] = ()
+    """Every answer of a comparison."""
 
 
 def run_target(
@@ -49,7 +64,7 @@ def run_target(
             console = Console(json_only=config.output == "json")
             try:
                 # What can be wrong with the prompts is said before any weights are loaded.
-                prompts = _prompts(command, config)
+                prompts = prompts_of(command, config)
             except ConfigError as mistake:
                 yield mistake
                 continue
@@ -77,20 +92,28 @@ def _run(
 ) -> int:
     num_losses, num_restarts = len(engine.draft_losses), engine.num_draft_restarts
     if command == "compare":
-        result = _compare(config, engine, console, prompts, run_directory)
+        result, text, notes, records = _compare(config, engine, console, prompts, run_directory)
     else:
-        result = _generate(config, engine, console, prompts[0], run_directory)
+        result, text, notes, records = _generate(config, engine, console, prompts[0], run_directory)
     result["run_dir"] = str(run_directory)
     losses = engine.draft_losses[num_losses:]
     if losses:
         result["draft_losses"] = list(losses)
     if engine.draft_failure is not None:
         result["draft_failure"] = engine.draft_failure
-    _write_json(run_directory / "result.json", result)
-    (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
-    if command == "compare":
-        write_comparison_page(run_directory, config, result)
-    console.document(result)
+    try:
+        _write_json(run_directory / "result.json", result)
+        (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
+        if command == "compare":
+            _write_answers(run_directory, records)
+            write_comparison_page(run_directory, config, result)
+    finally:  # what no file can take is shown all the same
+        console.text(text)
+        for line in notes:
+            console.note(line)
+        console.document(result)
+    if not engine.worker.recorder.is_whole:
+        return 2
     if engine.draft_failure is not None:
         console.note(f"the draft was lost and the target went on alone: {engine.draft_failure.rstrip()}")
         return 1
@@ -108,7 +131,7 @@ def _times(number: int) -> str:
 
 
 def doctor(config: RunConfig, mps_folder: Path | None = None) -> int:
-    """Say what this machine has and what will work here. Returns 0 when everything does, else 1.
+    """Say what this machine has and what will work here. Returns 0 when everything does, else 2.
 
     `mps_folder`: where an MPS daemon has its pipes. Raises `ConfigError` for a GPU that is not there.
     """
@@ -119,11 +142,14 @@ def bench(config: RunConfig, run_directory: Path) -> int:
     """Measure the parts of this machine's pair. The caller has settled cores and threads of this process."""
     console = Console(json_only=config.output == "json")
     result = run_bench(config, console)
+    result["complete"] = True
     result["environment"] = _read_json(run_directory / "environment.json")
     result["run_dir"] = str(run_directory)
-    _write_json(run_directory / "result.json", result)
-    console.text(bench_text(result))
-    console.document(result)
+    try:
+        _write_json(run_directory / "result.json", result)
+    finally:
+        console.text(bench_text(result))
+        console.document(result)
     return 0
 
 
@@ -137,15 +163,9 @@ def export_embedded_draft(folder: Path) -> int:
     return 0
 
 
-def _prompts(command: str, config: RunConfig) -> list[WorkloadPrompt]:
-    if command == "generate" and config.prompt is not None:
-        return [user_prompt(config.prompt)]
-    return load_prompts(config.workload)
-
-
 def _generate(
     config: RunConfig, engine: Engine, console: Console, prompt: WorkloadPrompt, run_directory: Path
-) -> dict[str, Any]:
+) -> _Done:
     """One answer, streamed. What there is of it is kept when the run is interrupted or this process is killed."""
     if config.prompt is None:
         console.text(f"> {prompt.text}\n")
@@ -163,13 +183,12 @@ def _generate(
     finally:
         if live is not None:
             live.close()
-        console.text("")
         if not complete:
             partial = {"complete": False, "text": answer.text, "token_ids": list(answer.token_ids)}
             _write_json(run_directory / "result.json", partial)
             (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
-    console.note(_summary(answer.generation))
-    return answer.generation.as_dict()
+            console.text("")
+    return _Done({"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),))
 
 
 def live_view(config: RunConfig, engine: Engine, console: Console) -> LiveView | None:
@@ -205,7 +224,7 @@ def _accepted(figures: dict[str, Any]) -> str:
 
 def _compare(
     config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
-) -> dict[str, Any]:
+) -> _Done:
     """Every contestant on every prompt. What was measured is kept when the run is interrupted."""
     comparison = Comparison.of(config)
     complete = False
@@ -216,42 +235,46 @@ def _compare(
         console.clear_progress()
         if not complete and comparison.prompts:
             _write_json(run_directory / "result.json", {"complete": False, "rows": rows_of(comparison, engine)})
+            _write_answers(run_directory, records_of(comparison))
     rows = rows_of(comparison, engine)
     timeline = read_timeline(run_directory)
     for row in rows:
         sequence_ids = row.pop("sequence_ids")
         row["draft_overlap_fraction"] = timeline.draft_overlap(sequence_ids)
         row["time"] = time_fractions(timeline, sequence_ids)
-    console.text(_comparison_table(rows))
-    for number, reason in comparison.refused:
-        console.note(f"prompt {number} was left out: {reason}")
-    return {
+    result = {
         "complete": True,
         "rows": rows,
         "per_prompt": per_prompt(comparison),
         "num_refused_prompts": len(comparison.refused),
         "environment": _read_json(run_directory / "environment.json"),
     }
+    notes = [f"prompt {number} was left out: {reason}" for number, reason in comparison.refused]
+    return _Done(result, _comparison_table(rows), notes, records_of(comparison))
 
 
 def _comparison_table(rows: Sequence[dict[str, Any]]) -> str:
-    header = ("mode", "tokens/s", "x plain", "x best sync", "accepted", "tokens/pass", "idle t/d", "identical")
+    header = (
+        "mode",
+        "tokens/s",
+        "x plain",
+        "quartiles",
+        "x best sync",
+        "accepted",
+        "tokens/pass",
+        "idle t/d",
+        "identical",
+    )
     lines: list[tuple[str, ...]] = []
     for row in rows:
-        name = row["mode"]
-        if row["num_speculative_tokens"] is not None:
-            name += f" (best: {row['num_speculative_tokens']})"
-        if row["policy"] is not None:
-            name += f" ({row['policy']})"
-        if row["drafter"] is not None:
-            name += f", {row['drafter']}"
         same = row["identical_to_autoregressive"]
         plain = row["mode"] == Mode.AUTOREGRESSIVE.value
         lines.append(
             (
-                name,
+                row_name(row),
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['speedup_vs_autoregressive']:.2f}",
+                "-".join(f"{quartile:.2f}" for quartile in row["speedup_quartiles"] or ()),
                 "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
                 "" if plain else percent(row["acceptance_rate"]),
                 f"{row['mean_acceptance_length']:.2f}",
@@ -263,13 +286,19 @@ def _comparison_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _append(path: Path, text: str) -> None:
+    """Nothing where the file cannot take it: the answer goes on, and its end says so if its result fails too."""
     if text:
-        with path.open("a", encoding="utf-8") as file:
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
             file.write(text)
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(value, indent=1) + "\n")
+
+
+def _write_answers(run_directory: Path, records: Sequence[Record]) -> None:
+    write_whole(run_directory / ANSWERS_FILE, answers_jsonl(records))
+    write_whole(run_directory / PROMPTS_FILE, prompts_csv(records))
 
 
 def _read_json(path: Path) -> Any:

@@ -40,6 +40,12 @@ class Contestant:
         return 1 if self.decoding.mode is Mode.AUTOREGRESSIVE else 2
 
     @property
+    def length(self) -> int | None:
+        """Tokens of a block or window; None where there are no blocks."""
+        in_blocks = self.decoding.mode is Mode.SYNCHRONOUS or policy_name(self.decoding) == "windowed"
+        return self.decoding.num_speculative_tokens if in_blocks else None
+
+    @property
     def name(self) -> str:
         """For people."""
         parts = [self.decoding.mode.value]
@@ -208,6 +214,33 @@ def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
+def records_of(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every answer, prompt by prompt, as `reporting/answers.py` keeps them; `length` where it is the schedule's own."""
+    numbers = [prompt.number for prompt in comparison.prompts]
+    return [
+        {
+            "prompt": number,
+            "mode": contestant.decoding.mode.value,
+            "policy": policy_name(contestant.decoding),
+            "drafter": contestant.drafter,
+            "length": contestant.length,
+            "repeat": numbers[:position].count(number) + 1,
+            "text": answer.text,
+            "token_ids": list(answer.token_ids),
+            "finish_reason": answer.finish_reason.value,
+            "tokens": answer.metrics.num_tokens,
+            "ms": answer.metrics.total_ns / 1e6,
+            "accepted": answer.metrics.num_accepted,
+            # Under the ratio test only the law is the same, not the answer.
+            "identical": answer.token_ids == plain.token_ids if comparison.repeatable else None,
+        }
+        for position, (number, plain) in enumerate(zip(numbers, comparison.answers[0], strict=True))
+        for contestant, answer in zip(
+            comparison.contestants, (answers[position] for answers in comparison.answers), strict=True
+        )
+    ]
+
+
 def _row(comparison: Comparison, index: int, plain: list[Generation], engine: Engine) -> dict[str, Any]:
     contestant, answers = comparison.contestants[index], comparison.answers[index]
     decoding = contestant.decoding
@@ -225,6 +258,7 @@ def _row(comparison: Comparison, index: int, plain: list[Generation], engine: En
         "num_prompts": len(answers),
         **metrics,
         "speedup_vs_autoregressive": statistics.median(ratios),
+        "speedup_quartiles": _quartiles(ratios) if index else None,
         "speedup_vs_best_synchronous": None,
         "num_devices": contestant.num_devices,
         "tokens_per_second_per_device": metrics["tokens_per_second"] / contestant.num_devices,
@@ -232,6 +266,14 @@ def _row(comparison: Comparison, index: int, plain: list[Generation], engine: En
         # Under the ratio test only the law is the same, not the answer.
         "identical_to_autoregressive": _identity(comparison, index, plain, engine) if comparison.repeatable else None,
     }
+
+
+def _quartiles(values: Sequence[float]) -> list[float] | None:
+    """The first and the third; None of a single value, which has no spread."""
+    if len(values) < 2:
+        return None
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [first, third]
 
 
 def _ms_per_token(answer: Generation) -> float:

@@ -9,13 +9,19 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from amusd.errors import ConfigError
+from amusd.files import cannot_write
+
 
 class Console:
-    """Writes for a person (`json_only=False`) or for a program: then one JSON document is all of standard output."""
+    """Writes for a person (`json_only=False`) or for a program: then one JSON document is all of standard output.
+
+    A reader that leaves is no mistake; results that cannot be written for another reason raise `ConfigError`.
+    """
 
     def __init__(self, *, json_only: bool = False, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._json_only = json_only
-        self._out = out or sys.stdout
+        self._out = standard_output() if out is None else out
         self._err = err or sys.stderr
         self._progress_width = 0
 
@@ -38,25 +44,32 @@ class Console:
         try:
             self._out.write(text)
             self._out.flush()
-        except BrokenPipeError:
+        except OSError as error:
             discard(self._out)
+            if not isinstance(error, BrokenPipeError):
+                raise cannot_write("standard output", error) from None
+
+    def _tell(self, text: str) -> None:
+        """Nobody can be told where this fails."""
+        try:
+            self._err.write(text)
+            self._err.flush()
+        except OSError:
+            discard(self._err)
 
     def note(self, line: str) -> None:
         """One line about the run."""
         self.clear_progress()
-        self._err.write(line + "\n")
-        self._err.flush()
+        self._tell(line + "\n")
 
     def progress(self, label: str, done: int, num_steps: int) -> None:
         """How far long work is: one line that is rewritten on a terminal, a line for each tenth elsewhere."""
         if self._err.isatty():
             line = progress_line(label, done, num_steps)[:110]
-            self._err.write("\r" + line.ljust(self._progress_width))
-            self._err.flush()
+            self._tell("\r" + line.ljust(self._progress_width))
             self._progress_width = len(line)
         elif 10 * done // num_steps != 10 * (done - 1) // num_steps:
-            self._err.write(f"{done}/{num_steps}  {label}\n")
-            self._err.flush()
+            self._tell(f"{done}/{num_steps}  {label}\n")
 
     def steps(self, num_steps: int) -> Callable[[str], None]:
         """To be called with its label as each of so many steps begins; further ones count as the last."""
@@ -66,8 +79,15 @@ class Console:
     def clear_progress(self) -> None:
         """Wipe the progress line, if one is shown."""
         if self._progress_width:
-            self._err.write("\r" + " " * self._progress_width + "\r")
+            self._tell("\r" + " " * self._progress_width + "\r")
             self._progress_width = 0
+
+
+def standard_output() -> TextIO:
+    """Where results go. Raises `ConfigError` where it was closed (`>&-`) before this process began."""
+    if sys.stdout is None:
+        raise ConfigError("standard output: closed; send it to /dev/null where nobody is to read it")
+    return sys.stdout
 
 
 def discard(out: TextIO) -> None:

@@ -18,7 +18,7 @@ from amusd.console import Console
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError
 from amusd.models.explanation import explain_drafter, explain_target
-from amusd.models.loading import draft_dtype, load_target
+from amusd.models.loading import draft_dtype, load_target, target_dtype
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.advice import Machine, advise
@@ -49,7 +49,7 @@ class Finding:
 
 
 def run_doctor(config: RunConfig, console: Console, mps_folder: Path | None = None) -> int:
-    """Look at everything the configuration needs; print the report. Returns 0 when all of it works, else 1.
+    """Look at everything the configuration needs; print the report. Returns 0 when all of it works, else 2.
 
     `mps_folder`: where an MPS daemon has its pipes. Raises `ConfigError` for a GPU that is not there.
     """
@@ -64,7 +64,7 @@ def run_doctor(config: RunConfig, console: Console, mps_folder: Path | None = No
             console.text(f"{mark}  {finding.name:<12}  {finding.text}")
     healthy = all(finding.ok is not False for finding in findings)
     console.document({"ok": healthy, "findings": [dataclasses.asdict(finding) for finding in findings]})
-    return 0 if healthy else 1
+    return 0 if healthy else 2
 
 
 def _versions(_config: EngineConfig) -> list[Finding]:
@@ -168,7 +168,7 @@ def _pair(config: EngineConfig) -> list[Finding]:
         loaded.append((model, tokenizer))
         kind = config.target.kind if config.hardware.synthetic is None else "synthetic"
         name = config.hardware.synthetic or config.target.model or "SmolLM2-135M-Instruct"
-        return f"{kind} {name}, {config.target.dtype}: {forward}"
+        return f"{kind} {name}, {target_dtype(config, device)}: {forward}"
 
     def drafters() -> str:
         device = device_of(config, Role.DRAFT)

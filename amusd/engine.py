@@ -3,23 +3,27 @@
     with Engine.launch(target="embedded", drafter="ngram") as engine:
         answer = engine.generate("Why is the sky blue?", SamplingParams(max_new_tokens=64))
 
-An engine serves one request at a time; each request may choose its own mode and drafter.
+Each request may choose its own mode and drafter. Any threads may ask: requests are answered one after another, in the
+order in which their first tokens are read.
 """
 
 from __future__ import annotations
 
+import operator
+import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, TypeAlias, cast, get_args, get_type_hints
+from typing import Any, TypeAlias, TypeVar, cast, get_args, get_type_hints, overload
 
 import torch
 from typing_extensions import Self
 
-from amusd.answer import Answer, Generation
+from amusd.answer import Answer, Generation, Turns
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, StateError
 from amusd.models.loading import load_target
 from amusd.models.ranks import Leader
 from amusd.models.sharding import setting_of
@@ -36,10 +40,11 @@ from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import Outcome, TargetWorker
 from amusd.sampling.answer_text import AnswerText
 from amusd.sampling.stopping import StopChecker
-from amusd.settings import nearest
+from amusd.settings import from_mapping, nearest, shown
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode, Role
 
+T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int] | Conversation
 """The user's message, a conversation (turns with `role` and `content`), or token ids taken as they are."""
 
@@ -73,7 +78,7 @@ class Engine:
         self._drafters = tuple(drafters)
         self._process = process
         self._leader = leader
-        self._answer: Answer | None = None
+        self._turns = Turns()
         self._plain: _PlainAnswer | None = None
 
     @classmethod
@@ -84,16 +89,15 @@ class Engine:
         checkpoint; `drafter=None` decodes without a draft. `settings` are fields of `EngineConfig`. Sets the number of
         this process's torch threads to `hardware.num_threads`. Raises `ConfigError` for what cannot work.
         """
-        config = EngineConfig(
-            target=TargetConfig(**_kind_or_model(TargetConfig, target)),
-            drafters=() if drafter is None else (DrafterConfig(**_kind_or_model(DrafterConfig, drafter)),),
-            **settings,
-        )
-        return cls.start(config)
+        drafters = () if drafter is None else (_kind_or_model(DrafterConfig, "drafter", drafter),)
+        models = {"target": _kind_or_model(TargetConfig, "target", target), "drafters": drafters}
+        return cls.start(from_mapping(EngineConfig, {**models, **settings}))
 
     @classmethod
     def start(cls, config: EngineConfig) -> Engine:
         """As `launch`, from a whole configuration."""
+        _check_type("config", config, EngineConfig)
+        _check_default_device()
         for role, does in ((Role.TARGET, "is this process"), (Role.DRAFT, "is a child of this process")):
             if (size := num_ranks_of(config, role)) > 1:
                 raise ConfigError(
@@ -171,7 +175,8 @@ class Engine:
         """What decodes."""
         return self._worker
 
-    def generate(
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
@@ -179,9 +184,44 @@ class Engine:
         decoding: DecodingConfig | None = None,
         drafter: str | None = None,
         raw: bool = False,
-    ) -> Generation:
-        """The whole answer; the same arguments as `stream`."""
-        answer = self.stream(prompt, params, decoding=decoding, drafter=drafter, raw=raw)
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        decoding: DecodingConfig | None = None,
+        drafter: str | None = None,
+        raw: bool = False,
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        decoding: DecodingConfig | None = None,
+        drafter: str | None = None,
+        raw: bool = False,
+    ) -> Generation | list[Generation]:
+        """The whole answer; the same arguments as `stream`.
+
+        To a list of prompts the list of their answers, in order. `params` may then be a list, too.
+        """
+        if _is_list_of_prompts(prompt):
+            prompts = self._encode_all(cast("Sequence[Prompt]", prompt), raw=raw)
+            each = params if isinstance(params, (list, tuple)) else [params] * len(prompts)
+            if len(each) != len(prompts):
+                raise ConfigError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one for each")
+            return [
+                self.generate(one, own, decoding=decoding, drafter=drafter)
+                for one, own in zip(prompts, each, strict=True)
+            ]
+        answer = self.stream(
+            cast("Prompt", prompt), cast("SamplingParams", params), decoding=decoding, drafter=drafter, raw=raw
+        )
         for _ in answer:
             pass
         return answer.generation
@@ -199,19 +239,22 @@ class Engine:
 
         `prompt` is the user's message or a conversation, put through the chat template unless `raw`, or token ids taken
         as they are.
-        `drafter` is one of those the engine was made with, the first by default. Raises `ConfigError` when the prompt
-        leaves no room for an answer, or the engine has no such drafter. A new request ends the one before. A request to
-        the synthetic drafter is first answered by plain decoding, outside all figures.
+        `drafter` is one of those the engine was made with, the first by default; without any, `decoding` is plain by
+        default. Raises `ConfigError` when the prompt leaves no room for an answer, or the engine has no such drafter,
+        and `StateError` when it is closed. A request to the synthetic drafter is first answered by plain decoding,
+        outside all figures.
         """
-        params = params or SamplingParams()
-        decoding = decoding or DecodingConfig()
-        if self._answer is not None:
-            self._answer.close()
+        self._turns.check()
+        _check_default_device()
+        params = _check_type("params", SamplingParams() if params is None else params, SamplingParams)
+        if decoding is None:
+            decoding = DecodingConfig() if self._drafters else DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+        _check_type("decoding", decoding, DecodingConfig)
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         self._check_sampling(params, name, policy_name(decoding))
         policy = make_policy(decoding, can_branch=self._can_branch(params, name))
-        self._check_offered(name, as_tree=bool(policy.fan_out))
+        self._check_offered(name, as_tree=policy.fan_out > 1)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
         request = Request(
             prompt=prompt_ids,
@@ -247,8 +290,7 @@ class Engine:
             )
 
         text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)
-        self._answer = Answer(self._worker.decode(request, stop), text, make)
-        return self._answer
+        return Answer(self._worker.decode(request, stop), text, make, self._turns)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""
@@ -266,9 +308,10 @@ class Engine:
     def logit_gap(self, prefix: Sequence[int], token_id: int, other_id: int) -> float:
         """By how much the target prefers `token_id` to `other_id` behind `prefix`: how near to a tie a choice was."""
         model = self._worker.model
-        cache = model.new_cache(len(prefix))
-        model.prefill(prefix[:-1], cache)
-        logits = model.forward(prefix[-1:], cache).logits[0]
+        with self._turns.alone():
+            cache = model.new_cache(len(prefix))
+            model.prefill(prefix[:-1], cache)
+            logits = model.forward(prefix[-1:], cache).logits[0]
         return float(logits[token_id]) - float(logits[other_id])
 
     def begin_run(self, number: int) -> None:
@@ -276,15 +319,11 @@ class Engine:
         self._worker.begin_run(number)
 
     def close(self) -> None:
-        """End the draft and the target's other ranks, and release the link. Idempotent."""
-        if self._answer is not None:
-            self._answer.close()
-            self._answer = None
-        self._worker.shut_down()
-        if self._leader is not None:
-            self._leader.close()
-        if self._process is not None:
-            self._process.stop()
+        """End the draft and the target's other ranks, and release the link; for any thread. Idempotent.
+
+        Unfinished answers are ended. A pass that is being computed is waited for (see `Turns.close`).
+        """
+        self._turns.close(self._release)
 
     def __enter__(self) -> Self:
         return self
@@ -293,6 +332,14 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _release(self) -> None:
+        with ExitStack() as stack:  # all of it, whatever a part of it raises
+            if self._process is not None:
+                stack.callback(self._process.stop)
+            if self._leader is not None:
+                stack.callback(self._leader.close)
+            stack.callback(self._worker.shut_down)
 
     def _check_sampling(self, params: SamplingParams, drafter: str | None, policy: str | None) -> None:
         if drafter == SYNTHETIC and params.rule == "rejection":
@@ -304,7 +351,10 @@ class Engine:
         vocab_size = self._worker.model.vocab_size
         for token_id, bias in params.logit_bias:
             if token_id >= vocab_size:
-                raise ConfigError(f"sampling.logit_bias={[token_id, bias]}: token ids must be in [0, {vocab_size})")
+                raise ConfigError(
+                    f"sampling.logit_bias={[token_id, bias]}: the model has no such token; its ids are 0 to "
+                    f"{vocab_size - 1}"
+                )
 
     def _check_branching(self, params: SamplingParams, drafter: str | None) -> None:
         if params.rule == "rejection":
@@ -342,22 +392,41 @@ class Engine:
             return plain.token_ids
         return self.generate(prompt_ids, params, decoding=replace(decoding, mode=Mode.AUTOREGRESSIVE)).token_ids
 
-    def _token_ids(self, prompt: Prompt, *, raw: bool) -> tuple[int, ...]:
+    def _encode_all(self, prompts: Sequence[Prompt], *, raw: bool) -> list[tuple[int, ...]]:
+        """Token ids of each prompt. Raises `ConfigError` with the number of the first that cannot be answered."""
+        encoded: list[tuple[int, ...]] = []
+        try:
+            encoded.extend(self.encode(prompt, raw=raw) for prompt in prompts)
+        except ConfigError as error:
+            raise ConfigError(f"prompts[{len(encoded)}]: {error}") from None
+        return encoded
+
+    def _token_ids(self, prompt: object, *, raw: bool) -> tuple[int, ...]:
         if isinstance(prompt, str):
+            _check_text("prompt", prompt)
             return tuple(self._tokenizer.encode(prompt) if raw else self._tokenizer.encode_chat(user_turn(prompt)))
+        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
+            raise ConfigError(
+                f"prompt: expected text, a list of token ids, or a conversation, not {type(prompt).__name__}"
+            )
         if prompt and isinstance(prompt[0], Mapping):
             turns = cast("Conversation", prompt)
+            for number, turn in enumerate(turns):
+                _check_turn(f"prompt: turn {number}", turn)
             if raw:
                 return tuple(self._tokenizer.encode("\n\n".join(turn["content"] for turn in turns)))
             return tuple(self._tokenizer.encode_chat(turns))
-        return tuple(cast("Sequence[int]", prompt))
+        try:
+            return tuple(operator.index(cast("int", token_id)) for token_id in prompt)
+        except TypeError:
+            raise ConfigError(f"prompt={shown(prompt)}: token ids are whole numbers") from None
 
     def _drafter_name(self, decoding: DecodingConfig, drafter: str | None) -> str | None:
         if decoding.mode is Mode.AUTOREGRESSIVE:
             return None
         if not self._drafters:
             raise ConfigError(f"mode={decoding.mode.value}: this engine has no drafter; allowed: autoregressive")
-        name = drafter or self._drafters[0]
+        name = self._drafters[0] if drafter is None else _check_type("drafter", drafter, str)
         if name not in self._drafters:
             raise ConfigError(
                 f"drafter={name}: this engine has {', '.join(self._drafters)}{nearest(name, self._drafters)}"
@@ -365,7 +434,51 @@ class Engine:
         return name
 
 
-def _kind_or_model(config: type, name: str) -> dict[str, Any]:
+def _kind_or_model(config: type, key: str, name: str | os.PathLike[str]) -> dict[str, Any]:
     """`embedded` and the like name a kind; anything else is a transformers checkpoint."""
+    if isinstance(name, os.PathLike):
+        name = os.fspath(name)
+    _check_type(key, name, str)
     kinds = get_args(get_type_hints(config)["kind"])
     return {"kind": name} if name in kinds and name != "hf" else {"kind": "hf", "model": name}
+
+
+def _check_type(key: str, value: T, expected: type) -> T:
+    """Return `value`. Raises `ConfigError` unless it is `expected`."""
+    if not isinstance(value, expected):
+        raise ConfigError(f"{key}={shown(value)}: expected {expected.__name__}, not {type(value).__name__}")
+    return value
+
+
+def _check_default_device() -> None:
+    """Raise `StateError` unless tensors are made in this thread where the engine expects them."""
+    if torch.get_default_device().type != "cpu":
+        raise StateError(
+            f"torch's default device is {torch.get_default_device()}: set it to cpu; hardware.devices says where the "
+            "engine computes"
+        )
+
+
+def _check_text(key: str, text: object) -> None:
+    """Raise `ConfigError` unless it is text that has an encoding."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{key}: expected text, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{key}: character {error.start} is half of a surrogate pair, which is no text") from None
+
+
+def _check_turn(key: str, turn: object) -> None:
+    """Raise `ConfigError` unless it has a role and a content that are text."""
+    if not isinstance(turn, Mapping) or not {"role", "content"} <= turn.keys():
+        raise ConfigError(f"{key}: expected a mapping with `role` and `content`")
+    for name in ("role", "content"):
+        _check_text(f"{key}: {name}", turn[name])
+
+
+def _is_list_of_prompts(prompt: object) -> bool:
+    """Whether this is several prompts: a list of texts, of conversations, or of lists of token ids; or of nothing."""
+    if not isinstance(prompt, (list, tuple)):
+        return False
+    return not prompt or isinstance(prompt[0], (str, list, tuple))

@@ -1,20 +1,23 @@
 """Every error this package raises on purpose, and whose fault it was.
 
     AmusdError
-    +-- ConfigError            the user's: a key, a value or a combination that cannot work
+    +-- ConfigError            the user's: a key, a value or a combination that cannot work, or an output that fails
     |   +-- UnsupportedModelError   the model cannot do what speculative decoding needs (no rollback, other tokenizer)
     |   +-- MissingDependencyError  a package or file has to be installed; the message says how
+    |   +-- NotFiniteError     a model's logits are not numbers: its weights are damaged, or overflow in its dtype
     +-- PeerError              the other process's
     |   +-- PeerProtocolError  it sent what the protocol forbids; nothing was changed by the message
     |   |   +-- WireError      the bytes are not a frame of this version
     |   +-- PeerLostError      it is gone, or silent beyond the deadline
     |   |   +-- RankLostError  it shared this one's model
     |   +-- PeerFailedError    it reported its own failure (carries its traceback)
+    +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
     +-- DeviceError            the device's: it is there but does not answer
     +-- RollbackError          ours: stream, cache and drafter disagree after a rollback
     +-- InvariantError         ours: an invariant of docs/protocol.md does not hold
 
-The command line turns a `ConfigError` into one line and exit code 2, and lets everything else show its traceback.
+The command line turns a `ConfigError` into one line and exit code 2, a `PeerLostError` or a `PeerFailedError` into one
+line and exit code 1, and lets everything else show its traceback.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ class UnsupportedModelError(ConfigError):
 
 class MissingDependencyError(ConfigError):
     """Something has to be installed first; the message holds the exact command."""
+
+
+class NotFiniteError(ConfigError):
+    """The largest logit of a row is NaN or infinite: the weights are damaged, or numbers overflow in their dtype."""
 
 
 class PeerError(AmusdError):
@@ -58,6 +65,10 @@ class RankLostError(PeerLostError):
 
 class PeerFailedError(PeerError):
     """The peer reported that it cannot go on; the message carries its error and traceback."""
+
+
+class StateError(AmusdError, RuntimeError):
+    """An engine or an answer cannot give at this time what it was asked for: it is closed, unfinished, interrupted."""
 
 
 class DeviceError(AmusdError):

@@ -1,7 +1,7 @@
 """`view=live`: below the streaming text, what the target has been doing, drawn in place.
 
-The target knows the draft only by what arrives: candidates, the prefix they build on, and their epoch, which rises with
-every rollback. So that is what the draft's lane shows.
+The target knows the draft only by what arrives, so that is what the lane of the draft shows: candidates, which begin
+anew once the draft has heard of a token that was not among them.
 
     target   one group for each pass: # a candidate accepted, x one rejected, o the target's own token; . a wait
     draft    + a candidate that fits on arrival, - one that came too late; / the draft has rolled back
@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from amusd.tracing.recorder import Event, Recorder
 
@@ -42,15 +42,12 @@ class LiveState:
     num_judged: int = 0
     num_accepted: int = 0
     num_rollbacks: int = 0
+    num_ready: int = 0
+    """Candidates that wait for the next pass."""
     first_ns: int | None = None
     last_ns: int = 0
-    _committed_length: int = 0
-    _chain_end: int = 0
-
-    @property
-    def num_ready(self) -> int:
-        """Candidates that wait for the next pass."""
-        return max(0, self._chain_end - self._committed_length)
+    _missed: int | None = None
+    """No node of the tree fitted any more; the draft has heard of it once it builds on this many tokens."""
 
     def take(self, event: Event) -> None:
         """Take in what happened next."""
@@ -59,7 +56,7 @@ class LiveState:
         elif event.name == "target_wait":
             self.passes.append(".")
         elif event.name == "receive" and event.fields["message"] == "candidate":
-            self._take_candidate(event)
+            self._take_candidates(event.fields)
 
     def _take_pass(self, event: Event) -> None:
         fields = event.fields
@@ -70,22 +67,29 @@ class LiveState:
         self.num_tokens += num_tokens
         self.num_judged += num_judged
         self.num_accepted += num_accepted
-        self._committed_length = fields["committed_length"]
-        if num_accepted < num_judged:
-            self._chain_end = self._committed_length
+        if self.num_ready > num_accepted and fields["num_ready"] == fields["num_rescued"] == 0:
+            self._missed = self._missed or fields["committed_length"]
+        self.num_ready = fields["num_ready"]
         own = "o" * (num_tokens - num_accepted)
         self.passes.append("#" * num_accepted + "x" * (num_judged - num_accepted) + own)
 
-    def _take_candidate(self, event: Event) -> None:
-        fields = event.fields
-        rolled_back = fields["epoch"] > self.num_rollbacks
-        self.num_rollbacks = max(self.num_rollbacks, fields["epoch"])
-        fits = fields["reception"] == "taken"
-        if fits:
-            self._chain_end = fields["start"] + fields["num_tokens"]
-        symbols = ("+" if fits else "-") * fields["num_tokens"]
-        if rolled_back or symbols:
-            self.messages.append("/" * rolled_back + symbols)
+    def _take_candidates(self, fields: dict[str, Any]) -> None:
+        self.num_ready = fields["num_ready"]
+        num_rollbacks = self._num_rollbacks(fields)
+        self.num_rollbacks += num_rollbacks
+        symbols = ("+" if fields["reception"] == "taken" else "-") * fields["num_tokens"]
+        if num_rollbacks or symbols:
+            self.messages.append("/" * (num_rollbacks > 0) + symbols)
+
+    def _num_rollbacks(self, fields: dict[str, Any]) -> int:
+        """Those since the message before."""
+        if self._missed is None:
+            self._missed = fields["base"] + 1 if fields["reception"] == "contradicted" else None
+            return 0
+        knows = fields["base"] >= self._missed
+        if knows or (fields["num_tokens"] and fields["reception"] == "taken"):  # then the tree had the token after all
+            self._missed = None
+        return int(knows)
 
 
 def render(state: LiveState, width: int) -> list[str]:

@@ -1,12 +1,15 @@
 """Config dataclasses from nested mappings and back.
 
 A mistake is one `ConfigError` line: the key, the value, what is allowed, the nearest match. Standard library only.
+Knows no configuration: `amusd/config` uses it to check what is made from Python.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import numbers
 import types
 import typing
 from collections.abc import Mapping
@@ -17,6 +20,9 @@ from amusd.types import Mode
 
 T = TypeVar("T")
 
+_MAX_SHOWN = 200
+"""Characters of a value in a message at most."""
+
 
 def nearest(name: str, names: typing.Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing when no name is near."""
@@ -26,12 +32,26 @@ def nearest(name: str, names: typing.Iterable[str]) -> str:
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """Build a config dataclass from nested mappings. Raises `ConfigError`, one line, on the first mistake."""
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    hints = _hints_of(cls)
     for key in values:
-        if key not in names:
-            raise ConfigError(f"{prefix}{key}: no such key{nearest(str(key), names)}")
+        if key not in hints:
+            raise ConfigError(f"{prefix}{key}: no such key{nearest(str(key), hints)}")
     return cls(**{key: _convert(hints[key], value, f"{prefix}{key}") for key, value in values.items()})
+
+
+def convert_fields(config: Any, prefix: str) -> None:
+    """Convert the fields of a new config dataclass as `from_mapping` does. Raises `ConfigError`, one line, as well."""
+    for name, hint in _hints_of(type(config)).items():
+        object.__setattr__(config, name, _convert(hint, getattr(config, name), f"{prefix}{name}"))
+
+
+def shown(value: object) -> str:
+    """A value as it is put into one line for people: cut where it is long."""
+    try:
+        text = " ".join(str(value).splitlines())
+    except ValueError:  # a number of more digits than Python prints
+        return "(a huge number)"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -50,6 +70,12 @@ def to_mapping(config: Any) -> dict[str, Any]:
     return result
 
 
+def _hints_of(cls: type) -> dict[str, Any]:
+    """Type of each field, in their order."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
 def _convert(hint: Any, value: Any, key: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -60,35 +86,42 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         allowed = list(arguments) if origin is Literal else [mode.value for mode in Mode]
         text = value.value if isinstance(value, Mode) else value
         if text not in allowed:
-            raise ConfigError(f"{key}={value}: allowed: {', '.join(allowed)}{nearest(str(value), allowed)}")
+            raise ConfigError(f"{key}={shown(value)}: allowed: {', '.join(allowed)}{nearest(shown(value), allowed)}")
         return text if origin is Literal else Mode(text)
     if origin is tuple:
-        if isinstance(value, str) or not isinstance(value, (list, tuple)):
-            value = [value]
-        if arguments[-1] is not Ellipsis:
-            if len(value) != len(arguments):
-                raise ConfigError(f"{key}={value}: expected {len(arguments)} values")
-            return tuple(_convert(hint, item, key) for hint, item in zip(arguments, value, strict=True))
-        return tuple(_convert(arguments[0], item, key) for item in value)
+        return _tuple(arguments, value, key)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
         if not isinstance(value, Mapping):
             raise ConfigError(
-                f"{key}={value}: has keys of its own: {', '.join(f.name for f in dataclasses.fields(hint))}"
+                f"{key}={shown(value)}: has keys of its own: {', '.join(f.name for f in dataclasses.fields(hint))}"
             )
         return from_mapping(hint, value, f"{key}.")
     return _scalar(hint, value, key)
 
 
+def _tuple(hints: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ...]:
+    """Of a sequence, of the pairs of a mapping, or of a single value."""
+    if isinstance(value, Mapping):
+        value = list(value.items())
+    elif not isinstance(value, (list, tuple)):
+        value = [value]
+    if hints[-1] is Ellipsis:
+        return tuple(_convert(hints[0], item, key) for item in value)
+    if len(value) != len(hints):
+        raise ConfigError(f"{key}={shown(value)}: expected {len(hints)} values")
+    return tuple(_convert(hint, item, key) for hint, item in zip(hints, value, strict=True))
+
+
 def _scalar(hint: Any, value: Any, key: str) -> Any:
     if hint is bool and isinstance(value, bool):
         return value
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+    if hint in (int, float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            if isinstance(value, numbers.Integral if hint is int else numbers.Real):
+                return hint(value)
     if hint is str and isinstance(value, (str, int, float)):
         return str(value)
     expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[hint]
-    raise ConfigError(f"{key}={value}: expected {expected}")
+    raise ConfigError(f"{key}={shown(value)}: expected {expected}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from amusd.console import Console
 from amusd.errors import ConfigError
+from amusd.files import write_whole
 from amusd.tracing.accounting import Account, accounts
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, judge_steps
@@ -70,8 +71,8 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     part = timeline.only(sequence.sequence_id)
     summary = summary_lines(part)
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": sequence.schedule}
-    _write(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
-    _write(run_directory / PICTURE_FILE, draw(part, sequence.schedule, summary))
+    write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
+    write_whole(run_directory / PICTURE_FILE, draw(part, sequence.schedule, summary))
     console.text(f"sequence {sequence.sequence_id}: {sequence.schedule}")
     for line in summary:
         console.text(line)
@@ -129,10 +130,3 @@ def _choose(sequences: Sequence[TracedSequence], sequence_id: int | None) -> Tra
         first, last = sequences[0].sequence_id, sequences[-1].sequence_id
         raise ConfigError(f"sequence={sequence_id}: no such sequence; this run has {first} to {last}")
     return found
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from None

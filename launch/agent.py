@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +24,7 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
     __import__(__package__)
 
 from torch.distributed import DistError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # missing in its __all__
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -37,14 +38,16 @@ from torch.distributed.run import main as torchrun
 from amusd.errors import ConfigError
 
 from .outcome import read_outcome
+from .scratch import scratch_folder
 from .store import CONNECT_SECONDS, join_store, serve_store
-from .terminal import tell
+from .terminal import tell, waiting_for
 
 BACKEND = "amusd"
 _ENDPOINT = "--rdzv-endpoint="
 _OUTCOME = "--outcome-file="
 END_SECONDS = 5.0
 """How long the agents wait for each other when the run is over; five minutes, left to torchrun."""
+MAX_PORT = 65535
 _LOOK_SECONDS = 0.05
 _PERMISSIONS = ("transport.keys=", "transport.insecure=true")
 
@@ -86,13 +89,21 @@ class OneAddress(RendezvousHandler):
         if self._store is None:
             open_store = serve_store if self._rank == 0 else join_store
             try:
-                self._store = open_store(self._host, self._port)
+                with self._waiting(1, "the target's machine (NODE_RANK=0)"):
+                    self._store = open_store(self._host, self._port)
             except (DistError, OSError) as error:
                 does = "cannot listen there" if self._rank == 0 else "no target found there"
                 raise ConfigError(f"{self._host}:{self._port}: {does} ({str(error).splitlines()[0]})") from error
         store = _AgentStore(self._run_id, self._store)
-        self._await_others(store)
+        with self._waiting(0, "the draft's machine (NODE_RANK=1)"):
+            self._await_others(store)
         return RendezvousInfo(store, self._rank, self._num_nodes, RendezvousStoreInfo(self._host, self._store.port))
+
+    def _waiting(self, rank: int, whom: str) -> AbstractContextManager[None]:
+        """Of two machines the one of this rank waits for the other, and says so; agents of one machine do not wait."""
+        if self._num_nodes == 1 or self._rank != rank:
+            return nullcontext()
+        return waiting_for(f"{whom} at {self._host}:{self._port}", CONNECT_SECONDS)
 
     def _await_others(self, store: Store) -> None:
         store.set(f"here/{self._rank}", "")
@@ -140,8 +151,12 @@ def main(arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with {failure.exitcode}"
+        if failure.exitcode == -signal.SIGALRM:
+            how = "was asked to end, and took too long"
         tell(f"local rank {failure.local_rank} (pid {failure.pid}) {how}")
         return 1
+    except SignalException as error:  # the ranks have ended by now, and saved what they had
+        return 128 + error.sigval
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -149,8 +164,8 @@ def _run(arguments: Sequence[str]) -> int:
     if any(text.startswith(_OUTCOME) for text in arguments):
         torchrun(list(arguments))
         return 0
-    with tempfile.TemporaryDirectory(prefix="amusd-") as scratch:
-        path = Path(scratch) / "outcome"
+    with scratch_folder() as scratch:
+        path = scratch / "outcome"
         entry = next(place for place, text in enumerate(arguments) if text.endswith(".py")) + 1
         torchrun([*arguments[:entry], f"{_OUTCOME}{path}", *arguments[entry:]])
         return read_outcome(path).exit_code or 0
@@ -159,7 +174,10 @@ def _run(arguments: Sequence[str]) -> int:
 def _check_endpoint(arguments: Sequence[str]) -> None:
     """Raises `ConfigError` when the store would listen beyond this machine and nobody has said that it may."""
     endpoint = next((text.removeprefix(_ENDPOINT) for text in arguments if text.startswith(_ENDPOINT)), "")
-    host = endpoint.rpartition(":")[0].strip("[]")
+    host, _, port = endpoint.rpartition(":")
+    host = host.strip("[]")
+    if not port.isdecimal() or int(port) > MAX_PORT:
+        raise ConfigError(f"{endpoint}: a port is a number up to {MAX_PORT}")
     try:
         is_local = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -10,9 +10,12 @@ from pathlib import Path
 from amusd.child.lives import Ended, Lives
 
 from .job import Options
+from .lifetime import PEER_FAILED
 
-_ASKED_TO_END = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
-"""Signals that end a worker in order: nobody has to be told."""
+_OWN = frozenset({PEER_FAILED, signal.SIGALRM})
+"""Signals that end a worker because the run is over: nobody has to be told."""
+_INTERRUPTED = 128
+"""Exit code of a worker that a signal asked to end, less that signal."""
 
 
 def lives_of(options: Options) -> Lives:
@@ -21,17 +24,18 @@ def lives_of(options: Options) -> Lives:
     return Lives([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
 
 
-def live(lives: Lives, incarnation: int) -> Ended:
-    """Start the next life, and wait for its end."""
-    lives.start({"incarnation": incarnation})
+def live(lives: Lives, incarnation: int, *, is_first: bool = False) -> Ended:
+    """Start the next life, and wait for its end. `is_first`: no life of the draft has met the target yet."""
+    lives.start({"incarnation": incarnation, "is_first": is_first})
     end = lives.ended(None)
     assert end is not None, "there is no deadline"
     return end
 
 
 def killer_of(end: Ended) -> int | None:
-    """The signal that ended it, if one did and it did not expect that."""
-    return -end.code if end.code < 0 and -end.code not in _ASKED_TO_END else None
+    """The signal that ended it alone, if one did; who ends the whole run ends the caller too."""
+    signum = -end.code if end.code < 0 else end.code - _INTERRUPTED
+    return signum if signum > 0 and signum not in _OWN else None
 
 
 def in_words(end: Ended) -> str:

@@ -15,14 +15,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amusd.child.fork_server import Channel, Orders, serve
-from amusd.child.lives import Ended
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
@@ -32,12 +31,12 @@ from amusd.types import Role
 from .child import in_words, killer_of, live, lives_of
 from .devices import claim_hardware
 from .draft_ranks import gather_ranks, tell_ranks
-from .drafts import await_rendezvous
+from .drafts import BOTH_LOADED, await_rendezvous
 from .group import Group
-from .job import Options, draft_role, own_transport, prepare_draft, prepare_group, store_secret
-from .lifetime import Interrupted, end_with_parent, exit_code_of, interrupt_main_thread
+from .job import Options, draft_role, own_transport, prepare_draft, read_group, store_secret
+from .lifetime import PEER_FAILED, Interrupted, exit_code_of, interrupt_main_thread
 from .store import CONNECT_SECONDS, Place, Store
-from .terminal import tell
+from .terminal import tell, waiting_for
 
 _RETURN_SECONDS = 2.0
 """After the target has finished: how long the draft may take to notice by itself."""
@@ -56,34 +55,40 @@ def supervise_draft(options: Options, place: Place) -> int:
     not start. A draft that is killed must not make torchrun end the target, which goes on alone until the next one is
     there. The target counts those that come to nothing; here only those that never came as far as the target.
     """
-    num_unmet = 0
+    num_unmet, is_first = 0, True
     lives = lives_of(options)
     for incarnation in itertools.count(FIRST_INCARNATION):
-        end = live(lives, incarnation)
+        end = live(lives, incarnation, is_first=is_first)
         code, killer, has_met = end.code, killer_of(end), end.said.startswith(_MET)
         if killer is not None:
             tell(f"the draft worker (rank {place.rank}, pid {end.pid}) was killed by signal {killer}")
         is_lost = code in (_FAILED, _USERS_MISTAKE, _DISMISSED) or killer is not None
-        # What is wrong with the very first one ends the run, unless it had begun to draft.
-        if not is_lost or (incarnation == FIRST_INCARNATION and (code == _USERS_MISTAKE or not has_met)):
+        # A failure of the first one ends the run, unless it had begun to draft. One that is killed is no failure.
+        if not is_lost or (is_first and killer is None and (code == _USERS_MISTAKE or not has_met)):
             # On another machine one that failed by itself has reported it, or has not found the store.
-            is_known = end.said or code == _USERS_MISTAKE or (place.is_away and killer is None)
+            is_known = end.said or code == _USERS_MISTAKE or place.is_away
             if is_lost and not is_known:
-                _report(options, place, end)
+                _report(options, place, in_words(end))
             break
         num_unmet = 0 if has_met else num_unmet + 1
+        is_first = is_first and not has_met
         if num_unmet > MAX_RESTARTS:
-            tell(f"the draft worker ended {num_unmet} times before it could start; the target stays alone")
+            if is_first:
+                _report(options, place, f"{in_words(end)}, as {MAX_RESTARTS} before it")
+            else:
+                tell(f"the draft worker ended {num_unmet} times before it could start; the target stays alone")
             break
         time.sleep(num_unmet * _BACK_OFF_SECONDS)
     lives.close()
+    if place.is_away and not is_lost:
+        tell("the target has finished, and so has this draft")
     return code if place.is_away and code in (_FAILED, _USERS_MISTAKE) else 0
 
 
-def _report(options: Options, place: Place, end: Ended) -> None:
+def _report(options: Options, place: Place, line: str) -> None:
     """Tell the target of a first process that ended before it had said anything."""
     with suppress(PeerLostError):  # nobody is left to tell
-        failure = {"users_mistake": False, "line": in_words(end)}
+        failure = {"users_mistake": False, "line": line}
         Store(place, store_secret(options)).put("draft_failure", failure)
 
 
@@ -98,11 +103,11 @@ def run_draft_process(options: Options, place: Place) -> int:
     config, directories = joined
 
     def prepare(orders: Orders) -> Any:
-        return _prepare(options, place, config, orders["incarnation"])
+        return _prepare(options, place, config, orders)
 
     def draft(channel: Channel, orders: Orders, drafters: Any) -> int:
-        end_with_parent()  # of its own, if it was forked
-        life = _Life(options, place, config, directories, orders["incarnation"], channel, drafters)
+        channel.on_hang_up(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        life = _Life(options, place, config, directories, orders, channel, drafters)
         return exit_code_of(life.run)
 
     return serve(prepare, draft)
@@ -114,7 +119,7 @@ def _join(options: Options, place: Place) -> tuple[RunConfig, list[Path]] | None
     Raises `ConfigError`, after the target was told.
     """
     if options.group_file is not None:  # before torch is imported
-        group = prepare_group(options)
+        group = read_group(options.group_file)
         config = claim_hardware(group.config, Role.DRAFT, local_world_size=place.local_world_size)
         if Store(place, store_secret(options)).get("group", config.startup_timeout_seconds) is None:
             return None
@@ -122,8 +127,11 @@ def _join(options: Options, place: Place) -> tuple[RunConfig, list[Path]] | None
         transport = own_transport(options)
         store = Store(place, store_secret(options))
         try:
-            text = store.get("group", CONNECT_SECONDS)
+            with waiting_for("the target's job", CONNECT_SECONDS) if place.is_away else nullcontext():
+                text = store.get("group", CONNECT_SECONDS)
             if text is None:
+                if place.is_away:
+                    tell("the target found a mistake in its own line, and says there which")
                 return None
             group = Group.from_text(text)
             # how it connects, and with which keys, a worker decides by itself, whatever it is told
@@ -136,11 +144,11 @@ def _join(options: Options, place: Place) -> tuple[RunConfig, list[Path]] | None
     return config, directories if directories[0].is_dir() else []  # another machine may not have them
 
 
-def _prepare(options: Options, place: Place, config: RunConfig, incarnation: int) -> Any:
+def _prepare(options: Options, place: Place, config: RunConfig, orders: Orders) -> Any:
     """Load what each life of the draft can be forked with; None where nothing can. Leaves no thread and no socket."""
     store = Store(place, store_secret(options))
-    if incarnation == FIRST_INCARNATION and config.draft_tensor_parallel_size == 1:
-        _announce(config, incarnation, store)  # of what comes: the target can load meanwhile
+    if orders["is_first"] and config.draft_tensor_parallel_size == 1:
+        _announce(config, orders["incarnation"], store)  # of what comes: the target can load meanwhile
     with store.watching("finished", interrupt_main_thread):
         return prepare_draft(options.roles, config)
 
@@ -149,7 +157,7 @@ def _announce(config: RunConfig, incarnation: int, store: Store) -> None:
     """Tell the target of this process, and of the draft's other ranks once they have heard of it."""
     others = gather_ranks(store, incarnation, config.draft_tensor_parallel_size, config.startup_timeout_seconds)
     if others is None:
-        raise Interrupted(signal.SIGTERM)  # the target has ended, and has said why
+        raise Interrupted(PEER_FAILED)  # the target has ended, and has said why
     store.put("draft", {"incarnation": incarnation, "pids": [os.getpid(), *others]})
 
 
@@ -161,18 +169,23 @@ class _Life:
     place: Place
     config: RunConfig
     directories: Sequence[Path]
-    incarnation: int
+    orders: Orders
+    """Its incarnation, and whether it is the first that is to meet the target."""
     channel: Channel
     """To the supervisor."""
     drafters: Any
     """As `_prepare` has left them."""
+
+    @property
+    def incarnation(self) -> int:
+        """Its number."""
+        return int(self.orders["incarnation"])
 
     def run(self) -> int:
         """Draft until the target has finished; return the exit code. Raises what the draft raises."""
         store = Store(self.place, store_secret(self.options))
         if store.has("finished"):
             return 0
-        is_first = self.incarnation == FIRST_INCARNATION
         returned, met = threading.Event(), threading.Event()
 
         def end_soon() -> None:
@@ -180,13 +193,14 @@ class _Life:
                 interrupt_main_thread()
 
         def meet(ranks: str | None) -> Rendezvous:
+            tell_wait()
             rendezvous = self._await_rendezvous(store, ranks)
             met.set()
             self.channel.say(_MET)
             return rendezvous
 
         try:
-            with store.watching("finished", end_soon):
+            with store.watching("finished", end_soon), self._wait(store) as tell_wait:
                 try:
                     _announce(self.config, self.incarnation, store)
                     role = draft_role(self.options.roles)
@@ -195,24 +209,50 @@ class _Life:
                     returned.set()
         except Exception as error:
             users_mistake = isinstance(error, ConfigError)
-            if not is_first:
+            if not self.orders["is_first"]:
                 if store.has("finished"):  # it was on its way to a target that needs it no more
                     return 0
             elif users_mistake or not met.is_set():  # once they have met, the link itself tells the target
                 store.put("draft_failure", {"users_mistake": users_mistake, "line": f"{error}" or type(error).__name__})
                 self.channel.say(_REPORTED)
-            if not isinstance(error, RankLostError):
+            if not isinstance(error, PeerLostError):
                 raise
+            if not isinstance(error, RankLostError) and (code := self._code_after_target(store)) is not None:
+                return code
             tell(f"the draft worker (pid {os.getpid()}) ends: {error}")
             return _FAILED
         with suppress(PeerLostError):  # the target has gone, and the store with it
             return _DISMISSED if store.has(f"dismissed/{self.incarnation}") else code
         return code
 
+    @contextmanager
+    def _wait(self, store: Store) -> Iterator[Callable[[], None]]:
+        """A function that begins to tell, on a machine without the target, of the wait until both have loaded."""
+        told, name = ExitStack(), f"met/{self.incarnation}"
+
+        def end() -> None:
+            with suppress(PeerLostError):
+                if store.has(name):
+                    told.close()
+
+        if self.place.is_away:
+            with store.watching(name, end):
+                yield lambda: told.enter_context(waiting_for(BOTH_LOADED))
+            end()  # a short run is over before it was looked
+        else:
+            yield lambda: None
+
+    def _code_after_target(self, store: Store) -> int | None:
+        """The exit code where the link has ended because the target has, or wants another draft; None: it has not."""
+        dismissed = f"dismissed/{self.incarnation}"
+        with suppress(PeerLostError):
+            return _DISMISSED if store.await_any(("finished", dismissed), _RETURN_SECONDS) == dismissed else 0
+        return None
+
     def _await_rendezvous(self, store: Store, ranks: str | None) -> Rendezvous:
         if ranks is not None:
             tell_ranks(store, self.incarnation, ranks)
         rendezvous = await_rendezvous(store, self.incarnation, self.config.startup_timeout_seconds)
         if rendezvous is None:
-            raise Interrupted(signal.SIGTERM)  # the target ended before it was ready, and has said why
+            raise Interrupted(PEER_FAILED)  # the target ended before it was ready, and has said why
         return rendezvous

@@ -2,6 +2,7 @@
 
 draft                 {incarnation, pids} of the newest process and those of its   written by it, for the first one
                       other ranks (`draft_ranks.py`)                               also by the one it is forked from
+met/K                 incarnation K has loaded, and the target too                 written by the target
 rendezvous/K          where incarnation K finds the target                         written by the target
                       (with the first one, where the target's other ranks find it)
 dismissed/K           incarnation K is to be replaced, though it may still run     written by the target
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from amusd.transport.base import Rendezvous
 
 from .run_directory import write_workers
 from .store import Store
+from .terminal import waiting_for
 
 OVER = ("finished", "no_more_drafts")
 """Names of which each says that no further draft is wanted."""
+BOTH_LOADED = "both models to load (startup_timeout_seconds, once one of them has)"
+"""What two machines wait for before the first token."""
 
 
 @dataclass
@@ -38,6 +42,9 @@ class StoreDrafts:
     """Of the draft that was met last, or that prepares: of its ranks, in their order."""
     target_pids: Sequence[int]
     """Of the target's ranks, in their order."""
+    are_away: bool = False
+    """They are on another machine: a person is told of the wait for the first one."""
+    _wait: ExitStack = field(default_factory=ExitStack)
     _told: int = FIRST_INCARNATION
     _directory: Path | None = None
 
@@ -61,10 +68,14 @@ class StoreDrafts:
                 self.store.put("no_more_drafts", True)
             return
         self._told = incarnation
+        if incarnation == FIRST_INCARNATION and self.are_away:
+            self._wait.enter_context(waiting_for(BOTH_LOADED))
         self.store.put(f"rendezvous/{incarnation}", dataclasses.asdict(rendezvous))
 
     def met(self) -> None:
         """Its processes are known by now, and `workers.json` names them."""
+        self._wait.close()
+        self.store.put(f"met/{self._told}", True)
         self.pids = self._newest()["pids"]
         if self._directory is not None:
             self.record(self._directory)

@@ -14,17 +14,25 @@ import amusd
 from amusd.runtime.cores import allowed_cores
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "hydra-core", "omegaconf", "gguf")
+CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+"""The instructions that a model's speed hangs on, as Linux names them."""
 _PROBE_SECONDS = 5.0
 
 
 def describe_environment() -> dict[str, Any]:
     """What `environment.json` holds."""
+    model, features = _cpu()
     return {
         "amusd": amusd.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "cpu": {"model": _cpu_model(), "cores": os.cpu_count(), "allowed_cores": len(allowed_cores())},
+        "cpu": {
+            "model": model,
+            "features": features,
+            "cores": os.cpu_count(),
+            "allowed_cores": len(allowed_cores()),
+        },
         "gpus": _gpus(),
         "commit": _commit(),
     }
@@ -37,13 +45,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str:
+def _cpu() -> tuple[str, list[str]]:
+    """Its name, and those of `CPU_FEATURES` that it has."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+        return platform.processor() or platform.machine(), []
+    first = {name.strip(): value.strip() for line in reversed(lines) for name, _, value in [line.partition(":")]}
+    has = set(first.get("flags", "").split())
+    return first.get("model name", platform.machine()), [feature for feature in CPU_FEATURES if feature in has]
 
 
 def _gpus() -> list[str]:

@@ -22,7 +22,7 @@ from .devices import claim_hardware
 from .draft_ranks import addresses
 from .drafts import await_rendezvous
 from .group import Group
-from .job import Options, follower_role, prepare_group, store_secret
+from .job import Options, follower_role, read_group, store_secret
 from .store import CONNECT_SECONDS, Place, Store, pid_of_rank
 from .terminal import tell
 
@@ -73,7 +73,7 @@ def run_follower_process(options: Options, place: Place) -> int:
 def _follow(options: Options, place: Place, channel: Channel) -> int:
     store: Store | None = None
     if options.group_file is not None:  # before torch is imported
-        group = prepare_group(options)
+        group = read_group(options.group_file)
     else:
         store = Store(place, store_secret(options))
         text = store.get("group", CONNECT_SECONDS)

@@ -60,6 +60,12 @@ class Group:
         """What is said here of models, link and devices holds for all jobs."""
         return self.jobs[0].config
 
+    @property
+    def folder(self) -> Path:
+        """Where its results are: the folder of its job, or of its sweep."""
+        directory = self.jobs[0].run_directory
+        return directory if self.standing is None else directory.parent
+
     def on(self, hardware: HardwareConfig) -> Group:
         """The same jobs with the devices named that they run on."""
         jobs = (

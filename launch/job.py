@@ -20,8 +20,12 @@ from .run_directory import create_run_directory
 
 COMMANDS = ("generate", "compare")
 """What a pair of workers can do."""
+GROUP_FILE = "group.json"
+"""What `amusd` has prepared for the ranks, without prompts, in a folder that only this user can enter."""
+PROMPTS_FILE = "prompts.json"
+"""Beside it: the same with the prompts, for the target alone, which takes it away."""
 SEAL_FILE = "seal"
-"""Beside the group file, in a folder that only this user can enter: what the workers seal with."""
+"""Beside it: what the workers seal with."""
 
 _KEYS = "transport.keys="
 TargetRole = Callable[
@@ -83,10 +87,21 @@ class Options:
         return cls(**values, overrides=tuple(rest))
 
 
+def read_group(group_file: Path) -> Group:
+    """What `amusd` has prepared, without prompts."""
+    return Group.from_text(group_file.read_text(encoding="utf-8"))
+
+
 def prepare_group(options: Options) -> Group:
-    """Read what `amusd` has prepared, or compose the arguments and make a run directory. Raises `ConfigError`."""
+    """The target's: take what `amusd` has prepared, or compose the arguments and make a run directory.
+
+    Raises `ConfigError`.
+    """
     if options.group_file is not None:
-        return Group.from_text(options.group_file.read_text(encoding="utf-8"))
+        prompts_file = options.group_file.with_name(PROMPTS_FILE)
+        group = read_group(prompts_file)
+        prompts_file.unlink()
+        return group
     from .compose import compose_config
 
     config = compose_config(options.overrides)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from amusd.config import RunConfig
+from amusd.files import write_whole
 
 from .devices import THREAD_VARIABLES
 from .group import Group, Job
-from .job import SEAL_FILE, Options
+from .job import GROUP_FILE, PROMPTS_FILE, SEAL_FILE, Options
 from .outcome import Outcome, read_outcome
-from .process_tree import Ended, run_tree
+from .process_tree import END_SECONDS, Ended, run_tree
 from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
+from .scratch import scratch_folder
 from .terminal import tell
 
 _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PET_")
@@ -49,22 +50,30 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
 
     A directory in which nothing was measured is taken back. `json_only` keeps the workers off standard output.
     """
-    with tempfile.TemporaryDirectory(prefix="amusd-") as scratch:
-        folder = Path(scratch)
-        options = Options(
-            group_file=folder / "group.json", command=group.command, outcome_file=folder / "outcome", roles=roles
-        )
-        (folder / "group.json").write_text(group.to_text(), encoding="utf-8")
+    with scratch_folder() as folder:
+        group_file, outcome_file = folder / GROUP_FILE, folder / "outcome"
+        options = Options(group_file=group_file, command=group.command, outcome_file=outcome_file, roles=roles)
+        write_whole(group_file, group.without_prompts().to_text())
+        write_whole(folder / PROMPTS_FILE, group.to_text())
         (folder / SEAL_FILE).write_bytes(secrets.token_bytes(32))
         ended = run_tree(
-            _torchrun(group.config, options.arguments(), folder), _environment(group.config), quiet=json_only
+            _torchrun(group.config, options.arguments(), folder),
+            _environment(group.config),
+            lambda: read_outcome(outcome_file).is_whole(len(group.jobs)),
+            quiet=json_only,
         )
-        told = read_outcome(folder / "outcome")
-    if ended.signum is None and told.exit_code is None:
+        told = read_outcome(outcome_file)
+    if ended.stuck:
+        pids = ", ".join(map(str, ended.stuck))
+        tell(f"processes that had not ended {END_SECONDS:g} s after the result were killed (pid {pids})")
+    if ended.signum is None and not told.is_whole(len(group.jobs)):
         tell(f"the workers ended without a result (torchrun: {ended.exit_code}); what they said is above")
         for partial in (job.run_directory / PARTIAL_FILE for job in group.jobs):
             if partial.exists():
                 tell(f"what there was of the answer is in {partial}")
+    elif ended.signum is None and (told.exit_code or 0) > 128:
+        how = "torchrun was killed" if ended.exit_code < 0 else "the workers were interrupted"
+        tell(f"{how}; what was measured so far is in {group.folder}")
     codes = _exit_codes(ended, told, len(group.jobs))
     for job, code in zip(group.jobs, [*codes, *[None] * (len(group.jobs) - len(codes))], strict=True):
         if code in (2, None):

@@ -16,6 +16,8 @@ from typing import Any
 
 from amusd.config import DecodingConfig, EngineConfig, RunConfig
 
+CONFIG_DIR, CONFIG_NAME = "--config-dir", "--config-name"
+"""Hydra's options for configuration files of one's own; `--config-dir=FOLDER` stands among the overrides."""
 TEXT_LISTS = frozenset({"sampling.stop"})
 """Lists whose value may be one plain text instead."""
 
@@ -54,10 +56,11 @@ def conf_folder() -> Path:
 
 
 @functools.cache
-def groups() -> dict[str, tuple[str, ...]]:
-    """Group name -> the names of its files."""
-    folders = sorted(path for path in conf_folder().iterdir() if path.is_dir() and not path.name.startswith("_"))
-    return {folder.name: tuple(sorted(file.stem for file in folder.glob("*.yaml"))) for folder in folders}
+def groups(folder: Path | None = None) -> dict[str, tuple[str, ...]]:
+    """Group name -> the names of its files; those in another `folder` of the same shape included."""
+    own = sorted(path.name for path in conf_folder().iterdir() if path.is_dir() and not path.name.startswith("_"))
+    folders = [conf_folder(), *([] if folder is None else [folder])]
+    return {name: tuple(sorted({file.stem for at in folders for file in at.glob(f"{name}/*.yaml")})) for name in own}
 
 
 @functools.cache

@@ -13,11 +13,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 
+from .process_tree import state_of
 from .terminal import tell
 
 GRACE_SECONDS = 1.0
@@ -25,6 +25,7 @@ GRACE_SECONDS = 1.0
 GRACE_SECONDS_AFTER_PEER = 10.0
 """The same when the other worker failed: nobody is waiting at a keyboard."""
 PEER_FAILED = signal.SIGUSR1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PEER_FAILED)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,23 +49,24 @@ def end_with_parent(signum: int = signal.SIGTERM) -> None:
 
 def raise_on_signals() -> None:
     """From now on SIGINT, SIGTERM, SIGHUP and `PEER_FAILED` raise `Interrupted`, once, and start the countdown."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PEER_FAILED)
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS_AFTER_PEER if signum == PEER_FAILED else GRACE_SECONDS)
         raise Interrupted(signum)
 
-    for number in signals:
+    for number in _SIGNALS:
         signal.signal(number, on_signal)
 
 
 def ignore_signals() -> None:
-    """This process is about to end by itself: a signal has nothing left to save, and would only look like an error."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PEER_FAILED):
-        signal.signal(number, signal.SIG_IGN)
+    """This process is about to end by itself: a signal has nothing left to save, and would only look like an error.
+
+    The handler does nothing: of one that is `SIG_IGN` Python complains where a signal has just arrived.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, lambda _number, _frame: None)
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
@@ -77,25 +79,33 @@ def exit_code_of(work: Callable[[], int]) -> int:
         code = 2
     except Interrupted as interruption:
         code = 128 + interruption.signum
-    except Exception:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
-        traceback.print_exc()
+        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS_AFTER_PEER)  # all is saved; what is left is Python's own end
+    except Exception as error:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
+        if isinstance(error, PeerLostError | PeerFailedError) and "\n" not in str(error):
+            tell(str(error))  # no bug of this process
+        else:
+            traceback.print_exc()
         code = 1
     ignore_signals()
     return code
 
 
 def interrupt_main_thread() -> None:
-    """Raise `Interrupted` in the main thread, system calls included. For another thread of this process."""
+    """Raise `Interrupted` in the main thread, system calls included. For another thread of this process.
+
+    A main thread that is stuck where no signal is handled ends with the process, after `GRACE_SECONDS_AFTER_PEER`.
+    """
     identity = threading.main_thread().ident
     if identity is not None:
+        if not any(signal.getitimer(signal.ITIMER_REAL)):
+            signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS_AFTER_PEER)
         signal.pthread_kill(identity, PEER_FAILED)
 
 
 def end_if_stopped(pid: int) -> bool:
     """Kill a process that a signal has stopped, and that so cannot end by itself; whether it was (Linux only)."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        is_stopped = stat.rpartition(")")[2].split()[0] == "T"  # the name before it may hold anything
+        is_stopped = state_of(pid) == "T"
         if is_stopped:
             os.kill(pid, signal.SIGKILL)
     except OSError:  # there is none, or it is another user's by now

@@ -1,6 +1,7 @@
 """The `amusd` command: reads the arguments, composes the configuration once, starts the workers. Imports no torch.
 
-Exit codes: 0 done, 1 a failure (its traceback is shown), 2 the user's mistake (one line), 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 a failure (one line where a process was lost, else its traceback), 2 the user's mistake or an
+output that cannot be written (one line), 130 Ctrl-C, 143 SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,16 +13,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import amusd
-from amusd.console import discard
+from amusd.config import RunConfig
+from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import nearest
 
+from .keys import CONFIG_DIR, CONFIG_NAME
 from .manual import COMMANDS, EXPORT, KEYS, TRACE, overview, reference
 from .terminal import tell
 
-_HELP = frozenset({"-h", "--help"})
-_MULTIRUN = frozenset({"-m", "--multirun"})
-_ROLES = "--roles="
+_SHORT = {"-h": "--help", "-m": "--multirun", "-c": "--cfg", "-cd": CONFIG_DIR, "-cn": CONFIG_NAME}
+_FLAGS = ("--help", "--multirun", "--version")
+_WITH_VALUE = ("--cfg", CONFIG_DIR, CONFIG_NAME)
+_ROLES = "--roles"
+_INSTEAD = {
+    "--config-path": f"the package's own folder stays; {CONFIG_DIR} FOLDER adds yours",
+    "--experimental-rerun": f"a copy of the run's config.yaml serves as {CONFIG_NAME}",
+    "--hydra-help": "`amusd COMMAND --help` is all there is",
+    "--info": "--cfg job prints what is composed",
+    "--package": "--cfg job prints the whole configuration",
+    "--resolve": "--cfg job is resolved anyway",
+    "--run": "a command without -m is one run",
+    "--shell-completion": "there is none",
+}
+"""What Hydra has and this command line has not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +46,9 @@ class Arguments:
     command: str | None
     flags: frozenset[str]
     overrides: tuple[str, ...]
+    """As typed; before them `--config-dir=...` and `--config-name=...`."""
+    show: str | None = None
+    """Of `--cfg`: what to print instead of running."""
     roles: str | None = None
     """Another module in the place of the workers' work (the launcher's own tests)."""
 
@@ -38,43 +56,62 @@ class Arguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     try:
-        code = _run(_parse(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard(sys.stdout)
-        return 0
+        return _run(_parse(sys.argv[1:] if argv is None else argv), Console())
     except ConfigError as error:
         tell(str(error))
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    return code
 
 
 def _parse(argv: Sequence[str]) -> Arguments:
     """Take a command line apart; options may stand anywhere. Raises `ConfigError`."""
-    options = [argument for argument in argv if argument.startswith("-")]
-    words = [argument for argument in argv if not argument.startswith("-")]
-    roles = next((option.removeprefix(_ROLES) for option in options if option.startswith(_ROLES)), None)
-    known = (*sorted(_HELP | _MULTIRUN), "--version")
-    for option in options:
-        if option not in known and not option.startswith(_ROLES):
-            raise ConfigError(f"{option}: no such option; allowed: {', '.join(known)}{nearest(option, known)}")
+    words: list[str] = []
+    flags: set[str] = set()
+    values: dict[str, str] = {}
+    rest = list(argv)
+    while rest:
+        typed = rest.pop(0)
+        if not typed.startswith("-"):
+            words.append(typed)
+            continue
+        name, equals, value = typed.partition("=")
+        name = _SHORT.get(name, name)
+        if name in _FLAGS and not equals:
+            flags.add(name)
+        elif name in (*_WITH_VALUE, _ROLES) and (equals or rest):
+            values[name] = value if equals else rest.pop(0)
+        else:
+            raise ConfigError(f"{typed}: {_not_an_option(name)}")
     command = words[0] if words else None
     if command is not None and command not in COMMANDS:
         reason = "name a command first" if "=" in command else "no such command"
         near = "" if "=" in command else nearest(command, COMMANDS)
         raise ConfigError(f"{command}: {reason}; allowed: {', '.join(COMMANDS)}{near}")
-    return Arguments(command=command, flags=frozenset(options), overrides=tuple(words[1:]), roles=roles)
+    roles, show = values.pop(_ROLES, None), values.pop("--cfg", None)
+    overrides = (*(f"{name}={value}" for name, value in values.items()), *words[1:])
+    return Arguments(command=command, flags=frozenset(flags), overrides=overrides, show=show, roles=roles)
 
 
-def _run(arguments: Arguments) -> int:
+def _not_an_option(name: str) -> str:
+    if name in _FLAGS:
+        return "takes no value"
+    if name in _WITH_VALUE:
+        return "needs a value"
+    if name in _INSTEAD:
+        return f"not here; {_INSTEAD[name]}"
+    known = (*_FLAGS, *_WITH_VALUE, *_SHORT)
+    return f"no such option; allowed: {', '.join(known)}{nearest(name, known)}"
+
+
+def _run(arguments: Arguments, console: Console) -> int:
     command = arguments.command
-    if arguments.flags & _HELP:
-        sys.stdout.write(reference(command) if command and command not in (EXPORT, KEYS, TRACE) else overview())
+    if "--help" in arguments.flags:
+        has_keys = command and command not in (EXPORT, KEYS, TRACE)
+        console.text(reference(command) if has_keys else overview(), end="")
         return 0
     if "--version" in arguments.flags:
-        sys.stdout.write(f"amusd {amusd.__version__}\n")
+        console.text(f"amusd {amusd.__version__}")
         return 0
     if command is None:
         raise ConfigError(f"name a command: {', '.join(COMMANDS)}; `amusd --help` says what they do")
@@ -83,12 +120,14 @@ def _run(arguments: Arguments) -> int:
     if command == KEYS:
         return _keys(arguments)
     if command == TRACE:
-        return _trace(arguments)
-    if arguments.flags & _MULTIRUN:
+        return _trace(arguments, console)
+    if "--multirun" in arguments.flags:
         return _run_many(command, arguments)
     from .compose import compose_config
 
     config = compose_config(arguments.overrides)
+    if arguments.show is not None:
+        return _show(config, arguments.show, console)
     if command == "doctor":
         from amusd.cli import doctor
 
@@ -103,9 +142,21 @@ def _run(arguments: Arguments) -> int:
         from .simulate import run_simulation
 
         return run_simulation(config)
+    from amusd.workload import prompts_of
+
     from .jobs import run_job
 
+    prompts_of(command, config)  # what is wrong with them is said before any worker starts
     return run_job(command, config, roles=arguments.roles)
+
+
+def _show(config: RunConfig, what: str, console: Console) -> int:
+    if what != "job":
+        raise ConfigError(f"--cfg {what}: allowed: job; Hydra's own settings are not used")
+    from .run_directory import config_text
+
+    console.text(config_text(config), end="")
+    return 0
 
 
 def _export(arguments: Arguments) -> int:
@@ -126,31 +177,45 @@ def _keys(arguments: Arguments) -> int:
 
 def _folder_alone(arguments: Arguments, name: str) -> Path:
     """The only argument of a command that writes a folder. Raises `ConfigError`."""
-    if len(arguments.overrides) != 1 or "=" in arguments.overrides[0] or arguments.flags:
+    if len(arguments.overrides) != 1 or "=" in arguments.overrides[0] or arguments.flags or arguments.show:
         command = arguments.command
         raise ConfigError(f"{command}: name the folder to write, and nothing else: amusd {command} {name}")
     return Path(arguments.overrides[0])
 
 
-def _trace(arguments: Arguments) -> int:
+def _trace(arguments: Arguments, console: Console) -> int:
     folders = [argument for argument in arguments.overrides if "=" not in argument]
     numbers = [argument.removeprefix("sequence=") for argument in arguments.overrides if "=" in argument]
-    if len(folders) != 1 or len(numbers) > 1 or arguments.flags or any("=" in number for number in numbers):
+    if (
+        len(folders) != 1
+        or len(numbers) > 1
+        or arguments.flags
+        or arguments.show
+        or any("=" in number for number in numbers)
+    ):
         raise ConfigError(f"{TRACE}: name the folder of a run, and nothing else: amusd {TRACE} RUN_DIR [sequence=N]")
     if numbers and not numbers[0].isdecimal():
         raise ConfigError(f"sequence={numbers[0]}: expected a whole number")
+    folder = Path(folders[0])
     from amusd.trace import trace
 
-    from .report import refresh_report
+    from .report import refresh_report, traces_of_sweep
 
-    code = trace(Path(folders[0]), int(numbers[0]) if numbers else None)
-    refresh_report(Path(folders[0]))
+    commands = traces_of_sweep(folder)
+    if commands:
+        console.text(f"{folder}: a sweep; each of its jobs has events of its own:")
+        console.text("\n".join(commands))
+        return 0
+    code = trace(folder, int(numbers[0]) if numbers else None)
+    refresh_report(folder)
     return code
 
 
 def _run_many(command: str, arguments: Arguments) -> int:
     if command in ("doctor", "bench", "simulate"):
         raise ConfigError(f"-m: `amusd {command}` looks at one configuration; leave -m out")
+    if arguments.show is not None:
+        raise ConfigError(f"--cfg {arguments.show}: prints one configuration; leave -m out")
     from .sweep import run_sweep
 
     return run_sweep(command, arguments.overrides, roles=arguments.roles)

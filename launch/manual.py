@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import textwrap
 from typing import Any
+
+from amusd.config import DecodingConfig, EngineConfig
 
 from .keys import Key, groups, keys
 
@@ -24,6 +27,20 @@ COMMANDS = {
     EXPORT: "write the embedded draft to a new folder, as a transformers checkpoint for other systems",
 }
 
+_ENGINE = frozenset({"output", "accept", "drafter", *(field.name for field in dataclasses.fields(EngineConfig))})
+_SCHEDULE = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
+_ANSWERS = _ENGINE | _SCHEDULE | {"run_dir", "sampling", "workload.path", "workload.raw", "experiment"}
+_OWN = {
+    "generate": _ANSWERS | {"prompt", "view"},
+    "compare": _ANSWERS | {"workload", "compare"},
+    "simulate": _SCHEDULE
+    | {"output", "run_dir", "accept", "verify_ms", "draft_ms", "delay_ms", "calibration", "simulate"}
+    | {"drafter.kind", "drafter.accept_next", "max_verify_width"},
+    "bench": _ENGINE | {"run_dir", "bench"},
+    "doctor": _ENGINE,
+}
+"""The keys and sections that a command looks at, and whether experiments are for it."""
+
 _USAGE = """\
 usage: amusd COMMAND [-m] [KEY=VALUE ...]
        amusd trace RUN_DIR [sequence=N]
@@ -32,14 +49,18 @@ usage: amusd COMMAND [-m] [KEY=VALUE ...]
 
 {commands}
 
-  -m, --multirun   a sweep: KEY=a,b,c or KEY=range(1,8,2) or GROUP=glob(*); the same command with the
-                   run_dir of an interrupted sweep goes on with it
-  -h, --help       this text; `amusd COMMAND --help` lists every key
-  --version        the version
+  -m, --multirun         a sweep: KEY=a,b,c or KEY=range(1,8,2) or GROUP=glob(*); the same command with the
+                         run_dir of an interrupted sweep goes on with it
+  -c, --cfg job          print the configuration instead of running
+  -cd, --config-dir DIR  DIR/GROUP/NAME.yaml can be chosen too; a file of your own: experiment=/path/mine.yaml
+  -cn, --config-name N   start from DIR/N.yaml, which may begin with `defaults: [config, _self_]`
+  -h, --help             this text; `amusd COMMAND --help` lists the keys of a command
+  --version              the version
 
 examples:
   amusd generate prompt="Why is the sky blue?"
   amusd generate mode=synchronous num_speculative_tokens=4 prompt="..."
+  amusd generate target=/models/Llama-3.1-8B-Instruct drafter=/models/Llama-3.2-1B-Instruct prompt="..."
   amusd compare workload.path=prompts.jsonl workload.num_prompts=16
   amusd simulate accept=0.8 verify_ms=25 draft_ms=2.5 delay_ms=0.05
   amusd compare -m experiment=lookahead_sweep max_lookahead=4,8,16
@@ -56,12 +77,21 @@ def overview() -> str:
     return _USAGE.format(commands="\n".join(f"  {name:<16} {text}" for name, text in COMMANDS.items()))
 
 
+def own_keys(command: str) -> list[Key]:
+    """What `command` looks at."""
+    own = _OWN[command]
+    return [key for key in keys().values() if {key.name, key.name.split(".")[0]} & own]
+
+
 def reference(command: str) -> str:
-    """What `amusd COMMAND --help` prints: every group and key, with its default and meaning."""
+    """What `amusd COMMAND --help` prints: its groups and keys, with default and meaning."""
+    own = own_keys(command)
+    sections = {key.name.split(".")[0] for key in own if "." in key.name}
+    chosen = {group: options for group, options in groups().items() if {group} & (sections | _OWN[command])}
     lines = [f"amusd {command}: {COMMANDS[command]}", "", "groups (GROUP=CHOICE, files under conf/):"]
-    lines += [f"  {group}={' | '.join(options)}" for group, options in groups().items()]
+    lines += [f"  {group}={' | '.join(options)}" for group, options in chosen.items()]
     lines += ["", "keys:"]
-    for key in keys().values():
+    for key in own:
         lines += _entry(key)
     return "\n".join([*lines, "", _NOTES])
 
@@ -69,7 +99,7 @@ def reference(command: str) -> str:
 def _entry(key: Key) -> list[str]:
     meaning = " ".join(part for part in (key.allowed and f"{key.allowed}.", key.doc) if part)
     head = f"  {key.name}={_plain(key.default)}"
-    return [head, *textwrap.wrap(meaning, width=100, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    return textwrap.wrap(f"{head:<40} {meaning}", width=120, subsequent_indent=" " * 41, break_on_hyphens=False)
 
 
 def _plain(value: Any) -> str:

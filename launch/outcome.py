@@ -21,6 +21,10 @@ class Outcome:
     exit_code: int | None = None
     """Of that rank; None when it was killed."""
 
+    def is_whole(self, num_jobs: int) -> bool:
+        """Whether nothing is left to be told that an exit code depends on."""
+        return self.exit_code is not None or len(self.job_codes) == num_jobs
+
 
 def tell_begin(path: Path | None) -> None:
     """The next job begins. Without a path nobody asks."""
@@ -47,7 +51,7 @@ def read_outcome(path: Path) -> Outcome:
 
 
 def _append(path: Path | None, what: str, code: int) -> None:
-    if path is not None:
+    if path is not None and path.parent.exists():  # else the launcher was killed, and its folder taken away
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{what} {code}\n")
 

@@ -8,7 +8,10 @@ and `${...}` arrive as typed. Two forms keep Hydra's meaning: a complete quoted 
 from __future__ import annotations
 
 import itertools
+import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -18,10 +21,22 @@ from hydra.errors import HydraException
 from amusd.errors import ConfigError
 from amusd.settings import nearest
 
-from .keys import TEXT_LISTS, groups, keys, sections
+from .keys import CONFIG_DIR, CONFIG_NAME, TEXT_LISTS, groups, keys, sections
 
+MODEL_GROUPS = ("target", "drafter")
+"""Groups whose choice may be a model: `target=FOLDER` is short for `target=hf target.model=FOLDER`."""
 OPTIONAL_GROUPS = frozenset({"experiment"})
 """Groups from which nothing is chosen by default; `null` chooses nothing again."""
+_INSTEAD = {
+    "hydra/launcher": "amusd starts its own workers; to sweep over machines run `amusd COMMAND KEY=VALUE "
+    "run_dir=DIR/0` on one, the next with DIR/1 ..., and at last the sweep with run_dir=DIR, which collects them",
+    "hydra/sweeper": "a sweep is the product of all choices",
+    "hydra.searchpath": f"{CONFIG_DIR} FOLDER adds a folder",
+    "hydra.run.dir": "write run_dir=FOLDER",
+    "hydra.sweep.dir": "write run_dir=FOLDER",
+    "hydra": "Hydra's own settings are not used",
+}
+"""What a key of Hydra's own is answered with, by the longest beginning of its name."""
 
 
 def split(argument: str) -> tuple[str, str]:
@@ -29,7 +44,7 @@ def split(argument: str) -> tuple[str, str]:
     key, equals, value = argument.partition("=")
     if not equals:
         raise ConfigError(f'{argument}: expected key=value; a value with spaces needs quotes: prompt="Two words"')
-    if key not in keys() and key not in groups() and key not in sections():
+    if key not in (CONFIG_DIR, CONFIG_NAME, *keys(), *groups(), *sections()):
         raise ConfigError(_no_such_key(key, value))
     try:
         value.encode()
@@ -38,9 +53,32 @@ def split(argument: str) -> tuple[str, str]:
     return key, value
 
 
+def settle(overrides: Sequence[str]) -> dict[str, str]:
+    """Values by key: the last of a key holds, a model alone means `hf`, an alias its key. Raises `ConfigError`."""
+    values = dict(split(override) for override in overrides)
+    number = values.pop("sampling.max_tokens", None)  # renamed here, since a configuration file may set the other, too
+    if number is not None and (other := values.setdefault("sampling.max_new_tokens", number)) != number:
+        raise ConfigError(f"sampling.max_tokens={number}: is sampling.max_new_tokens, which is {other}; give one")
+    for group in MODEL_GROUPS:
+        key, choice = f"{group}.model", values.get(group)
+        if choice is not None and _names_model(group, choice):
+            if key in values:
+                raise ConfigError(f"{key}={values[key]}: {group}={choice} names a model as well; leave one of them out")
+            values |= {group: "hf", key: choice}
+        elif choice is None and f"{group}.kind" not in values and values.get(key, "null") != "null":
+            values[group] = "hf"
+    return values
+
+
+def _names_model(group: str, choice: str) -> bool:
+    """Whether it is a folder, or `owner/name` of the model hub, and neither a choice of the group nor several."""
+    is_one = choice not in groups()[group] and "," not in choice and not choice.endswith(".yaml")
+    return is_one and ("/" in choice or os.path.isdir(choice))  # noqa: PTH112 - a name too long is no error
+
+
 def is_text(key: str) -> bool:
     """Whether the value of this key is taken literally."""
-    return key in TEXT_LISTS or (key in keys() and keys()[key].is_text)
+    return key in (CONFIG_DIR, CONFIG_NAME, *TEXT_LISTS) or (key in keys() and keys()[key].is_text)
 
 
 def text_value(key: str, value: str) -> Any:
@@ -53,13 +91,21 @@ def text_value(key: str, value: str) -> Any:
     return None if value == "null" else _unquoted(key, value)
 
 
-def check_for_hydra(key: str, value: str) -> None:
-    """Refuse what Hydra would refuse in many lines: bad syntax, a sweep without `-m`, an unknown group choice."""
+def is_file(key: str, value: str) -> bool:
+    """Whether an experiment is named by the path of its file."""
+    return key == "experiment" and value.endswith(".yaml")
+
+
+def check_for_hydra(key: str, value: str, folder: Path | None = None) -> None:
+    """Refuse what Hydra would refuse in many lines: bad syntax, a sweep without `-m`, an unknown group choice.
+
+    `folder`: of `--config-dir`.
+    """
     parsed = _parse(key, value)
     if parsed.is_sweep_override():
         raise ConfigError(f"{key}={value}: several values are a sweep, which needs -m; one list is written [a,b]")
     if key in groups():
-        _check_choice(key, value)
+        _check_choice(key, value, groups(folder)[key])
     elif key in sections():
         names = ", ".join(name for name in keys() if name.startswith(f"{key}."))
         raise ConfigError(f"{key}={value}: has keys of its own: {names}")
@@ -68,13 +114,15 @@ def check_for_hydra(key: str, value: str) -> None:
 def expand_sweep(overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """The jobs of a sweep, each a list of overrides: the product of all choices, the last one varying fastest.
 
-    Raises `ConfigError` on a mistake in any override.
+    Of a key that is given twice the last holds. Raises `ConfigError` on a mistake in any override.
     """
-    return list(itertools.product(*[_choices(*split(override)) for override in overrides]))
+    last = dict(split(override) for override in overrides)
+    return list(itertools.product(*[_choices(key, value) for key, value in last.items()]))
 
 
 def _choices(key: str, value: str) -> list[str]:
-    if is_text(key) and (key == "prompt" or not value.startswith("choice(")):
+    is_model = key in MODEL_GROUPS and _names_model(key, value)
+    if is_model or (is_text(key) and (key == "prompt" or not value.startswith("choice("))):
         return [f"{key}={value}"]
     parsed = _parse(key, value)
     if not parsed.is_sweep_override():
@@ -105,16 +153,21 @@ def _glob(key: str, value: str, pattern: Any) -> list[str]:
     return names
 
 
-def _check_choice(group: str, value: str) -> None:
-    options = groups()[group]
+def _check_choice(group: str, value: str, options: Sequence[str]) -> None:
     if value in options or (value == "null" and group in OPTIONAL_GROUPS):
         return
-    raise ConfigError(f"{group}={value}: allowed: {', '.join(options)}{nearest(value, options)}")
+    own = f"; or yours, with {CONFIG_DIR} FOLDER and FOLDER/{group}/NAME.yaml" if value.endswith(".yaml") else ""
+    model = "; or a model: its folder, or OWNER/NAME of the hub" if group in MODEL_GROUPS else ""
+    raise ConfigError(f"{group}={value}: allowed: {', '.join(options)}{own or nearest(value, options)}{model}")
 
 
 def _no_such_key(key: str, value: str) -> str:
     if key.startswith(("+", "~")) and key.lstrip("+~") in {*keys(), *groups()}:
         return f"{key}={value}: keys are neither added nor deleted here; write {key.lstrip('+~')}={value}"
+    bare = key.lstrip("+~")
+    if re.match(r"hydra\b", bare):
+        instead = next(text for beginning, text in _INSTEAD.items() if bare.startswith(beginning))
+        return f"{key}={value}: no such key; {instead}"
     names = [*keys(), *groups()]
     same_end = [name for name in names if name.rpartition(".")[2] == key]
     near = f"; did you mean '{same_end[0]}'?" if same_end else nearest(key, names)

@@ -7,6 +7,7 @@ signal to torchrun is enough. Ranks are found by their parents, which also finds
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import signal
@@ -20,8 +21,10 @@ from pathlib import Path
 
 STOP_SECONDS = 1.3
 """From the first signal until what still lives is killed: more than a worker's own GRACE_SECONDS."""
+END_SECONDS = 10.0
+"""How long a tree may take to end whose work is done."""
 _KILL_SECONDS = 0.5
-_LOOK_SECONDS = 60.0
+_LOOK_SECONDS = 1.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,15 +38,21 @@ class Ended:
     """Of its root."""
     signum: int | None = None
     """The signal that asked this process to end it."""
+    stuck: tuple[int, ...] = ()
+    """Processes that were killed, since they had not ended `END_SECONDS` after their work was done."""
 
 
-def run_tree(command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False) -> Ended:
+def run_tree(
+    command: Sequence[str], environment: Mapping[str, str], is_done: Callable[[], bool], *, quiet: bool = False
+) -> Ended:
     """Run a command until it ends by itself, or until a signal arrives here; then end all that it started.
 
-    `quiet`: what it writes to standard output is dropped.
-    To be called in the main thread. SIGINT, SIGTERM and SIGHUP are answered here while it runs.
+    `is_done` says whether its work is done, after which it has `END_SECONDS`. `quiet`: what it writes to standard
+    output is dropped. To be called in the main thread. SIGINT, SIGTERM and SIGHUP are answered here while it runs;
+    SIGHUP unless it is ignored (`nohup`).
     """
     _adopt_orphans()
+    deadline = math.inf
     others = descendants(os.getpid())
     with _signal_pipe() as (pipe, settle):
         root = subprocess.Popen(
@@ -58,7 +67,16 @@ def run_tree(command: Sequence[str], environment: Mapping[str, str], *, quiet: b
             signum = _next_signal(pipe)
             if signum in _STOP_SIGNALS:
                 settle()
-                return Ended(exit_code=stop_tree(root), signum=signum)
+                exit_code = stop_tree(root)
+                _end_left_over(others)
+                return Ended(exit_code=exit_code, signum=signum)
+            if deadline == math.inf and is_done():
+                deadline = time.monotonic() + END_SECONDS
+            elif time.monotonic() >= deadline:
+                stuck = tuple(filter(_is_left, (root.pid, *descendants(root.pid))))
+                exit_code = stop_tree(root)
+                _end_left_over(others)
+                return Ended(exit_code=exit_code, stuck=stuck)
         _end_left_over(others)
         return Ended(exit_code=root.returncode)
 
@@ -70,7 +88,7 @@ def stop_tree(root: subprocess.Popen[bytes]) -> int:
         with suppress(subprocess.TimeoutExpired):
             return root.wait(STOP_SECONDS)
         root.kill()
-        return root.wait(_KILL_SECONDS)
+        return _exit_code(root)
     root.send_signal(signal.SIGSTOP)  # it must not start more, nor say what it thinks of this
     pids = descendants(root.pid)
     handles = _handles(pids)
@@ -82,7 +100,13 @@ def stop_tree(root: subprocess.Popen[bytes]) -> int:
         _wait_for(left, _KILL_SECONDS)
     finally:
         _release(handles, pids)
-    return root.wait(_KILL_SECONDS)
+    return _exit_code(root)
+
+
+def _exit_code(killed: subprocess.Popen[bytes]) -> int:
+    with suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
+        return killed.wait(_KILL_SECONDS)
+    return -signal.SIGKILL
 
 
 def descendants(pid: int) -> list[int]:
@@ -93,12 +117,29 @@ def descendants(pid: int) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with suppress(OSError):  # it has just ended
-                after_name = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-                children.setdefault(int(after_name.split()[1]), []).append(int(folder.name))
+                child = int(folder.name)
+                children.setdefault(int(_status(child)[1]), []).append(child)
     found = list(children.get(pid, []))
     for child in found:  # grows while it is walked
         found += children.get(child, [])
     return found
+
+
+def state_of(pid: int) -> str:
+    """`T` for a stopped process, `Z` for one that has ended (Linux). Raises OSError when there is none."""
+    return _status(pid)[0]
+
+
+def _is_left(pid: int) -> bool:
+    try:
+        return state_of(pid) != "Z"
+    except OSError:
+        return False
+
+
+def _status(pid: int) -> list[str]:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return stat.rpartition(")")[2].split()  # the name before it may hold anything
 
 
 def _end_left_over(others: Sequence[int]) -> None:
@@ -146,7 +187,8 @@ def _signal_pipe() -> Iterator[tuple[int, Callable[[], None]]]:
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    watched = (*_STOP_SIGNALS, signal.SIGCHLD)
+    ignored = [number for number in (signal.SIGHUP,) if signal.getsignal(number) is signal.SIG_IGN]
+    watched = [number for number in (*_STOP_SIGNALS, signal.SIGCHLD) if number not in ignored]
     before = {number: signal.signal(number, lambda _number, _frame: None) for number in watched}
     previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 

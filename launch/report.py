@@ -1,4 +1,4 @@
-"""The page of a finished comparison, made again when something that it shows has been added to its directory."""
+"""What `amusd trace` needs to know of a run directory: the page to make again, and the jobs of a sweep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from amusd.reporting.comparison import REPORT_FILE, write_comparison_page
 
-from .run_directory import RESULT_FILE, read_config
+from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, read_config
 
 
 def refresh_report(directory: Path) -> bool:
@@ -17,3 +17,17 @@ def refresh_report(directory: Path) -> bool:
     result = json.loads((directory / RESULT_FILE).read_text(encoding="utf-8"))
     write_comparison_page(directory, read_config(directory), result)
     return True
+
+
+def traces_of_sweep(directory: Path) -> list[str]:
+    """The commands that trace the jobs of a sweep, with what tells these apart; none where it is no sweep."""
+    path = directory / SUMMARY_FILE
+    if not path.is_file():
+        return []
+    jobs = json.loads(path.read_text(encoding="utf-8"))["jobs"]
+    return [
+        f"amusd trace {directory / str(job['job'])}  # "
+        + " ".join(f"{key}={job['swept'][key]}" for key in job["swept"])
+        for job in jobs
+        if (directory / str(job["job"]) / EVENTS_FOLDER).is_dir()
+    ]

@@ -5,6 +5,7 @@ A folder that already holds a run is refused: no result is overwritten. Every fi
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import hashlib
 import json
@@ -18,6 +19,8 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without type
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
+from amusd.files import cannot_write, write_whole
+from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE
 from amusd.settings import from_mapping, to_mapping
 
 from .environment import describe_environment
@@ -28,10 +31,12 @@ RESULT_FILE = "result.json"
 PARTIAL_FILE = "partial.txt"
 """What a target that was killed had written of its answer."""
 WORKERS_FILE = "workers.json"
+SUMMARY_FILE = "sweep.json"
+"""In the folder of a sweep, whose jobs are runs in numbered folders."""
 EVENTS_FOLDER = "events"
 WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
-_MADE_FROM_A_RUN = ("map.svg", "report.html", "timeline.svg", "trace.json")
-_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, "sweep.json")
+_MADE_FROM_A_RUN = (ANSWERS_FILE, PROMPTS_FILE, "map.svg", "report.html", "timeline.svg", "trace.json")
+_MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE)
 
 
 def create_run_directory(
@@ -40,13 +45,18 @@ def create_run_directory(
     """Make the folder of a run and write `config.yaml`, `environment.json` and `events/`; return its absolute path.
 
     `environment`: what `describe_environment` has just said. `folder` overrides `config.run_dir`; with neither, it is
-    `runs/<date>-<short hash>`. Raises `ConfigError` when the folder already holds a run or cannot be made.
+    `runs/<date>-<short hash>`. Raises `ConfigError` when the folder already holds a run or cannot be written.
     """
     directory = claim_folder(folder or choose_folder(config))
-    values = to_mapping(config) | {"run_dir": str(directory)}
-    write_whole(directory / CONFIG_FILE, yaml.safe_dump(values, sort_keys=False, width=120))
-    write_whole(directory / ENVIRONMENT_FILE, json.dumps(environment or describe_environment(), indent=2) + "\n")
-    (directory / EVENTS_FOLDER).mkdir()
+    try:
+        (directory / EVENTS_FOLDER).mkdir()
+        write_whole(directory / CONFIG_FILE, config_text(dataclasses.replace(config, run_dir=str(directory))))
+        write_whole(directory / ENVIRONMENT_FILE, json.dumps(environment or describe_environment(), indent=2) + "\n")
+    except OSError as error:
+        raise cannot_write(directory / EVENTS_FOLDER, error) from None
+    except ConfigError:
+        discard_run(directory)
+        raise
     return directory
 
 
@@ -97,6 +107,11 @@ def discard_run(directory: Path) -> None:
             folder.rmdir()
 
 
+def config_text(config: RunConfig) -> str:
+    """What `config.yaml` holds, and `--cfg job` prints."""
+    return str(yaml.safe_dump(to_mapping(config), sort_keys=False, width=120))
+
+
 def read_config(directory: Path) -> RunConfig:
     """The configuration that `create_run_directory` saved."""
     values = cast("dict[str, Any]", yaml.safe_load((directory / CONFIG_FILE).read_text(encoding="utf-8")))
@@ -106,10 +121,3 @@ def read_config(directory: Path) -> RunConfig:
 def write_workers(directory: Path, *, target: Sequence[int], draft: Sequence[int]) -> None:
     """Record the process ids of each role's ranks, so that a person can watch, pin or end the workers."""
     write_whole(directory / WORKERS_FILE, json.dumps({"target": list(target), "draft": list(draft)}) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -6,11 +6,12 @@ import json
 
 from amusd.config import RunConfig
 from amusd.console import Console
+from amusd.files import write_whole
 from amusd.reporting.map import MAP_FILE, draw_map
 from amusd.simulate.inputs import inputs_of
 from amusd.simulate.run import simulate, simulate_text
 
-from .run_directory import EVENTS_FOLDER, RESULT_FILE, create_run_directory, write_whole
+from .run_directory import EVENTS_FOLDER, RESULT_FILE, create_run_directory
 from .terminal import tell
 
 
@@ -22,10 +23,12 @@ def run_simulation(config: RunConfig) -> int:
     console = Console(json_only=config.output == "json")
     result = simulate(config, inputs, console, directory / EVENTS_FOLDER)
     result["run_dir"] = str(directory)
-    write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
-    if "grid" in result:
-        write_whole(directory / MAP_FILE, draw_map(result, config.simulate))
-        tell(f"{directory / MAP_FILE}: open it in a browser")
-    console.text(simulate_text(result))
-    console.document(result)
+    try:
+        write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
+        if "grid" in result:
+            write_whole(directory / MAP_FILE, draw_map(result, config.simulate))
+            tell(f"{directory / MAP_FILE}: open it in a browser")
+    finally:  # what no file can take is shown all the same
+        console.text(simulate_text(result))
+        console.document(result)
     return 0

@@ -6,12 +6,11 @@ An interrupted sweep goes on when the same command is given again with its folde
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from amusd.console import Console
 from amusd.errors import ConfigError
 
 from .environment import describe_environment
@@ -39,10 +38,9 @@ def run_sweep(command: str, arguments: Sequence[str], *, roles: str | None = Non
         tell(f"interrupted; the same command with run_dir={folder} goes on from here")
         return 128 + signum
     tell(f"{len(plan.jobs)} jobs in {folder}; done in {duration(time.monotonic() - sweep.began)}")
-    if plan.jobs[0].config.output == "json":
-        sys.stdout.write(json.dumps(summary.document()) + "\n")
-    else:
-        sys.stdout.write(summary.table() + "\n")
+    console = Console(json_only=plan.jobs[0].config.output == "json")
+    console.text(summary.table())
+    console.document(summary.document())
     return next((code for _, code in sorted(sweep.exit_codes.items()) if code), 0)
 
 

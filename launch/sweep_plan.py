@@ -11,12 +11,12 @@ from typing import Any
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
+from amusd.workload import prompts_of
 
 from .compose import compose_config
 from .overrides import expand_sweep, split
-from .run_directory import CONFIG_FILE, RESULT_FILE, choose_folder, claim_folder, read_config
+from .run_directory import CONFIG_FILE, RESULT_FILE, SUMMARY_FILE, choose_folder, claim_folder, read_config
 
-SUMMARY_FILE = "sweep.json"
 _NOT_MEASURED = ("run_dir", "output")
 """Keys that say where results go, not what they are."""
 
@@ -65,11 +65,17 @@ def plan_sweep(command: str, arguments: Sequence[str]) -> Plan:
             number=number,
             overrides=tuple(f"{key}={value}" for key, value in values[number].items() if key not in _NOT_MEASURED),
             swept={key: values[number][key] for key in swept},
-            config=compose_config(job),
+            config=_checked(command, compose_config(job)),
         )
         for number, job in enumerate(expanded)
     )
     return Plan(command=command, arguments=tuple(arguments), jobs=tuple(jobs))
+
+
+def _checked(command: str, config: RunConfig) -> RunConfig:
+    """The configuration, whose prompts can be read. Raises `ConfigError`."""
+    prompts_of(command, config)
+    return config
 
 
 def open_folder(plan: Plan) -> Path:

@@ -1,10 +1,9 @@
-"""What a sweep has measured, in one place: `sweep.json`, `sweep.csv`, `report.html` and the table on the terminal."""
+"""What a sweep has measured, in one place: `sweep.json`, `sweep.csv`, all answers, `report.html` and a table."""
 
 from __future__ import annotations
 
 import csv
 import datetime as dt
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from amusd.console import table
+from amusd.files import write_whole
+from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE, csv_text, json_lines
 from amusd.reporting.columns import COLUMNS, row_name
 from amusd.reporting.sweep import sweep_page
 
-from .run_directory import write_whole
-from .sweep_plan import SUMMARY_FILE, Plan, read_result
+from .run_directory import SUMMARY_FILE
+from .sweep_plan import Plan, read_result
 
 CSV_FILE = "sweep.csv"
 REPORT_FILE = "report.html"
 _SHOWN = (
     "tokens_per_second",
     "speedup_vs_autoregressive",
+    "speedup_quartiles",
     "speedup_vs_best_synchronous",
     "acceptance_rate",
     "mean_acceptance_length",
@@ -63,18 +65,31 @@ class Summary:
 
     def csv(self) -> str:
         """A line for each row: its job, the values of the swept keys, and every column that holds single values."""
-        records = [
-            {"job": job["job"], "exit_code": job["exit_code"]}
-            | {f"swept.{key}": value for key, value in job["swept"].items()}
-            | {name: value for name, value in row.items() if isinstance(value, (str, int, float, type(None)))}
+        return csv_text(
+            [
+                {"job": job["job"], "exit_code": job["exit_code"]}
+                | _swept(job)
+                | {name: value for name, value in row.items() if isinstance(value, (str, int, float, type(None)))}
+                for job in self.jobs
+                for row in job["rows"]
+            ]
+        )
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Every answer of every job, as the `answers.jsonl` of the jobs have them."""
+        return [{"job": job["job"], **json.loads(line)} for job in self.jobs for line in self._lines(job, ANSWERS_FILE)]
+
+    def prompts(self) -> list[dict[str, Any]]:
+        """What every answer took, as the `prompts.csv` of the jobs have it."""
+        return [
+            {"job": job["job"], **_swept(job), **row}
             for job in self.jobs
-            for row in job["rows"]
+            for row in csv.DictReader(self._lines(job, PROMPTS_FILE))
         ]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(name for record in records for name in record)))
-        writer.writeheader()
-        writer.writerows(records)
-        return text.getvalue()
+
+    def _lines(self, job: Mapping[str, Any], name: str) -> list[str]:
+        path = self.folder / str(job["job"]) / name
+        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def summarize(plan: Plan, folder: Path, exit_codes: Mapping[int, int]) -> Summary:
@@ -97,10 +112,13 @@ def summarize(plan: Plan, folder: Path, exit_codes: Mapping[int, int]) -> Summar
 
 
 def write_summary(summary: Summary, *, complete: bool) -> None:
-    """Write `sweep.json`; with `complete` also the table for spreadsheets and the page."""
+    """Write `sweep.json`; with `complete` also the tables for spreadsheets, the answers and the page."""
     write_whole(summary.folder / SUMMARY_FILE, json.dumps(summary.document(), indent=1) + "\n")
     if complete:
         write_whole(summary.folder / CSV_FILE, summary.csv())
+        if answers := summary.answers():
+            write_whole(summary.folder / ANSWERS_FILE, json_lines(answers))
+            write_whole(summary.folder / PROMPTS_FILE, csv_text(summary.prompts()))
         page = sweep_page(
             command=summary.plan.command,
             arguments=summary.plan.arguments,
@@ -120,6 +138,10 @@ def _rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{**named, **result["metrics"]}]
     rows: list[dict[str, Any]] = result.get("rows", [])
     return rows
+
+
+def _swept(job: Mapping[str, Any]) -> dict[str, str]:
+    return {f"swept.{key}": value for key, value in job["swept"].items()}
 
 
 def _ending(exit_code: int | None) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from typing import Any
 
-from amusd.config import RunConfig
+from amusd.config import HardwareConfig, RunConfig
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
 from amusd.types import Role
 
@@ -17,8 +18,9 @@ from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
 from .lifetime import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread
 from .outcome import tell_begin, tell_job_code
+from .scratch import is_left_over
 from .store import Place, Store, pid_of_rank
-from .terminal import tell
+from .terminal import tell, waiting_for
 
 _FAILURE_SECONDS = 1.0
 """After the link broke: how long the draft's own reason may take to arrive."""
@@ -30,6 +32,7 @@ def run_target_process(options: Options, place: Place) -> int:
     Raises `ConfigError` for the user's mistakes (the draft's included), `PeerFailedError` when the draft could not
     start, and what the target raises.
     """
+    agent = os.getppid()
     try:
         group = prepare_group(options)
         place.check_fits(group.config)
@@ -41,10 +44,22 @@ def run_target_process(options: Options, place: Place) -> int:
         raise
     if options.group_file is None:
         tell(f"run directory: {group.jobs[0].run_directory}")
+    try:
+        return _run(options, place, group, hardware)
+    except (Interrupted, PeerLostError):
+        if options.group_file is not None and is_left_over(options.group_file.parent):
+            tell(f"the amusd command is gone, and its run with it; what was measured so far is in {group.folder}")
+        elif os.getppid() == agent:
+            raise
+        raise Interrupted(signal.SIGTERM) from None
+
+
+def _run(options: Options, place: Place, group: Group, hardware: HardwareConfig) -> int:
     store = Store(place, store_secret(options))
     store.put("group", group.without_prompts().to_text())
     draft_pids = _await_draft(place, store, group.config.startup_timeout_seconds)
-    drafts = StoreDrafts(store, pids=draft_pids, target_pids=[os.getpid()])
+    are_away = place.local_world_size < place.world_size
+    drafts = StoreDrafts(store, pids=draft_pids, target_pids=[os.getpid()], are_away=are_away)
     try:
         drafts.target_pids = _target_pids(group.config, store)
         return _run_beside_others(options, group.on(hardware), drafts, store)
@@ -62,18 +77,20 @@ def _await_draft(place: Place, store: Store, timeout: float) -> list[int]:
     Raises what one of them reports instead; `ConfigError` when none comes from another machine, `PeerLostError` from
     this one.
     """
+    is_away = place.local_world_size < place.world_size
     try:
-        found = store.await_any(("draft", "draft_failure", "rank_failure"), timeout)
+        with waiting_for("the draft's process on its machine", timeout) if is_away else nullcontext():
+            found = store.await_any(("draft", "draft_failure", "rank_failure"), timeout)
+            if found == "draft_failure":
+                _raise_failure_of_draft(store)
+            _raise_failure_of_rank(store)
     except PeerLostError as error:
-        if place.local_world_size == place.world_size:
+        if not is_away:
             raise
         raise ConfigError(
             f"startup_timeout_seconds={timeout:g}: no draft came to {place.address}:{place.port}; on its machine the "
             "same line is to run, with NODE_RANK=1"
         ) from error
-    if found == "draft_failure":
-        _raise_failure_of_draft(store)
-    _raise_failure_of_rank(store)
     pids: list[int] = store.get("draft", _FAILURE_SECONDS)["pids"]
     return pids
 

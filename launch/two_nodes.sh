@@ -7,9 +7,18 @@
 #
 # Two ports of TARGET_HOST must be reachable: STORE_PORT (how to start; sealed with the keys, not encrypted, and without
 # the prompt) and LINK_PORT (candidates and verdicts, encrypted). On a network you trust, transport.insecure=true does
-# without keys. PYTHON names the interpreter. SECURITY.md says what is protected and what is not.
+# without keys. PYTHON names the interpreter. SECURITY.md says what is protected and what is not. Either machine may be
+# first: each says what it waits for, how much longer, and what came of it (60 s for the other machine, then
+# startup_timeout_seconds for its models).
 set -eu
 : "${TARGET_HOST:?the address of the target machine}" "${NODE_RANK:?0 for the target, 1 for the draft}"
+case "$NODE_RANK" in
+0 | 1) ;;
+*)
+    echo "amusd: NODE_RANK=$NODE_RANK: allowed: 0 for the target, 1 for the draft" >&2
+    exit 2
+    ;;
+esac
 folder="$(dirname "$0")"
 export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}" # torch's sockets tell every attempt, with a stack trace
 exec "${PYTHON:-python3}" "$folder/agent.py" --nnodes=2 --nproc-per-node=1 \

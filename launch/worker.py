@@ -9,6 +9,7 @@ the first rank of a machine tells its code in a file, and all exit with 0: torch
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 
 from .draft import run_draft_process, supervise_draft
@@ -29,6 +30,8 @@ def run_rank(arguments: Sequence[str]) -> int:
     def work() -> int:
         nonlocal options
         options = Options.parse(arguments)
+        if options.group_file is not None:  # socket files are to go with the folder, however the processes end
+            tempfile.tempdir = str(options.group_file.parent)
         place = place_from_environment()
         return _role(options, place)(options, place)
 

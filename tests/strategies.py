@@ -38,14 +38,13 @@ candidates = st.builds(
     counts,
     counts,
     counts,
+    nonces,
     counts,
     token_ids,
-    st.integers(0, 2**64 - 1),
+    token_ids,
+    token_ids,
     st.booleans(),
     st.lists(st.binary(max_size=40), max_size=3).map(tuple),
-)
-prepared = st.builds(
-    m.Prepared, counts, counts, counts, counts, nonces, counts, token_ids, token_ids, token_ids, st.booleans()
 )
 verdicts = st.builds(m.Verdict, counts, counts, counts, counts, token_ids, counts)
 closes = st.builds(m.Close, counts, st.sampled_from(FinishReason))
@@ -54,7 +53,7 @@ failures = st.builds(m.Failed, roles, texts, texts)
 shutdowns = st.builds(m.Shutdown)
 
 messages: st.SearchStrategy[m.Message] = st.one_of(
-    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns, prepared
+    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns
 )
 """Any message."""
 
@@ -73,12 +72,11 @@ EXAMPLES: tuple[m.Message, ...] = (
         3,
         8,
     ),
-    m.Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True, draft_probs=(b"row", b"")),
+    m.Candidate(7, 1, 10, 9, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 1), more=True, draft_probs=(b"row", b"")),
     m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
     m.Close(7, FinishReason.EOS),
     m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 10**8, 2 * 10**9),
     m.Failed(Role.TARGET, "ValueError", "Traceback ...\nValueError: no"),
     m.Shutdown(),
-    m.Prepared(7, 1, 10, 9, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 40_000, 1), more=True),
 )
 """One of each type, in the order of their kinds on the wire."""

@@ -69,6 +69,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"min_candidates": -1}, "min_candidates=-1: must be at least 0"),
     ({"min_candidates": 17}, "min_candidates=17: must be at most max_lookahead (16)"),
     ({"fan_out": 0}, "fan_out=0: must be at least 1"),
+    ({"fan_out": 4097}, "fan_out=4097: must be at most 4096"),
+    ({"max_lookahead": 1 << 70}, "max_lookahead=1180591620717411303424: must be below 2^31"),
     ({"fan_out": "wide"}, "fan_out=wide: expected a whole number"),
     ({"rows_per_step": 0}, "rows_per_step=0: must be at least 1"),
     ({"policy": "tree"}, "policy=tree: allowed: auto, chain, windowed, branching"),
@@ -190,7 +192,7 @@ def test_the_keys_of_branching_reach_the_schedule_and_the_drafter() -> None:
     assert [drafter.accept_next for drafter in config.engine().drafters] == [0.25]
     policy = make_policy(decoding)
     assert (policy.fan_out, policy.rows_per_step) == (5, 6)
-    assert make_policy(from_mapping(RunConfig, {**keys, "policy": "chain"}).decoding()).fan_out == 0
+    assert make_policy(from_mapping(RunConfig, {**keys, "policy": "chain"}).decoding()).fan_out == 1
     compared = from_mapping(RunConfig, {"compare": {"policies": ["chain", "branching"]}})
     assert from_mapping(RunConfig, to_mapping(compared)) == compared
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from amusd.console import Console
+from amusd.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
+SMALL = (
+    "accept=0.8 verify_ms=25 draft_ms=2.5 simulate.num_answers=1 simulate.num_tokens=40 "
+    "simulate.synchronous_lengths=[2] simulate.min_candidates=[0]"
+)
 
 
 @pytest.mark.parametrize("json_only", [False, True])
@@ -30,6 +36,41 @@ def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "launch.main", "generate", "--help"]
-    done = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=240)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+
+
+@needs_dev_full
+@pytest.mark.parametrize("json_only", [False, True])
+def test_results_that_cannot_be_written_are_one_line(json_only: bool) -> None:
+    with Path("/dev/full").open("w") as out:
+        console = Console(json_only=json_only, out=out, err=io.StringIO())
+        with pytest.raises(ConfigError, match=r"^standard output: cannot be written \(No space left on device\)$"):
+            console.document({"text": "an answer"}) if json_only else console.text("an answer")
+
+
+@needs_dev_full
+def test_lines_about_the_run_that_nobody_can_read_are_no_mistake() -> None:
+    with Path("/dev/full").open("w") as err:
+        console = Console(out=io.StringIO(), err=err)
+        console.note("a line")
+        console.progress("a label", 1, 1)
+
+
+@needs_dev_full
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+@pytest.mark.parametrize("command", ["simulate --help", f"simulate {SMALL}"])
+def test_a_command_without_a_standard_output_says_so_in_one_line(
+    command: str, redirection: str, tmp_path: Path
+) -> None:
+    line = f"exec {sys.executable} -m launch.main {command} run_dir={tmp_path / 'run'} {redirection}"
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=90)
+    said = [line for line in done.stderr.splitlines() if not line[:1].isdigit() and "run directory" not in line]
+    assert (done.returncode, len(said)) == (2, 1), done.stderr
+    assert said[0].startswith("amusd: standard output: c")
+    if redirection != ">&-" and "--help" not in command:
+        assert json.loads((tmp_path / "run" / "result.json").read_text())["complete"] is True

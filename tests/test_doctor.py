@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from runtime.gpu_doubles import pretend_gpus
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig, TargetConfig, TransportConfig
@@ -12,6 +13,7 @@ from amusd.console import Console
 from amusd.doctor import Finding, _devices, _links, _pair, _taken, run_doctor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.explanation import explain_target
+from amusd.models.linear import fastest_dtype
 from amusd.models.loading import load_target
 from amusd.runtime.advice import Machine
 from amusd.runtime.gpus import Gpu
@@ -28,10 +30,11 @@ def looked_at(config: EngineConfig) -> dict[str, Finding]:
 def test_it_says_who_computes_target_and_drafters_and_that_widths_do_not_show() -> None:
     drafters = (DrafterConfig(kind="embedded", model_impl="transformers"), DrafterConfig(kind="ngram"))
     found = looked_at(EngineConfig(drafters=drafters))
+    dtype = fastest_dtype(torch.device("cpu"))
     assert found["target"].ok
-    assert found["target"].text.startswith("embedded SmolLM2-135M-Instruct, bfloat16: lean decoder (")
+    assert found["target"].text.startswith(f"embedded SmolLM2-135M-Instruct, {dtype}: lean decoder (")
     assert found["drafter"].ok
-    assert found["drafter"].text == "embedded, bfloat16: transformers adapter: model_impl=transformers; ngram"
+    assert found["drafter"].text == f"embedded, {dtype}: transformers adapter: model_impl=transformers; ngram"
     assert found["exactness"].ok
     assert "64 of 64 rows equal bit for bit in blocks of 1 to 8 rows and beside other paths" in found["exactness"].text
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import statistics
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from full_disk import files_of_at_most
 from models import tiny
-from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
+from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference, target_model
 from runtime.table_tree import TableTreeDrafter
 
 import amusd.cli
 from amusd.cli import run_target
-from amusd.compare import Comparison, contestants_of, per_prompt, rows_of, run_comparison
+from amusd.compare import Comparison, contestants_of, per_prompt, records_of, rows_of, run_comparison
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console, table
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -25,6 +29,7 @@ from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.reporting.answers import KEYS, MEASURES
 from amusd.runtime.supervisor import DraftProcess
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
@@ -56,17 +61,6 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_the_engine_goes_on() -> Non
 def test_an_unknown_drafter_is_refused_with_the_nearest() -> None:
     with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(ConfigError, match="did you mean 'ngram'"):
         engine.generate(PROMPT, drafter="ngrams")
-
-
-def test_a_new_request_ends_an_unfinished_one() -> None:
-    with pair({"ngram": FACTORY}) as (engine, _):
-        first = engine.stream(PROMPT, params(40), decoding=decoding(Mode.ASYNCHRONOUS))
-        next(first)
-        second = engine.generate(PROMPT, params(20), decoding=decoding(Mode.ASYNCHRONOUS))
-        assert second.token_ids == reference(20)[len(PROMPT) :]
-        assert list(first) == []
-        with pytest.raises(RuntimeError, match="not finished"):
-            _ = first.generation
 
 
 def test_an_engine_can_be_closed_twice() -> None:
@@ -197,13 +191,20 @@ class Commands:
         self.directory, self.monkeypatch = tmp_path, monkeypatch
         (tmp_path / "events").mkdir()
 
-    def run(self, command: str, engine: Engine, config: RunConfig) -> int:
+    def ending(self, command: str, engine: Engine, config: RunConfig) -> int | ConfigError:
         self.monkeypatch.setattr(amusd.cli.Engine, "connect", lambda *_, **__: engine)
 
         drafts = DraftProcess(config.engine())  # never started: the engine is there
         (ending,) = run_target(command, [(config, self.directory)], drafts)
+        return ending
+
+    def run(self, command: str, engine: Engine, config: RunConfig) -> int:
+        ending = self.ending(command, engine, config)
         assert isinstance(ending, int)
         return ending
+
+    def answers(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "answers.jsonl").read_text().splitlines()]
 
     def result(self) -> dict[str, object]:
         result: dict[str, object] = json.loads((self.directory / "result.json").read_text())
@@ -265,6 +266,86 @@ def test_an_interrupted_comparison_keeps_what_was_measured(commands: Commands) -
     rows = result["rows"]
     assert isinstance(rows, list)
     assert rows[0]["num_prompts"] == 1
+
+    assert {answer["prompt"] for answer in commands.answers()} == {1}
+
+
+def test_every_answer_of_a_comparison_is_kept_with_what_it_took(commands: Commands) -> None:
+    config = run_config(policy="chain", sampling={"max_new_tokens": 8}, workload={"num_prompts": 2})
+    with pair({"ngram": FACTORY}) as (engine, _):
+        assert commands.run("compare", engine, config) == 0
+    answers = commands.answers()
+    with (commands.directory / "prompts.csv").open(newline="") as file:
+        taken = list(csv.DictReader(file))
+    ways = [("autoregressive", None, None, None), ("synchronous", None, "ngram", 2), ("synchronous", None, "ngram", 4)]
+    ways.append(("asynchronous", "chain", "ngram", None))
+    assert [tuple(answer[name] for name in KEYS) for answer in answers] == [
+        (prompt, *way, 1) for prompt in (1, 2) for way in ways
+    ]
+    assert list(taken[0]) == [*KEYS, *MEASURES]
+    rows = commands.result()["rows"]
+    assert isinstance(rows, list)
+    for index, answer in enumerate(answers):
+        plain = answers[index - index % 4]
+        same = {name: "" if answer[name] is None else str(answer[name]) for name in KEYS}
+        assert same.items() <= taken[index].items()
+        assert taken[index]["tokens"] == str(len(answer["token_ids"]))
+        assert taken[index]["identical"] == str(answer["token_ids"] == plain["token_ids"])
+        assert answer["finish_reason"] == "length"
+    times = [1000 * 8 / rows[0]["tokens_per_second"]] * 2
+    assert sum(float(row["ms"]) for row in taken if row["mode"] == "autoregressive") == pytest.approx(sum(times))
+    lower, upper = rows[-1]["speedup_quartiles"]
+    assert lower <= rows[-1]["speedup_vs_autoregressive"] <= upper
+    assert rows[0]["speedup_quartiles"] is None
+
+
+def test_an_answer_asked_for_again_is_counted() -> None:
+    config = run_config(mode="autoregressive", sampling={"max_new_tokens": 4})
+    comparison = Comparison.of(config)
+    with pair({"ngram": FACTORY}) as (engine, _):
+        run_comparison(engine, config, [user_prompt(TEXT, 7), user_prompt(TEXT, 7)], comparison, lambda *_: None)
+        (row,) = rows_of(comparison, engine)
+    assert [record["repeat"] for record in records_of(comparison)] == [1, 2]
+    assert row["speedup_quartiles"] is None
+
+
+@pytest.mark.parametrize("command", ["generate", "compare"])
+def test_results_are_kept_where_standard_output_is_full(commands: Commands, command: str) -> None:
+    with pair({"ngram": FACTORY}) as (engine, _), Path("/dev/full").open("w") as out:
+        commands.monkeypatch.setattr(sys, "stdout", out)
+        config = run_config(prompt=TEXT, sampling={"max_new_tokens": 8}, workload={"num_prompts": 1})
+        ending = commands.ending(command, engine, config)
+    assert isinstance(ending, ConfigError)
+    assert str(ending) == "standard output: cannot be written (No space left on device)"
+    assert commands.result()["complete"] is (command == "compare")
+    assert len(list(commands.directory.glob("answers.jsonl"))) == (command == "compare")
+
+
+@pytest.mark.parametrize("command", ["generate", "compare"])
+def test_results_are_shown_where_the_run_directory_is_full(
+    commands: Commands, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = run_config(prompt=TEXT, sampling={"max_new_tokens": 12}, workload={"num_prompts": 1})
+    with pair({"ngram": FACTORY}) as (engine, _):
+        assert commands.ending(command, engine, config) == 0
+    whole = capsys.readouterr().out
+    for path in [path for path in commands.directory.iterdir() if path.is_file()]:
+        path.unlink()
+    with pair({"ngram": FACTORY}) as (engine, _), files_of_at_most(100):
+        ending = commands.ending(command, engine, config)
+    assert isinstance(ending, ConfigError)
+    assert str(ending) == f"{commands.directory}/result.json: cannot be written (File too large)"
+    shown = capsys.readouterr().out
+    assert shown == whole if command == "generate" else shown.splitlines()[0] == whole.splitlines()[0]
+    assert [path.name for path in commands.directory.iterdir() if path.name != "partial.txt"] == ["events"]
+
+
+def test_a_run_whose_events_are_not_whole_says_so_by_its_exit_code(commands: Commands) -> None:
+    with pair({"ngram": FACTORY}) as (engine, _):
+        engine.worker.recorder.is_whole = False
+        config = run_config(prompt=TEXT, sampling={"max_new_tokens": 8})
+        assert commands.ending("generate", engine, config) == 2
+    assert commands.result()["complete"] is True
 
 
 def test_the_table_lines_up() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime.pair import PROMPT, decoding, oracle, pair, params
+from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.cli import live_view
 from amusd.config import RunConfig
@@ -134,7 +135,7 @@ def test_a_wide_character_never_reaches_the_last_column() -> None:
 class Remembering:
     """A screen that keeps what it is given."""
 
-    width = 70
+    width = 200
 
     def __init__(self) -> None:
         self.text = ""
@@ -177,28 +178,63 @@ def test_a_real_answer_is_shown_as_it_was() -> None:
     assert lines[1].endswith(state.passes[-1])
 
 
-def candidate(start: int, count: int, epoch: int, reception: str = "taken") -> Event:
-    fields = {"message": "candidate", "start": start, "num_tokens": count, "epoch": epoch, "base": start}
-    return Event("receive", 0, 0, 1, fields | {"reception": reception})
+def candidate(base: int, count: int, reception: str = "taken", ready: int = 0) -> Event:
+    fields = {"message": "candidate", "num_tokens": count, "base": base}
+    return Event("receive", 0, 0, 1, fields | {"reception": reception, "num_ready": ready})
 
 
-def target_pass(committed: int, tokens: int, judged: int, accepted: int) -> Event:
+def target_pass(committed: int, tokens: int, judged: int, accepted: int, ready: int = 0) -> Event:
     fields = {"committed_length": committed, "num_tokens": tokens, "num_judged": judged, "num_accepted": accepted}
-    return Event("target_pass", 1_000_000_000, 3_000_000_000, 1, fields)
+    return Event("target_pass", 1_000_000_000, 3_000_000_000, 1, fields | {"num_ready": ready, "num_rescued": 0})
 
 
 def test_an_example_by_hand() -> None:
     state = LiveState()
-    events = [candidate(5, 3, 0), Event("target_wait", 0, 1, 1, {}), target_pass(8, 3, 3, 2), candidate(8, 2, 1)]
-    for event in [*events, candidate(7, 1, 0, "stale")]:
+    events = [candidate(5, 3, ready=3), Event("target_wait", 0, 1, 1, {}), target_pass(8, 3, 3, 2)]
+    for event in [*events, candidate(5, 1, "stale"), candidate(8, 2, ready=2)]:
         state.take(event)
     assert [plain(line) for line in render(state, 60)][1:4] == [
         "target " + ". ##xo".rjust(53),
-        "draft  " + "+++/++-".rjust(53),
+        "draft  " + "+++-/++".rjust(53),
         "3 tokens; 1.5 tokens/s; 2 of 3 candidates accepted (67 %); 2"[:60],
     ]
     assert state.num_ready == 2
     assert state.num_rollbacks == 1
+
+
+def test_a_tree_rolls_back_once_the_draft_has_heard_what_was_not_in_it() -> None:
+    state = LiveState()
+    events = [
+        *[candidate(5, 3, ready=2), target_pass(8, 3, 2, 2, ready=0)],  # as far as it went, it was right
+        *[candidate(8, 2, ready=2), target_pass(9, 1, 2, 0), candidate(8, 1, "contradicted"), candidate(9, 2, ready=1)],
+        *[target_pass(11, 2, 1, 1), candidate(9, 1, "contradicted"), candidate(11, 1, ready=1)],
+        *[target_pass(12, 1, 1, 0), candidate(11, 1, ready=1), candidate(12, 1, ready=1)],  # a late one had it
+    ]
+    for event in events:
+        state.take(event)
+    assert "".join(state.messages) == "+++++-/++-/+++"
+    assert state.num_rollbacks == 2
+    assert state.num_ready == 1
+
+
+def test_the_default_policy_fills_the_drafts_lane_and_counts_its_rollbacks() -> None:
+    """As `view=live` shows it by default: `auto`, with a draft that can branch."""
+    schedule = decoding(Mode.ASYNCHRONOUS, 8, policy="auto", fan_out=3, rows_per_step=3)
+    tree = {"tree": lambda: TableTreeDrafter(places=spread(4, 0.5, 0.3))}
+    screen = Remembering()
+    with pair({}, tree, pass_seconds=0.004) as (engine, draft):
+        view = LiveView(screen, engine.worker.recorder, iter(range(1000)).__next__)
+        answer = engine.stream(PROMPT, params(40), decoding=schedule)
+        for token in answer:
+            view.write(token.text)
+        metrics = answer.generation.metrics
+    assert draft.error is None
+    lane, figures = (plain(screen.shown[-1][line]) for line in (2, 3))
+    assert "+" in lane
+    assert "/" in lane
+    num_rollbacks = int(re.search(r"(\d+) rollbacks", figures)[1])  # type: ignore[index]
+    assert 0 < num_rollbacks <= metrics.num_passes
+    assert len([frame for frame in screen.shown if "+" in plain(frame[2])]) > len(screen.shown) / 2
 
 
 def test_without_a_terminal_it_says_so_in_one_line_and_goes_on_plain() -> None:
@@ -216,7 +252,7 @@ def test_without_a_terminal_it_says_so_in_one_line_and_goes_on_plain() -> None:
 def test_no_line_is_wider_than_the_screen(width: int) -> None:
     state = LiveState()
     for number in range(100):
-        state.take(candidate(5 + number, 3, number))
+        state.take(candidate(5 + number, 3))
         state.take(target_pass(8 + number, 3, 3, 2))
     assert all(len(plain(line)) <= width for line in render(state, width))
 

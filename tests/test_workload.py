@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from amusd.config import WorkloadConfig
+from amusd.config import RunConfig, WorkloadConfig
 from amusd.errors import ConfigError
-from amusd.workload import load_prompts
+from amusd.workload import load_prompts, prompts_of
 
 
 def write(path: Path, *records: object) -> str:
@@ -48,17 +49,77 @@ def test_prompts_ship_with_the_package() -> None:
     assert len({prompt.text for prompt in prompts}) == len(prompts)
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "\n\n", "not json\n", "[1]\n", '{"text": "x"}\n', '{"turns": []}\n', '{"prompt": ""}\n', '{"prompt": 3}\n'],
-)
+BAD = {
+    "": "no prompts in it",
+    "\n\n": "no prompts in it",
+    "not json\n": "line 1: expected an object",
+    "[1]\n": "line 1: expected an object .*not an object",
+    '{"text": "x"}\n': "line 1: expected an object .*no 'turns'",
+    '{"turns": []}\n': "line 1: expected an object",
+    '{"turns": "abc"}\n': "line 1: .*'turns' is no list",
+    '{"prompt": ""}\n': "line 1: .* is empty or not a string",
+    '\n{"prompt": 3}\n': "line 2: .*'3' is empty or not a string",
+    '{"prompt": "\\ud800"}\n': "line 1: .*surrogates not allowed",
+    '{"conversation": [{"role": 1, "content": "x"}]}\n': "line 1: .*'1' is empty or not a string",
+    '{"conversation": [{"role": "\\udc00", "content": "x"}]}\n': "line 1: .*surrogates not allowed",
+    '{"conversation": [{"role": "assistant", "content": "x"}]}\n': "line 1: .*no turns to answer",
+    '{"conversation": [{"role": "user"}]}\n': "line 1: .*no 'content'",
+    "[" * 100_000: "line 1: .*nested too deeply",
+    '{"prompt": "x", "n": ' + "[" * 100_000 + "}": "line 1: .*nested too deeply",
+}
+
+
+@pytest.mark.parametrize("content", BAD, ids=lambda content: ascii(content[:40]))
 def test_a_bad_file_is_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(content)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"^workload.path={path}: {BAD[content]}") as caught:
         load_prompts(WorkloadConfig(path=str(path)))
-    assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_json_allows_inside_a_string_ends_no_line(tmp_path: Path) -> None:
+    texts = ["one\u2028two", "one\u2029two", "one\u0085two", "\U0001f600"]
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\r\n".join(lines), encoding="utf-8-sig", newline="")  # as Windows writes it
+    prompts = load_prompts(WorkloadConfig(path=str(path), num_prompts=9))
+    assert [(prompt.number, prompt.text) for prompt in prompts] == list(enumerate(texts, start=1))
+
+
+@pytest.mark.parametrize(("kind", "message"), [("fifo", "not a regular file"), ("folder", "not a regular file")])
+def test_what_cannot_be_read_twice_is_refused_and_not_waited_for(tmp_path: Path, kind: str, message: str) -> None:
+    path = tmp_path / "prompts"
+    os.mkfifo(path) if kind == "fifo" else path.mkdir()
+    with pytest.raises(ConfigError, match=f"^workload.path={path}: {message}"):
+        load_prompts(WorkloadConfig(path=str(path)))
+
+
+def test_a_file_in_another_encoding_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "x"}\n', encoding="utf-16")
+    with pytest.raises(ConfigError, match=f"^workload.path={path}: not UTF-8 text"):
+        load_prompts(WorkloadConfig(path=str(path)))
+
+
+def asked(path: str | None, **keys: object) -> RunConfig:
+    return RunConfig(workload=WorkloadConfig(path=path, **keys))  # type: ignore[arg-type]
+
+
+def test_more_prompts_than_there_are_is_one_line_unless_nobody_asked_for_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "prompts.jsonl", {"prompt": "a"}, {"prompt": "b"})
+    assert len(prompts_of("compare", asked(path))) == 2
+    assert len(prompts_of("compare", asked(path, num_prompts=2))) == 2
+    with pytest.raises(ConfigError, match=f"^workload.num_prompts=3: workload.path={path} has only 2$"):
+        prompts_of("compare", asked(path, num_prompts=3))
+    with pytest.raises(ConfigError, match=r"^workload\.num_prompts=99: the built-in file has only 16$"):
+        prompts_of("compare", asked(None, num_prompts=99))
+
+
+def test_an_answer_needs_one_prompt_and_the_typed_one_comes_first(tmp_path: Path) -> None:
+    path = write(tmp_path / "prompts.jsonl", {"prompt": "a"}, {"bad": "line"})
+    assert [prompt.text for prompt in prompts_of("generate", asked(path, num_prompts=9))] == ["a"]
+    assert [prompt.text for prompt in prompts_of("generate", RunConfig(prompt="typed"))] == ["typed"]
 
 
 def test_a_missing_file_is_one_line() -> None:

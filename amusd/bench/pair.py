@@ -14,7 +14,7 @@ from typing import Any
 
 from amusd.child import command_of
 from amusd.config import BenchConfig, DecodingConfig, EngineConfig, SamplingParams
-from amusd.errors import PeerFailedError
+from amusd.errors import ConfigError, PeerFailedError
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode, Role
 
@@ -24,7 +24,10 @@ _WARM_UP_TOKENS = 8
 
 
 def measure_pair(config: EngineConfig, bench: BenchConfig) -> dict[str, Any]:
-    """Run the pair in child processes; returns the `pair` part of the report. Raises `PeerFailedError`."""
+    """Run the pair in child processes; returns the `pair` part of the report.
+
+    Raises `ConfigError` for what no pair can work with, `PeerFailedError` for any other failure.
+    """
     orders = {"config": to_mapping(config), "bench": to_mapping(bench)}
     child = subprocess.Popen(command_of(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -35,6 +38,8 @@ def measure_pair(config: EngineConfig, bench: BenchConfig) -> dict[str, Any]:
                 "standard error is above"
             )
         result: dict[str, Any] = json.loads(output.splitlines()[-1])
+        if "mistake" in result:
+            raise ConfigError(result["mistake"])
     except (subprocess.TimeoutExpired, ValueError) as error:
         raise PeerFailedError(f"the pair that was measured ended without a result: {error}") from error
     finally:
@@ -55,6 +60,14 @@ def resident_bytes(pid: int | str = "self") -> int | None:
 def main() -> None:
     """The child's whole life."""
     orders = json.loads(sys.stdin.read())
+    try:
+        report = _measured(orders)
+    except ConfigError as error:
+        report = {"mistake": str(error)}
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+def _measured(orders: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     torch_bytes = resident_bytes()
@@ -72,7 +85,7 @@ def main() -> None:
             pin_to(cores_for(Role.TARGET, allowed, config.hardware))
         torch.set_num_threads(config.hardware.num_threads)
         idle = _idle_fractions(engine, from_mapping(BenchConfig, orders["bench"]))
-        report = {
+        return {
             "idle": idle,
             "memory": {
                 "import_torch_bytes": torch_bytes,
@@ -81,7 +94,6 @@ def main() -> None:
                 "draft_bytes": None if engine.draft_pid is None else resident_bytes(engine.draft_pid),
             },
         }
-    sys.stdout.write(json.dumps(report) + "\n")
 
 
 def _idle_fractions(engine: Any, bench: BenchConfig) -> dict[str, Any]:

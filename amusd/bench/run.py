@@ -17,7 +17,9 @@ from amusd.bench.sampling import measure_sampling
 from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.cached_model import CachedModel
-from amusd.models.loading import load_draft_model, load_target, target_path
+from amusd.models.checkpoint_folder import find_checkpoint
+from amusd.models.explanation import explain_drafter, explain_target
+from amusd.models.loading import load_draft_model, load_target, target_dtype, target_path
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of
 from amusd.transport.factory import choose_here
@@ -30,6 +32,9 @@ def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
     First what other processes do, while this one waits; then the models, in this process, on the target's cores.
     """
     engine = config.engine()
+    explain_target(engine, device_of(engine, Role.TARGET))  # what cannot run is refused before anything is measured
+    for drafter in engine.drafters:
+        explain_drafter(drafter, device_of(engine, Role.DRAFT), engine.hardware.synthetic)
     allowed = allowed_cores()
     links = measure_links(config, allowed, console)
     console.note("the pair at work, in processes of its own")
@@ -83,7 +88,9 @@ def _load_peer(engine: EngineConfig, device: str, config: RunConfig, console: Co
     if config.hardware.synthetic is not None:
         console.note("transformers.generate is left out: synthetic weights have no checkpoint")
         return None
-    return GeneratePeer(target_path(engine.target), dtype=engine.target.dtype, device=device)
+    return GeneratePeer(
+        str(find_checkpoint(target_path(engine.target))), dtype=target_dtype(engine, device), device=device
+    )
 
 
 def _cache_bytes(model: CachedModel) -> int:

@@ -54,12 +54,12 @@ class Channel:
             waiting.register(descriptor, select.POLLIN)
         return any(descriptor == _STANDARD_INPUT for descriptor, _ in waiting.poll())
 
-    def exit_with_parent(self) -> None:
-        """From now on, leave at once when the parent does: nobody is left to work for."""
+    def on_hang_up(self, react: Callable[[], object]) -> None:
+        """Call `react` in another thread when the parent is gone. A forked life outlives its server."""
 
         def watch() -> None:
             self.await_hang_up()
-            os._exit(0)
+            react()
 
         threading.Thread(target=watch, name="parent", daemon=True).start()
 
@@ -107,6 +107,7 @@ def _run(channel: Channel, live: Callable[[Channel, Orders, T | None], int], ord
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
+        channel.report(pid=os.getpid(), ended=code)  # the server may be stopped, or gone
         os._exit(code)
 
 

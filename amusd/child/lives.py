@@ -5,7 +5,8 @@ What the two say to each other, each a line of JSON over a socket that is the ch
     parent: the orders of the next life (`start`)
     child:  {"pid": of that life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal that ended it}
 
-The end of the socket is the end of them all. `fork_server.py` is the other end.
+A forked life reports its own exit code, and the server reports it again; so a server that is stopped or killed holds
+nothing up. The end of the socket is the end of them all. `fork_server.py` is the other end.
 """
 
 from __future__ import annotations
@@ -130,10 +131,10 @@ class Lives:
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             report = json.loads(line)
-            if "pid" in report:
-                self._pid = report["pid"]
             self._said += report.get("said", "")
-            if "ended" in report:
+            if "ended" not in report:
+                self._pid = report.get("pid", self._pid)
+            elif report["pid"] == self._pid and self._end is None:  # else told before, of this life or an earlier one
                 self._end = Ended(pid=report["pid"], code=report["ended"], said=self._said)
 
 

@@ -8,6 +8,7 @@ from amusd.config.commands import BenchConfig, CompareConfig, SimulateConfig, Wo
 from amusd.config.decoding import (
     GREEDY,
     MAX_BIASES,
+    MAX_FAN_OUT,
     AcceptanceRule,
     AsynchronousPolicy,
     DecodingConfig,
@@ -29,6 +30,7 @@ from amusd.config.run import RunConfig
 __all__ = [
     "GREEDY",
     "MAX_BIASES",
+    "MAX_FAN_OUT",
     "AcceptanceRule",
     "AsynchronousPolicy",
     "BenchConfig",

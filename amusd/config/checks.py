@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from amusd.errors import ConfigError
+from amusd.settings import shown
+
+_MAX_SECONDS = 1e6
 
 
 def require(condition: bool, key: str, value: object, allowed: str) -> None:
     """Raise `ConfigError` unless it holds."""
     if not condition:
-        raise ConfigError(f"{key}={value}: {allowed}")
+        raise ConfigError(f"{key}={shown(value)}: {allowed}")
+
+
+def check_seconds(key: str, value: float) -> None:
+    """Raise `ConfigError` unless this is a time that can be waited."""
+    require(0 < value <= _MAX_SECONDS, key, value, f"must be above 0 and at most {_MAX_SECONDS:g}")
 
 
 def check_model(key: str, kind: str, model: str | None) -> None:

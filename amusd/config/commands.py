@@ -9,6 +9,9 @@ from amusd.config.checks import require
 from amusd.config.decoding import AsynchronousPolicy
 from amusd.config.engine import DrafterKind
 
+DEFAULT_PROMPTS = 4
+"""How many prompts are taken where nobody says it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadConfig:
@@ -16,13 +19,14 @@ class WorkloadConfig:
 
     path: str | None = None
     """JSON lines with `prompt`, `turns` or `conversation`; None takes the prompts that ship with the package."""
-    num_prompts: int = 4
-    """How many of them, from the start of the file."""
+    num_prompts: int | None = None
+    """How many of them, from the start of the file; None: 4, or all where there are fewer."""
     raw: bool = False
     """Do not apply the target's chat template."""
 
     def __post_init__(self) -> None:
-        require(self.num_prompts >= 1, "workload.num_prompts", self.num_prompts, "must be at least 1")
+        number = self.num_prompts
+        require(number is None or number >= 1, "workload.num_prompts", number, "must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from amusd.config.checks import require
+from amusd.config.checks import check_seconds, require
+from amusd.settings import convert_fields, shown
 from amusd.types import Mode
 
 AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"]
@@ -15,6 +16,10 @@ AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 
 MAX_BIASES = 1 << 16
 """Entries of `sampling.logit_bias` at most."""
+MAX_FAN_OUT = 1 << 12
+"""Candidates behind one token of a tree, and nodes of one step, at most."""
+_LARGEST = 1e6
+"""Numbers that logits are changed by at most, or they would not be float32 numbers afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +39,7 @@ class Distribution:
     presence_penalty: float = 0.0
     """Taken off the logits of tokens that the answer holds already."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Pairs [token id, bias]: added to the token's logit before anything else."""
+    """Pairs [token id, bias], or from Python a mapping: added to the token's logit before anything else."""
     acceptance: AcceptanceRule = "auto"
     """How candidates are accepted. `auto`: `greedy` at temperature 0, above it `matching` (shared noise)."""
     seed: int = 0
@@ -103,6 +108,8 @@ class SamplingParams(Distribution):
 
     max_new_tokens: int = 128
     """Tokens of the answer at most."""
+    max_tokens: int | None = None
+    """Another name for `max_new_tokens`, which alone keeps the number."""
     stop: tuple[str, ...] = ()
     """The answer ends where one of these strings is completed; the text is cut before it."""
     ignore_eos: bool = False
@@ -111,9 +118,32 @@ class SamplingParams(Distribution):
     """Report the log-probability of each token of the answer: the target's own, before anything above is applied."""
 
     def __post_init__(self) -> None:
+        convert_fields(self, "sampling.")
+        if self.max_tokens is not None:
+            require(
+                self.max_new_tokens in (type(self).max_new_tokens, self.max_tokens),
+                "sampling.max_tokens",
+                self.max_tokens,
+                f"is sampling.max_new_tokens, which is {shown(self.max_new_tokens)}; give one",
+            )
+            object.__setattr__(self, "max_new_tokens", self.max_tokens)
+            object.__setattr__(self, "max_tokens", None)
         super().__post_init__()
+        self._check_sizes()
         require(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "must be at least 1")
         require(all(self.stop), "sampling.stop", list(self.stop), "a stop string must not be empty")
+
+    def _check_sizes(self) -> None:
+        """Raise `ConfigError` for numbers that float32 or a message cannot hold."""
+        for name in ("temperature", "repetition_penalty"):
+            value, is_off = getattr(self, name), name == "temperature" and self.temperature == 0
+            allowed = f"must be between {1 / _LARGEST:g} and {_LARGEST:g}"
+            require(is_off or 1 / _LARGEST <= value <= _LARGEST, f"sampling.{name}", value, allowed)
+        allowed = f"must be between {-_LARGEST:g} and {_LARGEST:g}"
+        require(abs(self.presence_penalty) <= _LARGEST, "sampling.presence_penalty", self.presence_penalty, allowed)
+        for token_id, bias in self.logit_bias:
+            require(abs(bias) <= _LARGEST, "sampling.logit_bias", [token_id, bias], f"the bias {allowed}")
+        require(self.top_k < 1 << 31, "sampling.top_k", self.top_k, "must be below 2^31")
 
     @property
     def distribution(self) -> Distribution:
@@ -153,9 +183,13 @@ class DecodingConfig:
     """How long the target waits, all in all, without hearing from the draft; then it waits no more until it does."""
 
     def __post_init__(self) -> None:
+        convert_fields(self, "")
         counts = ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step")
         for name in (*counts, "verify_breadth"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+            require(getattr(self, name) < 1 << 31, name, getattr(self, name), "must be below 2^31")
+        for name in ("fan_out", "rows_per_step"):
+            require(getattr(self, name) <= MAX_FAN_OUT, name, getattr(self, name), f"must be at most {MAX_FAN_OUT}")
         require(self.min_candidates >= 0, "min_candidates", self.min_candidates, "must be at least 0")
         require(
             self.min_candidates <= self.max_lookahead,
@@ -171,4 +205,4 @@ class DecodingConfig:
         )
         require(self.max_wait_passes >= 0, "max_wait_passes", self.max_wait_passes, "must be at least 0")
         for name in ("draft_timeout_seconds", "max_silence_seconds"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
+            check_seconds(name, getattr(self, name))

@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from amusd.config.checks import check_model, require
+from amusd.config.checks import check_model, check_seconds, require
+from amusd.settings import convert_fields
 
 DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
+TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
     "smollm2-135m",
@@ -34,12 +36,14 @@ class TargetConfig:
 
     kind: Literal["embedded", "hf"] = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint."""
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """`hf`: a folder or hub name of a transformers checkpoint. Alone, or as `target=MODEL`, it means `hf`."""
+    dtype: TargetDtype = "auto"
+    """`auto`: bfloat16, but float32 on CPUs that have no bfloat16 products."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """Whose forward pass: our lean decoder, transformers' own, or (`auto`) ours where it covers the model."""
 
     def __post_init__(self) -> None:
+        convert_fields(self, "target.")
         check_model("target", self.kind, self.model)
 
 
@@ -49,10 +53,10 @@ class DrafterConfig:
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer."""
+    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer. As of the target."""
     dtype: DraftDtype = "auto"
     """Of the model's weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
-    where the CPU has fast products for it, else bfloat16."""
+    where the CPU has fast products for it, else as of the target."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
     tokens_per_replay: int = 4
@@ -76,6 +80,7 @@ class DrafterConfig:
     """`ngram`: shortest suffix that is looked up."""
 
     def __post_init__(self) -> None:
+        convert_fields(self, "drafter.")
         check_model("drafter", self.kind, self.model)
         require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
         require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
@@ -122,6 +127,7 @@ class TransportConfig:
     """Hand over every message this long after it was sent: what distance costs. Both workers on one machine."""
 
     def __post_init__(self) -> None:
+        convert_fields(self, "transport.")
         require(0 <= self.delay_ms <= 10_000, "transport.delay_ms", self.delay_ms, "must be between 0 and 10000")
         require(
             self.kind != "shared_memory" or self.address is None,
@@ -160,6 +166,7 @@ class HardwareConfig:
     """Measure without a checkpoint: the target is a model of this size with random weights."""
 
     def __post_init__(self) -> None:
+        convert_fields(self, "hardware.")
         require(self.num_threads >= 1, "hardware.num_threads", self.num_threads, "must be at least 1")
         require(len(self.devices) != 1, "hardware.devices", list(self.devices), "name two: the target's, the draft's")
         require(
@@ -193,14 +200,10 @@ class EngineConfig:
     """The same of the draft, whose only drafter has a model."""
 
     def __post_init__(self) -> None:
+        convert_fields(self, "")
         require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
         require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "must be at least 2")
-        require(
-            self.startup_timeout_seconds > 0,
-            "startup_timeout_seconds",
-            self.startup_timeout_seconds,
-            "must be above 0",
-        )
+        check_seconds("startup_timeout_seconds", self.startup_timeout_seconds)
         require(
             self.target_tensor_parallel_size >= 1,
             "target_tensor_parallel_size",

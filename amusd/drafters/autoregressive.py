@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amusd.config import GREEDY, Distribution
+from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.drafters.context import Context
+from amusd.errors import NotFiniteError
 from amusd.models.language_model import LanguageModel
 from amusd.sampling.digest import Digests
 from amusd.sampling.sampler import DraftSampler, TokenSampler
 
 
-class AutoregressiveDrafter:
+class AutoregressiveDrafter(ChainDrafter):
     """Drafts with `model`. Its cache holds the longest sequence the model supports, and is kept between sequences."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -54,7 +56,7 @@ class AutoregressiveDrafter:
         """What the last tokens were drawn from, under the ratio test."""
         return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
 
-    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+    def start(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids`; all but the last go through the model at once."""
         if capacity > self._cache.capacity:
             raise ValueError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
@@ -72,14 +74,20 @@ class AutoregressiveDrafter:
         self._model.prefill(token_ids[:-1], self._cache)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """`max_tokens` tokens, fewer at the end of the capacity."""
+        """`max_tokens` tokens; fewer at the end of the capacity, none where the model gives no numbers."""
         num_tokens = min(max_tokens, self._context.capacity - self._context.length)
         if num_tokens < 1:
             return ()
         pending = self._catch_up()
         if self._sampler is not None:
             self._sampler.see(self._context.token_ids)
-        proposed = self._model.extend(pending, self._cache, num_tokens, self._sampler)
+        try:
+            proposed = self._model.extend(pending, self._cache, num_tokens, self._sampler)
+        except NotFiniteError as error:
+            say_not_finite(error)
+            self._cache.truncate(min(self._cache.length, self._context.length - 1))
+            self._cache.wipe()
+            return ()
         self._context.append(proposed)
         return tuple(proposed)
 

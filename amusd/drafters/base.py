@@ -2,14 +2,83 @@
 
 from __future__ import annotations
 
+import abc
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from amusd.config import Distribution
+from amusd.errors import NotFiniteError, RollbackError
+from amusd.protocol.draft_session import Guesses, Node, Transition
+
+logger = logging.getLogger(__name__)
 
 
-class Drafter(Protocol):
-    """Proposes continuations of one sequence. Its context is the sequence's token stream, tail included.
+@functools.cache
+def say_once(line: str) -> None:
+    """Tell people, the first time that it is said in this process."""
+    logger.warning("%s", line)
+
+
+def say_not_finite(error: NotFiniteError) -> None:
+    """Tell people, once, that a draft model gives no numbers."""
+    say_once(f"draft: {error}, which costs speed alone: its weights are damaged, or overflow in drafter.dtype")
+
+
+class Drafter(abc.ABC):
+    """Computes nodes of one sequence's tree (`amusd/protocol/draft_session.py`).
+
+    What is guessed behind a node depends on the committed tokens and its path alone, whatever happened before.
+    """
+
+    @property
+    @abc.abstractmethod
+    def length(self) -> int:
+        """Committed tokens that it has taken in; of a chain, with the tokens drafted behind them."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """How many tokens of a chain one step yields at no extra cost: 1 for a model, many for a lookup."""
+        return 1
+
+    def set_distribution(self, distribution: Distribution) -> None:  # noqa: B027 - a lookup draws nothing
+        """What the target draws the tokens of the sequence from that is opened next, to guess right more often."""
+
+    @abc.abstractmethod
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        """Forget everything and start from `token_ids`, one at least.
+
+        `capacity`: longest sequence ever asked for; `fan_out`: guesses behind a node at most.
+        """
+
+    @abc.abstractmethod
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
+        """What may follow each of `nodes`: the root alone, or nodes whose parents were computed.
+
+        A chain goes on behind its own guess, up to `num_tokens` in all: an entry for each, none where it has no
+        proposal.
+        """
+
+    def take_rows(self) -> tuple[bytes, ...]:
+        """Under the ratio test: what each token of the last step was drawn from; empty if nothing was drawn."""
+        return ()
+
+    @abc.abstractmethod
+    def follow(self, transition: Transition) -> None:
+        """Take in what a verdict does to the tree. `transition.alive` is what is left of it."""
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        """A continuation of the committed tokens that costs nothing, and how likely each of its tokens is."""
+        return (), 0.0
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release the sequence's memory or keep it for the next `open`. Idempotent."""
+
+
+class ChainDrafter(Drafter):
+    """A drafter of one path, whose context is the whole sequence, drafted tokens included.
 
     Guarantees of every implementation (`tests/drafters/test_contract.py` runs them all):
 
@@ -19,35 +88,42 @@ class Drafter(Protocol):
     * `truncate` is O(1) apart from dropping its own tokens, and checks before it changes anything.
     """
 
-    @property
-    def length(self) -> int:
-        """Tokens in the context."""
-        ...
+    @abc.abstractmethod
+    def start(self, token_ids: Sequence[int], capacity: int) -> None:
+        """As `open`."""
 
-    @property
-    def tokens_per_step(self) -> int:
-        """How many tokens one step of this drafter yields at no extra cost: 1 for a model, many for a lookup."""
-        ...
-
-    def open(self, token_ids: Sequence[int], capacity: int) -> None:
-        """Forget everything and start from `token_ids`, one at least. `capacity`: longest context ever asked for."""
-        ...
-
+    @abc.abstractmethod
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """Up to `max_tokens` tokens that may follow the context; they become part of it. Empty: nothing to propose."""
-        ...
 
+    @abc.abstractmethod
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens that the target chose."""
-        ...
 
+    @abc.abstractmethod
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens of the context. Raises `ValueError` unless `1 <= length <= self.length`."""
-        ...
 
-    def close(self) -> None:
-        """Release the sequence's memory or keep it for the next `open`. Idempotent."""
-        ...
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        """Start from `token_ids`."""
+        if fan_out != 1:
+            raise ValueError(f"fan_out {fan_out}: this drafter drafts chains")
+        self.start(token_ids, capacity)
+
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:  # noqa: ARG002
+        """The next tokens behind the last node."""
+        (last,) = nodes
+        if self.length != last.position + 1:
+            raise RollbackError(f"drafter holds {self.length} tokens, session {last.position + 1}")
+        return [((token_id, 1.0),) for token_id in self.propose(num_tokens)]
+
+    def follow(self, transition: Transition) -> None:
+        """Cut what was contradicted, and append what the target chose instead."""
+        length = transition.committed_length - len(transition.token_ids) + len(transition.alive)
+        if length < self.length:
+            self.truncate(length)
+        if transition.token_ids:
+            self.commit(transition.token_ids)
 
 
 @runtime_checkable
@@ -56,17 +132,4 @@ class ReferenceDrafter(Protocol):
 
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """The target's whole text of the sequence that is opened next, prompt included."""
-        ...
-
-
-@runtime_checkable
-class SamplingDrafter(Protocol):
-    """A `Drafter` that draws its tokens as the target does, to guess right more often."""
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        """What the target draws the tokens of the sequence from that is opened next."""
-        ...
-
-    def take_rows(self) -> tuple[bytes, ...]:
-        """Under the ratio test: what each token of the last proposal was drawn from; empty if nothing was drawn."""
         ...

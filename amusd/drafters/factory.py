@@ -13,7 +13,7 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
-from amusd.drafters.tree import ModelTreeDrafter, TreeDrafter
+from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import load_draft_model
@@ -25,13 +25,13 @@ class LoadedDrafters:
     """What a draft worker offers."""
 
     factories: Mapping[str, Callable[[], Drafter]]
-    """Makes a drafter for one sequence, by name (the configuration's `kind`)."""
+    """Makes a drafter of chains, by name (the configuration's `kind`)."""
     vocab_size: int
     """Of the models; 0 without one."""
     tokenizer_hash: str
     """Of the models' tokenizer; empty where every drafter works with any."""
-    tree_factories: Mapping[str, Callable[[], TreeDrafter]] = field(default_factory=dict)
-    """Of those that can draft trees, by the same names."""
+    tree_factories: Mapping[str, Callable[[], Drafter]] = field(default_factory=dict)
+    """The same of trees, for those that can draft them."""
     num_ids: int = 0
     """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
 
@@ -42,7 +42,7 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
     `ranks`: those that share the model of the only drafter.
     """
     factories: dict[str, Callable[[], Drafter]] = {}
-    tree_factories: dict[str, Callable[[], TreeDrafter]] = {}
+    tree_factories: dict[str, Callable[[], Drafter]] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     for config in engine.drafters:
         if config.kind == "ngram":
@@ -74,7 +74,7 @@ def _model_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], Dr
     return lambda: AutoregressiveDrafter(model)
 
 
-def _tree_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], TreeDrafter]:
+def _tree_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], Drafter]:
     if config.kind == "synthetic":
         return lambda: SyntheticTreeDrafter(
             ModelTreeDrafter(model, num_ids=model.vocab_size), config.accept, config.accept_next, model.vocab_size

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amusd.config import Distribution
-from amusd.drafters.base import Drafter, SamplingDrafter
+from amusd.drafters.base import ChainDrafter
 from amusd.drafters.ngram import NgramDrafter
 
 
-class LookupFirstDrafter:
+class LookupFirstDrafter(ChainDrafter):
     """Proposes what `lookup` finds, else what `model` drafts; both follow the same context."""
 
-    def __init__(self, model: Drafter, lookup: NgramDrafter) -> None:
+    def __init__(self, model: ChainDrafter, lookup: NgramDrafter) -> None:
         self._model = model
         self._lookup = lookup
 
@@ -33,14 +33,13 @@ class LookupFirstDrafter:
 
     def set_distribution(self, distribution: Distribution) -> None:
         """What the model draws from; a lookup draws nothing."""
-        if isinstance(self._model, SamplingDrafter):
-            self._model.set_distribution(distribution)
+        self._model.set_distribution(distribution)
 
     def take_rows(self) -> tuple[bytes, ...]:
         """The model's, where the last proposal was its own."""
-        return self._model.take_rows() if isinstance(self._model, SamplingDrafter) else ()
+        return self._model.take_rows()
 
-    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+    def start(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids`."""
         self._model.open(token_ids, capacity)
         self._lookup.open(token_ids, capacity)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from amusd.drafters.base import ChainDrafter
 from amusd.drafters.context import Context
 
 
-class NgramDrafter:
+class NgramDrafter(ChainDrafter):
     """Looks up the longest suffix of `min_ngram` to `max_ngram` tokens, and proposes what followed its last occurrence.
 
     For each suffix length the index maps an n-gram to the positions behind its occurrences, in order; appending a token
@@ -40,7 +41,7 @@ class NgramDrafter:
         """Whether a suffix of the context has occurred before."""
         return self._source() is not None
 
-    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+    def start(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids` and index them."""
         self._context.open(token_ids, capacity)
         self._ends = {}

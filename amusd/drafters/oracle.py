@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from amusd.drafters.base import ChainDrafter
 from amusd.drafters.context import Context
 
 Schedule = Callable[[int], bool]
@@ -49,7 +50,7 @@ def right_with_probability(probability: float, seed: int) -> Schedule:
     return schedule
 
 
-class OracleDrafter:
+class OracleDrafter(ChainDrafter):
     """Proposes `reference[position]` where `schedule(position)`, and another id elsewhere.
 
     `reference` holds the target's whole text, prompt included. Beyond its end there is nothing to propose.
@@ -66,12 +67,7 @@ class OracleDrafter:
         """Tokens in the context."""
         return self._context.length
 
-    @property
-    def tokens_per_step(self) -> int:
-        """One, as of a model."""
-        return 1
-
-    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+    def start(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids`."""
         self._context.open(token_ids, capacity)
 

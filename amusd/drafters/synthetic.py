@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 
 from amusd.config import Distribution
-from amusd.drafters.base import Drafter, SamplingDrafter
+from amusd.drafters.base import ChainDrafter
 from amusd.drafters.context import Context
 from amusd.drafters.oracle import right_with_probability
 from amusd.protocol import prefix_hash
@@ -19,7 +19,7 @@ _UNJUDGED = 0
 """Proposed behind the end of the answer, of which a real draft would not know either."""
 
 
-class SyntheticDrafter:
+class SyntheticDrafter(ChainDrafter):
     """Each proposal is the target's own token with probability `accept`, independent of all others; else another id.
 
     The same text gives the same right and wrong positions in every mode; different texts give different ones. `accept`
@@ -27,7 +27,7 @@ class SyntheticDrafter:
     reference (possible with `verify_width=bucketed`), nothing is right any more.
     """
 
-    def __init__(self, model: Drafter, accept: float, vocab_size: int) -> None:
+    def __init__(self, model: ChainDrafter, accept: float, vocab_size: int) -> None:
         """`model` spends the time, on ids in `[0, vocab_size)`: any target fits, as ids are reduced to that range."""
         self._model = model
         self._accept = accept
@@ -54,14 +54,9 @@ class SyntheticDrafter:
 
     def set_distribution(self, distribution: Distribution) -> None:
         """The model draws as it would, which costs what it costs; its tokens are replaced all the same."""
-        if isinstance(self._model, SamplingDrafter):
-            self._model.set_distribution(distribution)
+        self._model.set_distribution(distribution)
 
-    def take_rows(self) -> tuple[bytes, ...]:
-        """None: what it proposes is not drawn."""
-        return ()
-
-    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+    def start(self, token_ids: Sequence[int], capacity: int) -> None:
         """Start from `token_ids`."""
         self._context.open(token_ids, capacity)
         self._model.open(self._reduced(token_ids), capacity)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from amusd.config import Distribution
+from amusd.drafters.base import Drafter
 from amusd.drafters.oracle import right_with_probability
-from amusd.drafters.tree import Guesses, TreeDrafter
 from amusd.protocol import prefix_hash
-from amusd.protocol.tree_draft_session import Node
+from amusd.protocol.draft_session import Guesses, Node, Transition
 
 
-class SyntheticTreeDrafter:
-    """A `TreeDrafter` and a `ReferenceDrafter`. `model` spends the time; its guesses are replaced."""
+class SyntheticTreeDrafter(Drafter):
+    """A `Drafter` and a `ReferenceDrafter`. `model` spends the time; its guesses are replaced."""
 
-    def __init__(self, model: TreeDrafter, accept: float, accept_next: float, vocab_size: int) -> None:
+    def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
         """`vocab_size`: ids of the model; those of the target are reduced to that range for it."""
         self._model = model
         self._accept = accept
@@ -32,6 +33,11 @@ class SyntheticTreeDrafter:
         """Whether the target's text goes through it."""
         self.set_reference(())
 
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self._length
+
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """The target's whole text of the sequence that is opened next, prompt included."""
         self._reference = tuple(token_ids)
@@ -42,31 +48,27 @@ class SyntheticTreeDrafter:
         """The model ranks as it would, which costs what it costs."""
         self._model.set_distribution(distribution)
 
-    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
         self._fan_out = fan_out
         self._right = {}
         self._length = len(token_ids)
         self._follows = self._reference[: self._length] == tuple(token_ids)
-        self._model.open_tree(self._reduced(token_ids), capacity, fan_out)
+        self._model.open(self._reduced(token_ids), capacity, fan_out)
 
-    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
         """As many guesses as asked for, behind each node."""
-        self._model.compute(root, nodes)
+        self._model.expand(root, nodes, num_tokens)
         return [self._guesses(root, node) for node in nodes]
 
-    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+    def follow(self, transition: Transition) -> None:
         """Follow the committed tokens."""
-        committed = (*(node.token_id for node in kept), *token_ids)
+        committed = (*(node.token_id for node in transition.kept), *transition.token_ids)
         end = self._length + len(committed)
         self._follows = self._follows and self._reference[self._length : end] == committed
         self._length = end
-        self._right = {node: self._right[node] for node in alive if node in self._right}
-        self._model.adopt(kept, self._reduced(token_ids), alive)
-
-    def look_up(self) -> tuple[tuple[int, ...], float]:
-        """Nothing."""
-        return (), 0.0
+        self._right = {node: self._right[node] for node in transition.alive if node in self._right}
+        self._model.follow(replace(transition, token_ids=tuple(self._reduced(transition.token_ids))))
 
     def close(self) -> None:
         """Release the sequence; the reference stays until the next one is set."""

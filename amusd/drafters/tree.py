@@ -8,55 +8,26 @@ pending   committed tokens that the model has not computed; the root is the last
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
 from amusd.config import GREEDY, Distribution
+from amusd.drafters.base import Drafter, say_not_finite
 from amusd.drafters.ngram_cache import NgramCache
+from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import DigestRequest
-from amusd.protocol.tree_draft_session import MAX_NODES, MIN_PROBABILITY, Node
+from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.digest import Digests
 from amusd.sampling.plain_ranking import make_ranking
 
-Guesses = Sequence[tuple[int, float]]
-"""Tokens that may come next, each with its probability."""
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
 LOOKUP_TOKENS = 8
 """Of one lookup at most."""
 
 
-class TreeDrafter(Protocol):
-    """Computes nodes of one sequence's tree (`amusd/protocol/tree_draft_session.py`)."""
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        """What the target draws the tokens of the sequence from that is opened next."""
-        ...
-
-    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
-        """Start from `token_ids`, one at least; at most `fan_out` guesses behind each node."""
-        ...
-
-    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
-        """What may follow each of `nodes`: the root alone, or nodes whose parents were computed."""
-        ...
-
-    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
-        """`kept`, then `token_ids`, were committed; of the tree only `alive` is left."""
-        ...
-
-    def look_up(self) -> tuple[tuple[int, ...], float]:
-        """A continuation of the committed tokens that costs nothing, and how likely each of its tokens is."""
-        ...
-
-    def close(self) -> None:
-        """Release the sequence. Idempotent."""
-        ...
-
-
-class ModelTreeDrafter:
+class ModelTreeDrafter(Drafter):
     """Drafts with `model`; mixed with `ngrams`, if given, which also adds what repeats itself."""
 
     def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, num_ids: int | None = None) -> None:
@@ -70,16 +41,22 @@ class ModelTreeDrafter:
             model.prepare(self._cache, (None, self._digests.few, self._digests.many))
         self._num_slots = model.max_length + MAX_NODES
         self._distribution = GREEDY
+        self._context: list[int] = []
         self._slots: dict[Node, int] = {}
         """Of each computed node."""
         self._paths: dict[Node, tuple[int, ...]] = {}
         """Of each computed node: the slots behind the prefix that lead to it, its own last."""
 
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return len(self._context)
+
     def set_distribution(self, distribution: Distribution) -> None:
         """Nodes are ranked as the target would choose."""
         self._distribution = distribution
 
-    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Prefill all but the last token. Raises `ValueError` beyond the model's length."""
         if capacity > self._model.max_length:
             raise ValueError(f"a sequence of {capacity} tokens: this draft model takes {self._model.max_length}")
@@ -103,7 +80,7 @@ class ModelTreeDrafter:
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
 
-    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:  # noqa: ARG002
         """One pass over `nodes`; over the committed tokens that are still missing, where they are the root."""
         if nodes[0] is root:
             return self._compute_pending()
@@ -114,10 +91,10 @@ class ModelTreeDrafter:
         tokens, paths = [node.token_id for node in nodes], [self._paths[node] for node in nodes]
         return self._pass(tokens, paths, [_path(root, node) for node in nodes])
 
-    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
-        """Keys of `kept` join the prefix where they lie; slots of nodes that are gone become free."""
+    def follow(self, transition: Transition) -> None:
+        """Keys of kept nodes join the prefix where they lie; slots of nodes that are gone become free."""
         num_computed = self._num_computed
-        for node in kept:
+        for node in transition.kept:
             slot = self._slots.pop(node, None)
             self._paths.pop(node, None)
             if slot is None:
@@ -125,10 +102,10 @@ class ModelTreeDrafter:
             else:
                 self._append_to_prefix([slot])
             self._context.append(node.token_id)
-        for token_id in token_ids:
+        for token_id in transition.token_ids:
             self._pending.append(len(self._context))
             self._context.append(token_id)
-        left = set(alive)
+        left = set(transition.alive)
         for node in [node for node in self._slots if node not in left]:
             self._free.append(self._slots.pop(node))
             del self._paths[node]
@@ -179,7 +156,12 @@ class ModelTreeDrafter:
         if not behind:
             return []
         digests = None if output.digests is None else output.digests[-len(behind) :]
-        ranked = ranking.rank(output.logits[-len(behind) :], positions, contexts, mixtures, digests)
+        try:
+            ranked = ranking.rank(output.logits[-len(behind) :], positions, contexts, mixtures, digests)
+        except NotFiniteError as error:
+            say_not_finite(error)
+            self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses
+            return [()] * len(behind)
         return [tuple(zip(row.token_ids, row.probabilities, strict=True)) for row in ranked]
 
     def _append_to_prefix(self, slots: Sequence[int]) -> None:

@@ -374,6 +374,7 @@ class CachedModel:
         if digest is None or chooser is None:
             logits = passes.extend(token_ids, shape)[0]
             if chooser is None:
+                passes.check_chain(len(token_ids), steps)
                 return passes.chain(len(token_ids), steps)
             return self._tokens(chooser.choose(logits[-1:], end - 1, token_ids[-1:]))
         inputs = chooser.inputs(cache.length, token_ids, steps)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from amusd.errors import DeviceError, RankLostError
+from amusd.models.argmax import check_finite
 from amusd.models.attention import CausalAttention, TableAttention
 from amusd.models.graphs import Capture, Completion, Replay
 from amusd.models.kv_cache import PreallocatedCache
@@ -154,8 +156,11 @@ class CapturedPasses:
         self._inputs = _Inputs(max_rows, max_steps, max(max_rows, cache.spare), device)
         self._host_table = torch.arange(cache.allocated, pin_memory=self._is_pinned)
         self._table = self._host_table.to(device)
-        self._host_chosen = torch.zeros(max_rows + max_steps, dtype=torch.int64, pin_memory=self._is_pinned)
-        self._chosen = torch.zeros_like(self._host_chosen, device=device)
+        # The tokens chosen, and the bits of the logit of each, as float64: both come to the host in one copy.
+        self._host_results = torch.zeros((2, max_rows + max_steps), dtype=torch.int64, pin_memory=self._is_pinned)
+        self._results = torch.zeros_like(self._host_results, device=device)
+        self._chosen, self._largest = self._results[0], self._results[1].view(torch.float64)
+        self._host_chosen, self._host_largest = self._host_results[0], self._host_results[1].view(torch.float64)
         self._completion = Completion(device)
 
     def prefill(self, token_ids: Sequence[int]) -> None:
@@ -218,14 +223,25 @@ class CapturedPasses:
         return self._replay(shape, len(token_ids))[0][: len(token_ids)]
 
     def chosen(self, count: int) -> list[int]:
-        """The token chosen behind each of the first `count` rows of the last pass."""
+        """The token chosen behind each of the first `count` rows of the last pass, without a digest.
+
+        Raises `NotFiniteError` where the largest logit is none.
+        """
+        check_finite(self._host_largest[:count].numpy())
         tokens: list[int] = self._host_chosen[:count].tolist()
         return tokens
 
     def chain(self, count: int, steps: int) -> list[int]:
         """The tokens that the last `extend` of `count` tokens chose, one after another."""
-        tokens: list[int] = self._host_chosen.tolist()
-        return [tokens[count - 1], *tokens[self._max_rows + 1 : self._max_rows + steps]]
+        return self._of_chain(self._host_chosen, count, steps)
+
+    def check_chain(self, count: int, steps: int) -> None:
+        """Raise `NotFiniteError` where `chain`, without a digest, chose a logit that is not finite."""
+        check_finite(np.array(self._of_chain(self._host_largest, count, steps)))
+
+    def _of_chain(self, results: Tensor, count: int, steps: int) -> list[Any]:
+        values: list[Any] = results.tolist()
+        return [values[count - 1], *values[self._max_rows + 1 : self._max_rows + steps]]
 
     def digested(self, digest: LogitsDigest, count: int, steps: int = 1) -> npt.NDArray[np.int32]:
         """[count + steps - 1, words]: the outputs of the last pass, for its rows, then for its further steps."""
@@ -364,7 +380,7 @@ class CapturedPasses:
             logits.append(self._run(last, row))
             self._choose(logits[-1], shape.digest, row)
             last = self._chosen[row]
-        self._host_chosen.copy_(self._chosen, non_blocking=True)
+        self._host_results.copy_(self._results, non_blocking=True)
         return logits
 
     def _run(self, token_ids: Tensor, rows: slice) -> Tensor:
@@ -379,7 +395,7 @@ class CapturedPasses:
     def _choose(self, logits: Tensor, digest: LogitsDigest | None, rows: slice) -> None:
         """The token behind each row, and what the host wants to know of it."""
         if digest is None:
-            columns = logits.argmax(dim=-1)
+            self._largest[rows], columns = logits.max(dim=-1)  # a NaN is the largest
         else:
             buffers = self._buffers(digest)
             columns, buffers.outputs[rows] = digest.compute(logits, buffers.inputs[rows])

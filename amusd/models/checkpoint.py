@@ -13,11 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from amusd.errors import ConfigError
+from amusd.models.checkpoint_folder import fetch_weights, find_checkpoint, first_line
 
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
-_POINTER = b"version https://git-lfs"
-"""How a file of git begins whose contents have not been fetched."""
 
 
 class Checkpoint:
@@ -51,42 +50,40 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """That in folder `path`, or under this name on the hub. Raises `ConfigError` if its files are not all there.
-
-    Raises `OSError` if the hub has no such files, or does not answer.
-    """
-    return Checkpoint(path, _local_files(Path(path)) if Path(path).exists() else _hub_files(str(path)))
-
-
-def _local_files(folder: Path) -> list[Path]:
-    if (folder / _WEIGHTS).exists():
-        return [folder / _WEIGHTS]
-    if (folder / _INDEX).exists():
-        return [folder / name for name in _shards(folder, folder / _INDEX)]
-    others = sorted(file.name for file in folder.glob("*.bin"))
-    instead = f"; convert {others[0]} with save_pretrained of transformers" if others else ""
-    raise ConfigError(f"model {folder}: no {_WEIGHTS} and no {_INDEX} in it{instead}")
+    """That in folder `path`, or under this name on the hub. Raises `ConfigError` if its files are not all there."""
+    folder = find_checkpoint(path)
+    names = _weight_files(path, folder)
+    folder = fetch_weights(path, folder, names)
+    if names == [_WEIGHTS] and not (folder / _WEIGHTS).exists():
+        raise ConfigError(f"model {path}: no {_WEIGHTS} and no {_INDEX} in it{_other_weights(folder)}")
+    return Checkpoint(path, [folder / name for name in names])
 
 
-def _hub_files(name: str) -> list[Path]:
-    from transformers.utils import cached_file
-
-    def fetch(file: str) -> Path:
-        return Path(str(cached_file(name, file)))
-
+def _weight_files(path: str | Path, folder: Path) -> list[str]:
+    """Names of the files with weights, whether or not they are there."""
+    index = folder / _INDEX
+    if (folder / _WEIGHTS).exists() or not index.exists():
+        return [_WEIGHTS]
     try:
-        return [fetch(_WEIGHTS)]
-    except OSError:
-        return [fetch(shard) for shard in _shards(name, fetch(_INDEX))]
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return sorted(f"{name}" for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"model {path}: {_INDEX} is damaged: {first_line(error)}") from error
 
 
-def _shards(path: str | Path, index: Path) -> list[str]:
-    """Names of the files that an index names."""
-    _refuse_pointer(path, index)
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"model {path}: {index.name} is damaged: {error}") from error
+def _other_weights(folder: Path) -> str:
+    """What can be done with the weights that a folder holds instead."""
+    names = sorted(file.name for file in folder.iterdir())
+    if "adapter_model.safetensors" in names:
+        return "; it holds a LoRA adapter: put it into its base model with merge_and_unload() of peft, and save that"
+    if others := [name for name in names if name.endswith((".bin", ".pt", ".pth"))]:
+        return (
+            f'; convert {others[0]}: python -c "from transformers import AutoModelForCausalLM as M; '
+            f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        )
+    if any(name.endswith(".gguf") for name in names):
+        return "; GGUF files are not run: use the checkpoint in safetensors that they were made from"
+    return ""
 
 
 def _open(path: str | Path, file: Path) -> Any:
@@ -94,14 +91,9 @@ def _open(path: str | Path, file: Path) -> Any:
 
     if not file.exists():
         raise ConfigError(f"model {path}: no {file.name}, which its index names")
-    _refuse_pointer(path, file)
     try:
         return safe_open(file, framework="pt")
+    except OSError as error:
+        raise ConfigError(f"model {path}: {file.name} cannot be read: {first_line(error)}") from error
     except SafetensorError as error:
         raise ConfigError(f"model {path}: {file.name} is damaged or cut short: {error}") from error
-
-
-def _refuse_pointer(path: str | Path, file: Path) -> None:
-    with file.open("rb") as opened:
-        if opened.read(len(_POINTER)) == _POINTER:
-            raise ConfigError(f"model {path}: {file.name} is a pointer of Git LFS; fetch the file with: git lfs pull")

@@ -99,7 +99,7 @@ class _Layer:
         self, hidden: Tensor, rotation: Tensor, attention: Attention, cache: PreallocatedCache, index: int
     ) -> Tensor:
         """[rows, width] -> [rows, width]; `rotation` is [rows, dim / 2] complex."""
-        epsilon, rows, width = self._heads.epsilon, len(hidden), hidden.shape[1:]
+        epsilon, rows, width = self._heads.epsilon, hidden.shape[0], hidden.shape[1:]
         joint = self.query_key_value(F.rms_norm(hidden, width, self._attention_norm, epsilon))
         joint = joint.view(rows, -1, self._heads.dim)  # [rows, query heads + key heads + value heads, dim]
         is_fused = joint.device.type != "cpu"
@@ -118,7 +118,7 @@ class _Layer:
         self, joint: Tensor, rotation: Tensor, cache: PreallocatedCache, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and rotate queries and keys of `joint`, write keys and values; returns what attention takes."""
-        heads, rows, joint = self._heads, len(joint), joint.float()
+        heads, rows, joint = self._heads, joint.shape[0], joint.float()
         rotated = joint[:, : heads.num_queries + heads.num_keys]
         if self._head_norm is not None:
             rotated.copy_(F.rms_norm(rotated, (heads.dim,), None, heads.epsilon) * self._head_norm)

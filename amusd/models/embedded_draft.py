@@ -33,6 +33,8 @@ from amusd.models.load_options import LoadOptions
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its card stands beside it."""
+DRAFT_DIGEST = "90c1d051d946587cbf77db08c5e187576d51773cbd99cbb10d1917edb5b7a824"
+"""Its checksum (`digest_of`), so that no flipped bit of it is run."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -51,7 +53,7 @@ def load_embedded_draft(
     The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` if the draft has
     fewer tokens or its file is damaged, `UnsupportedModelError` as `load_model`.
     """
-    draft = read_draft(draft_file)
+    draft = read_draft(draft_file, DRAFT_DIGEST if draft_file == DRAFT_FILE else None)
     if vocab_size > len(draft.output_ids):
         raise ConfigError(
             f"drafter.vocab_size={vocab_size}: the embedded draft can propose {len(draft.output_ids)} tokens"
@@ -83,7 +85,7 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
 
     `target` is the target's folder. Raises `ConfigError` if `folder` holds anything, or cannot be written.
     """
-    draft = read_draft(draft_file)
+    draft = read_draft(draft_file, DRAFT_DIGEST if draft_file == DRAFT_FILE else None)
     make_new_folder(folder)
     try:
         model = _build(target, draft, dtype="bfloat16", max_model_len=1, model_impl="transformers")

@@ -11,8 +11,8 @@ from amusd.models.fp8 import why_not_fp8
 from amusd.models.huggingface import check_fp8, check_int8, check_shares, load_config, why_adapter
 from amusd.models.int8 import INT8
 from amusd.models.linear import why_not_packed
-from amusd.models.loading import draft_dtype, draft_shape
-from amusd.models.quantization import check_quantization, is_fp8
+from amusd.models.loading import draft_dtype, draft_shape, target_dtype
+from amusd.models.quantization import is_fp8
 from amusd.models.synthetic import SHAPES, shape_config
 from amusd.models.zoo import embedded_target_path
 from amusd.types import Role
@@ -21,7 +21,7 @@ from amusd.types import Role
 def explain_target(config: EngineConfig, device: str) -> str:
     """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
     shape, size = config.hardware.synthetic, config.target_tensor_parallel_size
-    return _explain(config.target, shape, device, config.target.dtype, Role.TARGET, size)
+    return _explain(config.target, shape, device, target_dtype(config, device), Role.TARGET, size)
 
 
 def explain_drafter(
@@ -71,6 +71,4 @@ def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None) ->
     if shape is not None:
         return shape_config(SHAPES[shape])
     path = str(config.model) if config.kind == "hf" else embedded_target_path()
-    settings = load_config(path)
-    check_quantization(path, settings)
-    return settings
+    return load_config(path)

@@ -17,13 +17,14 @@ from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import open_checkpoint
+from amusd.models.checkpoint_folder import CONFIG, find_checkpoint, first_line, one_line_errors
 from amusd.models.compatibility import check_supported, position_limit
 from amusd.models.decoder import Decoder, why_not_covered
 from amusd.models.fp8 import ROW_DTYPES
 from amusd.models.int8 import INT8, why_not_int8
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.load_options import LoadOptions
-from amusd.models.mapped_model import check_dtypes, mapped_model
+from amusd.models.mapped_model import check_dtypes, mapped_model, wrong_shape
 from amusd.models.network import Network
 from amusd.models.quantization import check_quantization, is_fp8
 from amusd.models.row_attention import require_triton
@@ -96,17 +97,16 @@ def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
     weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
     config = load_config(path)
-    check_quantization(path, config)
-    check_supported(config, causal_class(config), options.max_model_len)
-    check_options(config, options)  # refuses before any weight is read
-    with quiet_transformers(), _one_line_errors(path):
+    with quiet_transformers(), one_line_errors(path):
+        check_supported(config, causal_class(config), options.max_model_len)
+        check_options(config, options)  # refuses before any weight is read
         checkpoint = open_checkpoint(path)
         check_dtypes(checkpoint, config)
         if uses_decoder(config, options.model_impl):
             model = mapped_model(checkpoint, config)
         else:
             model = _stock_model(path, config, options)
-    return wrap_model(model, options, dtype=loaded_dtype(options.dtype))
+        return wrap_model(model, options, dtype=loaded_dtype(options.dtype))
 
 
 def _stock_model(path: str | Path, config: Any, options: LoadOptions) -> Any:
@@ -114,15 +114,18 @@ def _stock_model(path: str | Path, config: Any, options: LoadOptions) -> Any:
     model_class = causal_class(config)
     assert model_class is not None  # refused before
     model, info = model_class.from_pretrained(
-        str(path),
+        str(find_checkpoint(path)),
         config=config,
         dtype=loaded_dtype(options.dtype),
         attn_implementation=register_attention(),
         trust_remote_code=False,
         use_safetensors=True,
-        local_files_only=Path(path).exists(),
+        local_files_only=True,
+        ignore_mismatched_sizes=True,  # refused below, by name
         output_loading_info=True,
     )
+    for name, stored, expected in info["mismatched_keys"]:
+        raise ConfigError(wrong_shape(path, name, stored, expected))
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
     return model
@@ -237,13 +240,17 @@ def check_shares(config: Any, model_impl: str, role: Role, num_ranks: int) -> No
 
 
 def load_config(path: str | Path) -> Any:
-    """The transformers configuration of a checkpoint. Raises `ConfigError` if there is none."""
+    """The transformers configuration of a checkpoint.
+
+    Raises `ConfigError` if there is none, `UnsupportedModelError` if it is quantized in a way that cannot run exactly.
+    """
     from transformers import AutoConfig
 
-    if not Path(path).exists() and _looks_local(str(path)):
-        raise ConfigError(f"model {path}: no such folder")
-    with quiet_transformers(), _one_line_errors(path):
-        return AutoConfig.from_pretrained(str(path), trust_remote_code=False, local_files_only=Path(path).exists())
+    folder = find_checkpoint(path)
+    with quiet_transformers(), one_line_errors(path, CONFIG):
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        check_quantization(path, config)
+    return config
 
 
 def causal_class(config: Any) -> Any | None:
@@ -274,25 +281,7 @@ def device_errors(device: str) -> Iterator[None]:
     """Turn what torch raises for a device that is not there, or is full, into a `ConfigError` of one line."""
     try:
         yield
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {device}: {_first_line(error)}") from error
-
-
-@contextlib.contextmanager
-def _one_line_errors(path: str | Path) -> Iterator[None]:
-    """Turn what transformers raises for a missing or foreign checkpoint into a `ConfigError` of one line."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError) as error:
-        if isinstance(error, ValueError) and "trust_remote_code" in str(error):
-            raise UnsupportedModelError(f"model {path}: it needs code of its own, which is never run") from error
-        raise ConfigError(f"model {path}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _looks_local(path: str) -> bool:
-    """Whether a name cannot be one of the hub, which are `name` or `owner/name`."""
-    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
+    except (RuntimeError, AssertionError, MemoryError) as error:
+        is_full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+        full = "out of memory; a smaller model, or a lower max_model_len, needs less: " if is_full else ""
+        raise ConfigError(f"device {device}: {full}{first_line(error)}") from error

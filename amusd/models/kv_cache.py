@@ -10,7 +10,7 @@ Who owns what, per layer, in a tensor [1, heads, allocated, head_dim], by positi
 Where a position lies is its *slot*. They are the same, unless a pass over several paths went another way (`keep`).
 
 Masked positions are multiplied by zero, not skipped, so they must be finite: memory starts as zeros, and later holds
-only keys and values of truncated or dummy rows.
+only keys and values of truncated or dummy rows. `wipe` writes zeros again after a pass that was not finite.
 """
 
 from __future__ import annotations
@@ -78,6 +78,13 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self._length = length
         if length == 0:
             self.slots[:] = np.arange(self.allocated)
+
+    def wipe(self) -> None:
+        """Write zeros beyond `length`, where a pass has left what is no number."""
+        with torch.inference_mode():  # in which passes write
+            for storage in (*self._keys.values(), *self._values.values(), *self._joint.values()):
+                unused = torch.from_numpy(self.slots[self._length :]).to(storage.device)
+                storage.index_fill_(storage.dim() - 2, unused, 0)
 
     def begin(self, rows: int, num_keys: int, slots: Tensor | None = None) -> None:
         """Announce a pass that computes `rows` rows and attends to `[0, num_keys)`.

@@ -76,6 +76,10 @@ class KVCache(Protocol):
         """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
         ...
 
+    def wipe(self) -> None:
+        """Write zeros beyond `length`: what is masked there is multiplied by zero, which no NaN survives."""
+        ...
+
 
 class Chooser(Protocol):
     """How tokens are chosen from logits, where it is not simply the largest that counts."""
@@ -167,7 +171,7 @@ class LanguageModel(Protocol):
     def choose(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
         """`forward`, and for each of its rows the token with the highest logit; of equal ones that of the first column.
 
-        Token ids leave the device, logits do not.
+        Token ids leave the device, logits do not. Raises `NotFiniteError` where the highest logit is NaN or infinite.
         """
         ...
 
@@ -179,7 +183,7 @@ class LanguageModel(Protocol):
         The most likely one, or what `chooser` says; to it logits leave the device.
 
         The last one stays outside the cache, whose length grows by `len(token_ids) + num_tokens - 1`. Raises
-        `ValueError` as `forward` does.
+        `ValueError` as `forward` does, and `NotFiniteError` as `choose` does; the cache is longer then.
         """
         ...
 

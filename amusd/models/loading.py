@@ -10,6 +10,7 @@ from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.int8 import INT8, why_not_int8
+from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
@@ -44,12 +45,12 @@ def load_target(
 ) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device.
 
-    `ranks`: those that share the model.
+    `report` is told what takes long, and of a model that has no chat template. `ranks`: those that share the model.
     """
     options = LoadOptions(
         numerics=target_numerics(config, device),
         max_model_len=config.max_model_len,
-        dtype=config.target.dtype,
+        dtype=target_dtype(config, device),
         device=device,
         model_impl=config.target.model_impl,
         capture=capture_for(device, cuda_graphs=config.hardware.cuda_graphs and ranks.captures),
@@ -59,7 +60,15 @@ def load_target(
         model = load_synthetic(config.hardware.synthetic, options)
         return model, SyntheticTokenizer(model.vocab_size)
     path = target_path(config.target, report)
-    return load_model(path, options), load_tokenizer(path)
+    model, tokenizer = load_model(path, options), load_tokenizer(path)
+    if report is not None and not tokenizer.has_chat_template:
+        report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
+    return model, tokenizer
+
+
+def target_dtype(config: EngineConfig, device: str) -> str:
+    """In which dtype the target is on `device`."""
+    return fastest_dtype(torch.device(device)) if config.target.dtype == "auto" else config.target.dtype
 
 
 def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> ModelShape | None:
@@ -75,7 +84,7 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
         return config.dtype
     ships_in_int8 = config.kind != "hf" and draft_shape(config, target_shape) is None
     can = config.model_impl != "transformers" and why_not_int8(torch.device(device)) is None
-    return INT8 if ships_in_int8 and can else "bfloat16"
+    return INT8 if ships_in_int8 and can else fastest_dtype(torch.device(device))
 
 
 def load_draft_model(

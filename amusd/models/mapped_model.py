@@ -7,6 +7,7 @@ most one layer or the embeddings again, whatever the dtypes.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import register_attention
 from amusd.models.checkpoint import Checkpoint
+from amusd.models.checkpoint_folder import CONFIG
 from amusd.models.fp8 import Fp8Projection
 from amusd.models.quantization import CONFIG_NAMES, is_fp8
 
@@ -107,6 +109,9 @@ def _find(model: Any, checkpoint: Checkpoint, name: str) -> Tensor | None:
 
 def _check_shape(checkpoint: Checkpoint, name: str, tensor: Tensor, expected: torch.Size) -> None:
     if tensor.shape != expected:
-        raise ConfigError(
-            f"model {checkpoint.path}: {name} has shape {list(tensor.shape)}, and config.json asks for {list(expected)}"
-        )
+        raise ConfigError(wrong_shape(checkpoint.path, name, tensor.shape, expected))
+
+
+def wrong_shape(path: object, name: str, stored: Iterable[int], expected: Iterable[int]) -> str:
+    """What is said of a weight whose shape is another than the configuration's."""
+    return f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}"

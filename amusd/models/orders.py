@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import OtherRanksDigest
 from amusd.models.kv_cache import PreallocatedCache
@@ -98,7 +100,8 @@ def _do(work: Work, model: CachedModel, cache: PreallocatedCache) -> None:
         cache.path_slots = nodes.slots
     elif work.steps > 1:
         num_fitting = cache.capacity - cache.length - len(work.token_ids) + 1  # a replay may pass the end
-        model.extend(work.token_ids, cache, min(work.steps, num_fitting))
+        with suppress(NotFiniteError):  # the first rank finds the same, and says so
+            model.extend(work.token_ids, cache, min(work.steps, num_fitting))
     elif work.with_logits:
         model.forward(work.token_ids, cache, wanted)
     else:

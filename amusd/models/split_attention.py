@@ -133,6 +133,7 @@ class _Block:
         self.prefix = end - visible.shape[1]
         self.end = end
         self._mask: Tensor | None = None  # [1, 1, groups * rows, tail]: the same in every layer
+        self._is_masked = self.prefix > 0 or len(visible) > 1 or not bool(visible.all())
         self._prefix: _Prefix | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -142,7 +143,7 @@ class _Block:
         grouped = (rows, key_heads, query.shape[1] // key_heads, dim)
         # The heads of a group are rows of one product, so keys and values are read once and never expanded.
         folded = query.float().view(grouped).permute(1, 2, 0, 3).reshape(key_heads, -1, dim)
-        if self._mask is None:
+        if self._mask is None and self._is_masked:
             self._mask = additive(self.visible, torch.float32).repeat(1, grouped[2], 1).unsqueeze(0)
             self._prefix = _Prefix(self.prefix, folded.shape, self._dtype) if self.prefix else None
         if self._prefix is None:  # one call, without the sum that only a prefix needs

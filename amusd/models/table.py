@@ -47,6 +47,9 @@ class TableCache:
             raise ValueError(f"cannot truncate a cache of length {self._length} to {length}")
         self._length = length
 
+    def wipe(self) -> None:
+        """Nothing: no hash is ever multiplied."""
+
     def append(self, token_id: int) -> int:
         """Take in one token; returns the hash of the prefix that ends with it."""
         prefix = _mix(self._hashes[self._length] + token_id + 1)

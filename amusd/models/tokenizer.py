@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from amusd.errors import ConfigError
+from amusd.models.checkpoint_folder import CONFIG, find_checkpoint, one_line_errors
 from amusd.models.huggingface import load_config, quiet_transformers
 
+_GENERATION = "generation_config.json"
 _REPLACEMENT = "\ufffd"
 _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
+TEMPLATE_SECONDS = 5.0
+"""Processor time that a chat template may take for a conversation; real ones take milliseconds."""
 
 
 Conversation: TypeAlias = Sequence[Mapping[str, str]]
@@ -69,6 +76,11 @@ class HuggingFaceTokenizer:
         """Sha256 over vocabulary, merges and added tokens; a padded embedding does not change it."""
         return self._fingerprint
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations have a form of their own; without one their contents are encoded as they are."""
+        return bool(self._tokenizer.chat_template)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, special tokens added as the checkpoint says."""
         return list(self._tokenizer.encode(text))
@@ -77,16 +89,21 @@ class HuggingFaceTokenizer:
         """Token ids under the chat template, generation prompt included.
 
         Without a template, those of the contents, an empty line between them. Raises `ConfigError` when the template
-        refuses the conversation (some want the roles to alternate).
+        refuses the conversation (some want the roles to alternate), fails, or takes longer than `TEMPLATE_SECONDS`.
         """
-        if not self._tokenizer.chat_template:
+        if not self.has_chat_template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
-        from jinja2 import TemplateError
-
         try:
-            text = self._tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            raise ConfigError(f"prompt: the target's chat template refuses it: {error}") from error
+            text = _stopped_in_time(
+                lambda: self._tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
+            )
+        except TimeoutError:
+            raise ConfigError(
+                f"prompt: the target's chat template did not end within {TEMPLATE_SECONDS:g} seconds and was stopped"
+            ) from None
+        except Exception as error:  # a template is a program that comes with a checkpoint
+            reason = " ".join(str(error).splitlines()) or type(error).__name__
+            raise ConfigError(f"prompt: the target's chat template refuses it: {reason}") from error
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -97,6 +114,27 @@ class HuggingFaceTokenizer:
             )
         except OverflowError as error:
             raise ValueError(f"a token id is out of range: {error}") from error
+
+
+def _stopped_in_time(render: Callable[[], str]) -> str:
+    """Call `render`, which runs a chat template. Raises `TimeoutError` after `TEMPLATE_SECONDS` of processor time.
+
+    A template is compiled to Python functions, whose lines Python traces for us: that works in any thread. One long
+    operation, like a huge power, is not interrupted.
+    """
+    end = time.thread_time() + TEMPLATE_SECONDS
+
+    def watch(frame: FrameType, _event: str, _argument: object) -> Any:
+        if time.thread_time() > end:
+            raise TimeoutError
+        return watch if frame.f_code.co_filename == "<template>" else None
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        return render()
+    finally:
+        sys.settrace(before)
 
 
 class IncrementalDecoder:
@@ -134,23 +172,35 @@ class IncrementalDecoder:
 
 
 def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
-    """The tokenizer of a checkpoint (a folder or hub name). Raises `ConfigError` if there is none."""
+    """The tokenizer of a checkpoint (a folder or hub name). Raises `ConfigError` if none there fits the model."""
     from transformers import AutoTokenizer, GenerationConfig
 
-    config = load_config(path)
-    options: dict[str, Any] = {"local_files_only": Path(path).exists()}
+    config = load_config(path).get_text_config(decoder=True)
+    folder = find_checkpoint(path)
+    generation_eos = None
     with quiet_transformers():
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False, **options)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"model {path}: it has no tokenizer that can be loaded") from error
-        try:
-            generation_eos = GenerationConfig.from_pretrained(str(path), **options).eos_token_id
-        except OSError:
-            generation_eos = None
-    config_eos = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
-    ids = _as_ids(generation_eos) | _as_ids(config_eos) | _as_ids(tokenizer.eos_token_id)
+        if not any(_is_vocabulary(file.name) for file in folder.iterdir()):
+            raise ConfigError(
+                f"model {path}: no tokenizer in it (tokenizer.json); copy the files of its base model there"
+            )
+        with one_line_errors(path, "its tokenizer cannot be loaded"):
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        if (folder / _GENERATION).exists():
+            with one_line_errors(path, _GENERATION):
+                generation_eos = GenerationConfig.from_pretrained(str(folder), local_files_only=True).eos_token_id
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"model {path}: its tokenizer has {tokenizer.vocab_size} tokens, and {CONFIG} says "
+            f"vocab_size={config.vocab_size}"
+        )
+    ids = _as_ids(generation_eos) | _as_ids(getattr(config, "eos_token_id", None)) | _as_ids(tokenizer.eos_token_id)
     return HuggingFaceTokenizer(tokenizer, ids)
+
+
+def _is_vocabulary(name: str) -> bool:
+    return (
+        name in ("tokenizer.json", "tekken.json") or name.startswith("vocab.") or name.endswith((".model", ".tiktoken"))
+    )
 
 
 def _as_ids(value: int | list[int] | None) -> frozenset[int]:

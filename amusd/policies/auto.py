@@ -22,7 +22,7 @@ STEP_DONE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AutoPolicy:
-    """Verify once waiting for more costs more than it brings; `fan_out` 0 keeps the draft to one chain."""
+    """Verify once waiting for more costs more than it brings; `fan_out` 1 keeps the draft to one chain."""
 
     max_lookahead: int
     fan_out: int

@@ -111,7 +111,7 @@ class Policy(Protocol):
 
     @property
     def fan_out(self) -> int:
-        """Candidates behind each token of a tree at most; 0: the draft keeps to one chain."""
+        """Candidates that a draft step makes behind a token at most; 1: the draft keeps to one chain."""
         ...
 
     @property

@@ -24,7 +24,7 @@ class ChainPolicy:
     tokens_per_message: int
     min_candidates: int
     max_wait_passes: float
-    fan_out: int = 0
+    fan_out: int = 1
     rows_per_step: int = 1
     breadth: int = 1
 

@@ -21,7 +21,7 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     if decoding.policy == "auto":
         return AutoPolicy(
             max_lookahead=decoding.max_lookahead,
-            fan_out=decoding.fan_out if can_branch else 0,
+            fan_out=decoding.fan_out if can_branch else 1,
             rows_per_step=decoding.rows_per_step,
             max_wait_passes=decoding.max_wait_passes,
             breadth=decoding.verify_breadth if can_branch else 1,

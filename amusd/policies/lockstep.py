@@ -13,7 +13,7 @@ class AutoregressivePolicy:
 
     max_lookahead: int = 1
     tokens_per_message: int = 1
-    fan_out: int = 0
+    fan_out: int = 1
     rows_per_step: int = 1
     breadth: int = 1
 
@@ -33,7 +33,7 @@ class SynchronousPolicy:
     num_speculative_tokens: int
     timeout_seconds: float
     """A block that takes longer is not waited for: the target goes on alone until the draft answers again."""
-    fan_out: int = 0
+    fan_out: int = 1
     rows_per_step: int = 1
     breadth: int = 1
 

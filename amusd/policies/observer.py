@@ -6,13 +6,13 @@ The real target and the simulated one keep one each: a policy cannot tell them a
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from amusd.policies.base import TargetView
 from amusd.policies.estimates import Estimates
 from amusd.policies.payoff import Payoff
 from amusd.policies.row_cost import RowCost
-from amusd.protocol.verification import PassOutcome, Verification
+from amusd.protocol.target_session import TargetSession
+from amusd.protocol.verification import PassOutcome
 
 PASS_TIME_MEMORY = 0.8
 """Weight of the past in the running estimate of a pass."""
@@ -48,7 +48,7 @@ class Observer:
         """Amid the answer, all of which it takes in first: it is not waited for before it has brought something."""
         self._mute_at = 0
 
-    def view(self, session: Verification[Any], *, max_candidates: int, waited_ns: int) -> TargetView:
+    def view(self, session: TargetSession, *, max_candidates: int, waited_ns: int) -> TargetView:
         """`max_candidates`: what the next pass can take; `waited_ns`: since it could have begun."""
         weights, num_candidates = session.weights, session.num_candidates
         self._first_weight = next(iter(weights), None)

@@ -23,7 +23,7 @@ class WindowedPolicy:
     """Tokens of a window."""
     timeout_seconds: float
     """A window that takes longer is not waited for."""
-    fan_out: int = 0
+    fan_out: int = 1
     rows_per_step: int = 1
     breadth: int = 1
 

@@ -1,155 +1,389 @@
-"""What the draft side may do next in one sequence, given the verdicts it has heard. Pure: values in, values out.
+"""What the draft may do next in one sequence, given the verdicts it has heard. Pure: values in, values out.
+
+    [0, base)      committed, as far as the draft knows
+    behind it      a tree of nodes, each one token; the root stands for the last committed token
+
+A node is first a guess (some token may follow its parent) and can then be computed, which gives guesses of what follows
+it. The likeliest guesses are computed first, whatever their depth: one path where the draft is sure, alternatives where
+it is not. With a `fan_out` of 1 the tree is a chain, and its last node is the only guess.
 
 Rules
-    R1  The draft is never more than `max_lookahead` tokens ahead of the committed prefix it knows.
-    R2  Its epoch rises exactly when drafted tokens are thrown away, or when the target's floor demands it; then what is
-        left of the tail is offered again under the new epoch.
-    R3  Every drafted token is offered at most once per epoch, in order, with the hash of the prefix before it.
+    R1  No node is more than `max_lookahead` tokens ahead of `base`, and none stands where the target alone writes: at
+        the last position of the sequence.
+    R2  A guess that is less likely to be needed than `min_probability` is not made, and none is while the tree has
+        `max_nodes` nodes; each is thought of again when a verdict has changed that.
+    R3  Every node is offered once, after its parent, with the prefix that the tree hangs behind; all are offered again,
+        under new numbers, in a new epoch, which the target begins when something was lost.
     R4  A verdict that adds nothing is ignored; one that contradicts what the target committed before is refused.
     R5  A refused message changes nothing.
 
-A verdict is applied in two steps, `preview` and `apply`, so that token stream, cache and drafter can go back together
-(`amusd/runtime/rollback.py`).
+A verdict is applied in two steps, `preview` and `apply`, so that the tree and what the drafter keeps of it can go back
+together (`amusd/runtime/rollback.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from amusd.protocol.drafting import Drafting
-from amusd.protocol.messages import Candidate, Open, Verdict
+from amusd.config import MAX_FAN_OUT
+from amusd.errors import PeerProtocolError
+from amusd.protocol.committed_prefix import CommittedPrefix
+from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, Candidate, Open, Verdict
+from amusd.protocol.wire import MAX_TOKENS
+
+MIN_PROBABILITY = 0.005
+"""Below this a prepared token is worth neither energy nor a message."""
+MAX_NODES = 256
+"""Nodes of a tree at most."""
+
+Guesses = Sequence[tuple[int, float]]
+"""Tokens that may come next, each with its probability."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One token of the tree."""
+
+    parent: Node | None
+    """None for the root."""
+    token_id: int
+    position: int
+    probability: float
+    """That the text goes through it, given the root."""
+    weight: float
+    """That it follows its parent."""
+    number: int = 0
+    """Names it towards the target, from 1; 0 as long as it has not been offered."""
+    step: int = 0
+    """Which step guessed it, from 1; 0: none had to."""
+    row: bytes = b""
+    """Under the ratio test: the distribution that the token was drawn from."""
+    computed: bool = False
+    children: list[Node] = field(default_factory=list)
+    unmade: list[tuple[int, float, int]] = field(default_factory=list)
+    """Guesses of what follows it that were not made (R2): token, weight, step."""
+
+    def child(self, token_id: int) -> Node | None:
+        """The guess that `token_id` follows."""
+        return next((child for child in self.children if child.token_id == token_id), None)
+
+    def below(self) -> Iterator[Node]:
+        """All nodes under this one, parents first."""
+        rest = list(self.children)
+        while rest:
+            node = rest.pop()
+            yield node
+            rest += node.children
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What a verdict does to the stream: keep `[0, keep)`, then `token_ids`, then whatever of the tail survives.
+    """What a verdict does to the tree. `num_discarded > 0` is a rollback."""
 
-    `num_discarded > 0` is a rollback; otherwise either the tail reaches beyond the verdict and all of it stays
-    (`token_ids` is empty and `keep` is the old length), or the verdict reaches beyond the tail and continues it.
-    """
-
-    keep: int
-    """Stream length to cut to."""
+    kept: tuple[Node, ...]
+    """Nodes on the committed path, in its order: they become part of the prefix."""
     token_ids: tuple[int, ...]
-    """The target's own tokens that follow."""
+    """Committed tokens behind them that the tree did not have."""
+    root: Node | None
+    """The root afterwards; None: a new one, and all of the tree is gone."""
     committed_length: int
     """Committed length afterwards."""
-    num_discarded: int
-    """Drafted tokens thrown away."""
     epoch: int
-    """Epoch afterwards."""
+    """Epoch afterwards; a new one has everything offered again."""
+    num_discarded: int
+    """Nodes that are gone because the verdict contradicts the tree; 0 where it foresaw it, or was only too short."""
+
+    @property
+    def alive(self) -> tuple[Node, ...]:
+        """Nodes that are left of the tree."""
+        return () if self.root is None else tuple(self.root.below())
 
 
-class DraftSession(Drafting):
-    """The draft's state of one sequence, opened by `opening`."""
+def check_opening(opening: Open) -> None:
+    """Raises `PeerProtocolError` for what no correct target sends. Costs nothing, unlike a session."""
+    if not opening.token_ids:
+        raise PeerProtocolError("Open without tokens: nothing to draft from")
+    if not len(opening.token_ids) <= opening.max_length <= MAX_TOKENS:
+        raise PeerProtocolError(f"Open with {len(opening.token_ids)} tokens and max_length {opening.max_length}")
+    if opening.max_lookahead < 1 or opening.tokens_per_message < 1:
+        raise PeerProtocolError("Open with max_lookahead or tokens_per_message below 1")
+    if not (1 <= opening.fan_out <= MAX_FAN_OUT and 1 <= opening.rows_per_step <= MAX_FAN_OUT):
+        raise PeerProtocolError(f"Open with fan_out or rows_per_step outside [1, {MAX_FAN_OUT}]")
 
-    def __init__(self, opening: Open) -> None:
-        super().__init__(opening)
+
+class DraftSession:
+    """The draft's state of one sequence, opened by `opening`. Raises `PeerProtocolError` for an impossible one."""
+
+    def __init__(self, opening: Open, *, min_probability: float = MIN_PROBABILITY, max_nodes: int = MAX_NODES) -> None:
+        check_opening(opening)
+        self.sequence_id = opening.sequence_id
+        self.incarnation = opening.incarnation
+        self.is_chain = opening.fan_out == 1
+        self.num_stale = 0
+        self._max_length = opening.max_length
+        self._max_lookahead = opening.max_lookahead
         self._tokens_per_message = opening.tokens_per_message
-        self._offered_length = self._stream.length
-        self._exhausted = False
+        self._rows_per_step = opening.rows_per_step
+        self._min_probability = min_probability
+        self._max_nodes = opening.max_lookahead if self.is_chain else max_nodes
+        self._prefix = CommittedPrefix(opening.token_ids)
+        self._epoch = 0
+        self._next_number = 1
+        self._root = self._new_root()
+        self._guesses: list[tuple[float, int, Node]] = []  # a heap: the likeliest first, then the oldest
+        self._num_guessed = 0
+        self._num_steps = 0
+        self._num_nodes = 0
+        self._unsent: list[Node] = []
         self._said_no_more = False
 
     @property
+    def base(self) -> int:
+        """Committed length that the draft knows."""
+        return self._prefix.length
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """The tokens of it."""
+        return self._prefix.token_ids
+
+    @property
     def epoch(self) -> int:
-        """Counts the times that drafted tokens were thrown away, as far as both sides know."""
+        """How often the tree was to be offered again."""
         return self._epoch
 
     @property
-    def length(self) -> int:
-        """Stream length, tail included."""
-        return self._stream.length
+    def root(self) -> Node:
+        """The last committed token."""
+        return self._root
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The whole stream."""
-        return self._stream.slice(0, self._stream.length)
-
-    @property
-    def room(self) -> int:
-        """How many more tokens may be drafted before the next verdict.
-
-        The last position below `max_length` is never drafted: the target fills it in the pass that gets there.
-        """
-        if self._exhausted:
-            return 0
-        limit = min(self.base + self._max_lookahead, self._max_length - 1)
-        return max(0, limit - self.length)
+    def num_nodes(self) -> int:
+        """Size of the tree, the root not counted."""
+        return self._num_nodes
 
     @property
     def tokens_per_message(self) -> int:
         """Candidates go out once this many are ready."""
         return self._tokens_per_message
 
-    def extend(self, token_ids: Sequence[int], rows: Sequence[bytes] = ()) -> None:
-        """Take in what the drafter proposed; nothing at all means that it has no proposal until the next verdict.
+    @property
+    def room(self) -> int:
+        """How many more tokens the path of a chain may have before the next verdict."""
+        return max(0, self._limit - self.base - self._num_nodes)
 
-        `rows`: under the ratio test, the distribution that each token was drawn from. Raises `ValueError` on more
-        tokens than there is `room` for.
+    @property
+    def has_work(self) -> bool:
+        """There is something worth computing before the next verdict."""
+        return self._may_grow(self._root) and (not self._root.computed or self._has_guess())
+
+    def next_nodes(self, row_share: float = 0.0) -> tuple[Node, ...]:
+        """What to compute next, the likeliest first: the root alone, or up to `rows_per_step` guesses.
+
+        `row_share`: what each further row adds to a step, relative to a step with one. Rows are added as long as that
+        raises the probability computed in the same time, so that where the draft is sure its one path is not held up.
         """
-        if len(token_ids) > self.room:
-            raise ValueError(f"{len(token_ids)} tokens proposed, room for {self.room}")
-        if not token_ids:
-            self._exhausted = True
-        self._stream.extend_tail(token_ids, rows)
+        if not self._may_grow(self._root):
+            return ()
+        self._num_steps += 1
+        if not self._root.computed:
+            return (self._root,)
+        chosen: list[Node] = []
+        probability, cost = 0.0, 1.0 - row_share
+        while len(chosen) < self._rows_per_step and self._has_guess():
+            if -self._guesses[0][0] * cost < probability * row_share:
+                break
+            chosen.append(heapq.heappop(self._guesses)[2])
+            probability += chosen[-1].probability
+            cost += row_share
+        return tuple(chosen)
+
+    def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], rows: Sequence[bytes] = ()) -> None:
+        """`nodes` were computed; `found`: what may follow each of them, nothing for those that it does not reach.
+
+        A chain may go on: each further entry is what follows the guess of the entry before it. `rows`: under the ratio
+        test, what the token of each entry was drawn from. Raises `ValueError` for more tokens than there is `room` for.
+        """
+        if len(found) > max(len(nodes), self.room):
+            raise ValueError(f"{len(found)} tokens proposed, room for {self.room}")
+        computed = list(nodes)
+        for index, guesses in enumerate(found):
+            node = computed[index]
+            self._make(node, [(token_id, weight, self._num_steps) for token_id, weight in guesses])
+            if index < len(rows):
+                node.children[0].row = rows[index]
+            if len(computed) == index + 1 < len(found):
+                computed.append(node.children[0])
+        for node in computed:
+            node.computed = True
+
+    def guess_path(self, token_ids: Sequence[int], weight: float) -> int:
+        """Guess that these tokens follow the root, each with probability `weight`; nothing is computed for that.
+
+        Returns how many of these guesses are new.
+        """
+        node, before = self._root, self._num_nodes
+        for token_id in token_ids:
+            if not self._may_grow(node):
+                break
+            known = node.child(token_id)
+            node = known if known is not None else self._guess(node, token_id, weight, 0)
+        return self._num_nodes - before
 
     def offer(self) -> Candidate | None:
         """The next message for the target, or None while there is nothing (or too little) to say."""
-        more = self.room > 0
-        num_ready = self.length - self._offered_length
-        if more and num_ready < self._tokens_per_message:
+        more = self.has_work
+        if len(self._unsent) < self._tokens_per_message and (more or (self._said_no_more and not self._unsent)):
             return None
-        if num_ready == 0 and self._said_no_more:
-            return None
-        candidate = Candidate(
+        nodes, self._unsent = self._unsent, []
+        first = self._next_number
+        for node in nodes:
+            node.number = self._next_number
+            self._next_number += 1
+        self._said_no_more = not more
+        weighed = () if self.is_chain else nodes
+        return Candidate(
             sequence_id=self.sequence_id,
             incarnation=self.incarnation,
-            epoch=self._epoch,
             base=self.base,
-            start=self._offered_length,
-            token_ids=self._stream.slice(self._offered_length, self.length),
-            prefix_hash=self._stream.hash_before(self._offered_length),
+            root=self.base,
+            prefix_hash=self._prefix.hash_before(self.base),
+            first=first,
+            parents=tuple(self._number_of(node.parent) for node in nodes),
+            token_ids=tuple(node.token_id for node in nodes),
+            weights=tuple(min(CERTAINTY, round(node.weight * CERTAINTY)) for node in weighed),
             more=more,
-            draft_probs=self._stream.rows(self._offered_length, self.length),
+            draft_probs=tuple(node.row for node in nodes if node.row),
         )
-        self._offered_length = self.length
-        self._said_no_more = not more
-        return candidate
 
     def preview(self, verdict: Verdict) -> Transition | None:
         """What `apply` would do; None for a stale verdict. Changes nothing but the count of stale ones.
 
         Raises `PeerProtocolError` for a verdict that no correct target sends.
         """
-        new = self._news(verdict)
-        if new is None:
+        if not self._is_news(verdict):
+            self.num_stale += 1
             return None
-        return self._transition(new, verdict.epoch_floor)
+        self._check(verdict)
+        new = verdict.token_ids[self.base - verdict.start :]
+        kept: list[Node] = []
+        node = self._root
+        while len(kept) < len(new) and (child := node.child(new[len(kept)])) is not None:
+            kept.append(child)
+            node = child
+        is_foreseen = len(kept) == len(new)
+        return Transition(
+            kept=tuple(kept),
+            token_ids=new[len(kept) :],
+            root=node if is_foreseen else None,
+            committed_length=self.base + len(new),
+            epoch=max(self._epoch, verdict.epoch),
+            num_discarded=self._num_nodes - len(kept) if node.children and not is_foreseen else 0,
+        )
+
+    def without_tree(self, transition: Transition) -> Transition:
+        """The same verdict, with nothing left of the tree."""
+        kept = tuple(node.token_id for node in transition.kept)
+        token_ids = kept + transition.token_ids
+        return replace(transition, kept=(), token_ids=token_ids, root=None, num_discarded=self._num_nodes)
 
     def apply(self, transition: Transition) -> None:
         """Carry out what `preview` returned, with nothing in between."""
-        offered_again = transition.epoch != self._epoch and transition.num_discarded == 0
-        self._stream.truncate(transition.keep)
-        self._stream.extend_tail(transition.token_ids)
-        self._stream.commit(transition.committed_length)
-        self._epoch = transition.epoch
-        # What was thrown away, or has become final, needs no offering; a new epoch starts its offers at the base.
-        self._offered_length = max(min(self._offered_length, transition.keep), self.base)
-        if offered_again:
-            self._offered_length = self.base
-        self._exhausted = False
+        self._prefix.append(tuple(node.token_id for node in transition.kept) + transition.token_ids)
+        self._root = transition.root or self._new_root()
+        self._root.parent = None
+        alive = transition.alive
+        left = set(alive)
+        self._unsent = [node for node in self._unsent if node in left]
+        if transition.epoch != self._epoch:
+            self._epoch = transition.epoch
+            offered = sorted((node for node in alive if node.number), key=lambda node: node.number)
+            for node in offered:
+                node.number = 0
+            self._unsent = offered + self._unsent
+        self._num_nodes = len(alive)
+        self._guesses = []
+        for node in alive:
+            node.probability /= self._root.probability
+            if not node.computed:
+                self._push(node)
+        self._root.probability = 1.0
+        for node in (self._root, *alive):
+            if node.unmade:
+                self._make(node, node.unmade)
         self._said_no_more = False
 
-    def _transition(self, token_ids: tuple[int, ...], epoch_floor: int) -> Transition:
-        matched = self._stream.matching_prefix(self.base, token_ids)
-        tail_length = self.length - self.base
-        contradicted = matched < len(token_ids) and matched < tail_length
-        keep = self.base + matched if contradicted else self.length
-        return Transition(
-            keep=keep,
-            token_ids=token_ids[matched:],
-            committed_length=self.base + len(token_ids),
-            num_discarded=self.length - keep,
-            epoch=max(self._epoch + int(contradicted), epoch_floor),
+    # Inside
+
+    @property
+    def _limit(self) -> int:
+        """Before this position nodes may stand (R1)."""
+        return min(self.base + self._max_lookahead, self._max_length - 1)
+
+    def _is_news(self, verdict: Verdict) -> bool:
+        committed_length = verdict.start + len(verdict.token_ids)
+        addressed = verdict.sequence_id == self.sequence_id and verdict.incarnation == self.incarnation
+        return addressed and (
+            committed_length > self.base or (committed_length == self.base and verdict.epoch > self._epoch)
         )
+
+    def _check(self, verdict: Verdict) -> None:
+        committed_length = verdict.start + len(verdict.token_ids)
+        if verdict.epoch > MAX_EPOCH:
+            raise PeerProtocolError(f"verdict of epoch {verdict.epoch}, at most {MAX_EPOCH} are counted")
+        if verdict.start > self.base:
+            raise PeerProtocolError(
+                f"verdict starts at {verdict.start}, behind a gap: the draft knows {self.base} tokens"
+            )
+        if committed_length > self._max_length:
+            raise PeerProtocolError(f"verdict commits {committed_length} tokens, limit {self._max_length}")
+        if self._prefix.slice(verdict.start, self.base) != verdict.token_ids[: self.base - verdict.start]:
+            raise PeerProtocolError("verdict changes tokens that were committed before")
+
+    def _new_root(self) -> Node:
+        position = self.base - 1
+        return Node(None, self._prefix.slice(position, position + 1)[0], position, probability=1.0, weight=1.0)
+
+    def _guess(self, parent: Node, token_id: int, weight: float, step: int) -> Node:
+        node = Node(parent, token_id, parent.position + 1, parent.probability * weight, weight, step=step)
+        self._num_nodes += 1
+        parent.children.append(node)
+        self._unsent.append(node)
+        self._push(node)
+        return node
+
+    def _make(self, node: Node, guesses: Sequence[tuple[int, float, int]]) -> None:
+        """Those that are worth it; what is known (by a lookup) is not guessed twice."""
+        node.unmade = []
+        known = {child.token_id for child in node.children}
+        for token_id, weight, step in guesses:
+            if token_id in known:
+                continue
+            if node.probability * weight >= self._min_probability and self._num_nodes < self._max_nodes:
+                self._guess(node, token_id, weight, step)
+            else:
+                node.unmade.append((token_id, weight, step))
+
+    def _push(self, node: Node) -> None:
+        self._num_guessed += 1
+        heapq.heappush(self._guesses, (-node.probability, self._num_guessed, node))
+
+    def _may_grow(self, node: Node) -> bool:
+        """Whether candidates may stand behind it."""
+        return node.position + 1 < self._limit and self._num_nodes < self._max_nodes
+
+    def _has_guess(self) -> bool:
+        """Whether the likeliest guess is worth computing. Drops those that never will be."""
+        while self._guesses:
+            probability, _, node = self._guesses[0]
+            if -probability < self._min_probability:
+                return False
+            if self._may_grow(node) and not node.computed:
+                return True
+            heapq.heappop(self._guesses)  # too far ahead; a later root may bring it back (`apply` rebuilds the heap)
+        return False
+
+    def _number_of(self, parent: Node | None) -> int:
+        return 0 if parent is None or parent is self._root else parent.number

@@ -12,10 +12,10 @@ from typing import TypeAlias
 from amusd.config import GREEDY, Distribution
 from amusd.types import FinishReason, Role
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 MAX_EPOCH = 1 << 32
-"""Far more rollbacks than a sequence has; and what follows an epoch always fits a frame."""
+"""Far more losses than a sequence has; and what follows an epoch always fits a frame."""
 CERTAINTY = 1 << 16
 """The weight of a candidate that the draft is sure of."""
 
@@ -37,7 +37,7 @@ class Hello:
     drafters: tuple[str, ...]
     """Names an `Open` may ask for; empty from the target."""
     tree_drafters: tuple[str, ...] = ()
-    """Names that an `Open` with a `fan_out` may ask for; empty from the target."""
+    """Names that an `Open` with a `fan_out` above 1 may ask for; empty from the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,51 +62,29 @@ class Open:
     """What the target is going to commit behind `token_ids`; only a synthetic drafter is told, for all others empty."""
     distribution: Distribution = GREEDY
     """What the target draws its tokens from. The draft does the same with its own logits, to guess right."""
-    fan_out: int = 0
-    """Draft a tree, with at most this many candidates behind each token, and send `Prepared`; 0: one chain."""
+    fan_out: int = 1
+    """How many candidates a draft step makes behind a token at most; 1: the tree is a chain."""
     rows_per_step: int = 1
-    """Nodes of the tree that one draft step computes at most."""
+    """Nodes of the tree that one draft step computes at most; 1 of a chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Draft -> target: these tokens follow that prefix. May be empty, to say only `more=False`."""
+    """Draft -> target: tokens that may follow what is committed. May be empty, to say only `more=False`.
 
-    sequence_id: int
-    incarnation: int
-    """The draft's life that drafted it."""
-    epoch: int
-    """The draft's epoch when it was drafted."""
-    base: int
-    """Committed length that the draft knew when it sent this; tells the target how far the draft has got."""
-    start: int
-    """Position of the first token of `token_ids`."""
-    token_ids: tuple[int, ...]
-    """Consecutive candidates."""
-    prefix_hash: int
-    """64-bit rolling hash of all tokens before `start` (`prefix_hash.py`)."""
-    more: bool
-    """False: nothing further follows until the draft hears a verdict beyond `base`."""
-    draft_probs: tuple[bytes, ...] = ()
-    """Under the ratio test: the distribution that each token was drawn from, packed (`sampling/rows.py`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Draft -> target: candidates for verdicts that are still to come. May be empty, to say only `more=False`.
-
-    Nodes of a tree, numbered `[first, first + len(token_ids))`; a number is given once in a draft's life.
+    They are nodes of a tree, numbered `[first, first + len(token_ids))`; a number is given once in a draft's life. A
+    chain is a tree in which every node has at most one child.
     """
 
     sequence_id: int
     incarnation: int
     """The draft's life that drafted them."""
     base: int
-    """Committed length that the draft knew when it sent this."""
+    """Committed length that the draft knew when it sent this; tells the target how far the draft has got."""
     root: int
     """Committed length that parent 0 stands for; `base` at most."""
     prefix_hash: int
-    """64-bit rolling hash of all tokens before `root`."""
+    """64-bit rolling hash of all tokens before `root` (`prefix_hash.py`)."""
     first: int
     """Number of the first node, from 1."""
     parents: tuple[int, ...]
@@ -114,9 +92,12 @@ class Prepared:
     token_ids: tuple[int, ...]
     """The candidate at each node."""
     weights: tuple[int, ...]
-    """How likely the draft takes each to be the target's token behind its parent, in parts of `CERTAINTY`."""
+    """How likely the draft takes each to be the target's token behind its parent, in parts of `CERTAINTY`; a chain has
+    none."""
     more: bool
     """False: nothing further follows until the draft hears a verdict beyond `base`."""
+    draft_probs: tuple[bytes, ...] = ()
+    """Under the ratio test: the distribution that each token was drawn from, packed (`sampling/rows.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +107,8 @@ class Verdict:
     sequence_id: int
     incarnation: int
     """The draft's life this is addressed to."""
-    epoch_floor: int
-    """Candidates of a lower epoch are stale."""
+    epoch: int
+    """How often candidates were lost on the way: a draft that learns of a new epoch offers its tree again."""
     start: int
     """Position of the first token of `token_ids`: the base that the draft last showed it knows."""
     token_ids: tuple[int, ...]
@@ -185,4 +166,4 @@ class Shutdown:
     """Target -> draft: the session is over, end the process."""
 
 
-Message: TypeAlias = Hello | Open | Candidate | Prepared | Verdict | Close | Progress | Failed | Shutdown
+Message: TypeAlias = Hello | Open | Candidate | Verdict | Close | Progress | Failed | Shutdown

@@ -1,50 +1,80 @@
 """Which candidates the target may verify in one sequence, given what has arrived. Pure: values in, values out.
 
-    [0, committed_length)                         committed, final
-    [committed_length, committed_length + tail)   candidates that follow exactly the committed prefix, not yet verified
+    [0, committed_length)     committed, final
+    behind it                 a tree of candidates: each node one token; a chain is a tree of one path
 
-The one invariant (I6): every candidate in the tail was drafted from exactly the prefix that stands before it here.
-It holds because the target follows the draft's chain of one epoch without a gap: a candidate counts only if it starts
-where the chain is known to reach, and wherever chain and committed tokens overlap they are compared.
+The one invariant (I6): every candidate in the tree was drafted from exactly the prefix that stands before it here. It
+holds because the draft numbers its nodes and names the parent of each; 0 stands for the committed prefix of the length
+that the message names (its root). A node therefore says by itself which prefix it was drafted from: when tokens are
+committed, the subtree that goes through them stays, and all else is gone.
 
 Rules
-    T1  A token that contradicts a committed one ends the chain; its epoch is stale, `floor = max(floor, epoch + 1)`.
-    T2  A committed token beyond what the chain has shown so far proves nothing yet; the chain's own token for that
-        position is compared when it arrives. (So a bonus token that agrees costs nothing.)
-    T3  A gap in the chain ends it as well; the draft offers the rest again under the next epoch.
-    T4  `attach` starts a new life of the draft; candidates of any other life are stale.
-    T5  The target alone can always go on: `begin(0)`, `commit` of its own token.
-    T6  A refused message changes nothing.
+    T1  A node counts if its parent does: the parent is in the tree, or is a committed token, or is the root, which is a
+        committed prefix (append-only, so it stands for ever). Where a node's place is committed by now, it must be the
+        committed token; so a bonus token that agrees costs nothing.
+    T2  What was committed is remembered by number as long as messages that name it may be on their way, which is until
+        the draft is known to build on a longer prefix.
+    T3  The candidates at hand are the path that takes the likeliest child at each node, the first one among equals. A
+        pass over several paths takes the likeliest nodes instead, and of that path as many as are among them.
+    T4  Numbers follow each other. Where some are missing, a message was lost: a new epoch begins, and the next verdict
+        has the draft offer its tree again.
+    T5  `attach` starts a new life of the draft; nodes of any other life are stale.
+    T6  The target alone can always go on (`begin(0)`, `commit` of its own token). A refused message changes nothing.
 """
 
 from __future__ import annotations
 
 import enum
+import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from amusd.errors import PeerProtocolError
-from amusd.protocol.messages import MAX_EPOCH, Candidate
-from amusd.protocol.token_stream import Row
-from amusd.protocol.verification import Block, Verification
+from amusd.errors import InvariantError, PeerProtocolError
+from amusd.protocol.committed_prefix import CommittedPrefix
+from amusd.protocol.messages import CERTAINTY, Candidate, Verdict
+from amusd.protocol.tracks import Tracks
+from amusd.protocol.verification import Block, PassOutcome
+
+MAX_NODES = 4096
+"""Candidates in one tree at most: far more than a draft can compute in a few passes."""
+MAX_NUMBERS = 4 * MAX_NODES
+"""Numbers that are remembered, or come in one message, at most: a node that is offered again has several."""
 
 
 class Reception(enum.Enum):
     """What became of a candidate message."""
 
     TAKEN = "taken"
-    """Its tokens extend the tail, or agree with what was committed meanwhile."""
-    STALE = "stale"
-    """From before a rollback, or from another life of the draft."""
+    """Some of its tokens are in the tree, or agree with what was committed meanwhile."""
     CONTRADICTED = "contradicted"
-    """It disagrees with a token committed meanwhile: the chain ended."""
-    GAP = "gap"
-    """Something before it was lost: the chain ended."""
+    """They disagree with a token committed meanwhile."""
+    STALE = "stale"
+    """They follow what was contradicted before or was lost, or are from another life of the draft."""
     FOREIGN = "foreign"
     """Its prefix hash denies that it was drafted from this prefix: I6 is at stake, a bug or a hostile peer; dropped."""
 
 
-class TargetSession(Verification[Row]):
-    """A `Verification` of the candidates of one chain."""
+@dataclass(slots=True)
+class _Node:
+    token_id: int
+    position: int
+    number: int
+    weight: int
+    row: Any
+    children: dict[int, _Node] = field(default_factory=dict)
+    """By token."""
+
+
+class TargetSession:
+    """The target's state of one sequence. No draft is attached at first."""
+
+    _children: dict[int, _Node]
+    """Of the committed prefix, by token."""
+    _nodes: dict[int, _Node]
+    """Everything in the tree, by number."""
+    _passed: dict[int, int]
+    """Number of a node that was committed -> its position."""
 
     def __init__(
         self,
@@ -53,55 +83,115 @@ class TargetSession(Verification[Row]):
         prompt: Sequence[int],
         max_length: int,
         vocab_size: int,
-        max_lookahead: int,
+        fan_out: int = 1,
         wants_rows: bool = False,
     ) -> None:
-        """`wants_rows`: each candidate must come with the distribution that it was drawn from."""
-        super().__init__(
-            sequence_id=sequence_id,
-            prompt=prompt,
-            max_length=max_length,
-            vocab_size=vocab_size,
-            max_lookahead=max_lookahead,
-        )
+        """`fan_out`: what the draft is asked for; each candidate has a weight where it is above 1.
+
+        `wants_rows`: each candidate must come with the distribution that it was drawn from.
+        """
+        if not prompt:
+            raise ValueError("a prompt has at least one token")
+        if max_length <= len(prompt):
+            raise ValueError(f"max_length {max_length} leaves no room behind a prompt of {len(prompt)} tokens")
+        self.sequence_id = sequence_id
+        self.max_length = max_length
+        self.prompt_length = len(prompt)
+        self._vocab_size = vocab_size
+        self._is_chain = fan_out == 1
         self._wants_rows = wants_rows
-        self._block_rows: tuple[Row, ...] = ()
-        self._chain_broken = False
-        self._epoch_floor = 0
-        self._chain_epoch = 0
-        self._chain_end = len(prompt)
+        self._prefix = CommittedPrefix(prompt)
+        self._block: Block | None = None
+        self._block_rows: tuple[Any, ...] = ()
+        self._num_accepted = 0
+        self._attached = False
+        self._incarnation = 0
+        self._epoch = 0
+        self._next_number = 1
+        self._draft_base = len(prompt)
+        self._draft_more = True
+        self._contradicted = False
+        self._forget_candidates()
 
     # What a policy may look at
 
     @property
+    def committed(self) -> tuple[int, ...]:
+        """All final tokens, prompt included."""
+        return self._prefix.token_ids
+
+    @property
+    def committed_length(self) -> int:
+        """How many they are."""
+        return self._prefix.length
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self.max_length - self._prefix.length
+
+    @property
     def num_candidates(self) -> int:
-        """Candidates ready for verification."""
-        return self._stream.length - self._stream.committed_length
+        """Candidates ready for verification: the length of the likeliest path."""
+        return len(self._path())
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """How likely the draft takes each of them to be accepted if those before it are; nothing of a chain."""
+        return () if self._is_chain else tuple(node.weight / CERTAINTY for node in self._path())
+
+    @property
+    def num_nodes(self) -> int:
+        """Size of the tree."""
+        return len(self._nodes)
+
+    @property
+    def attached(self) -> bool:
+        """A draft works on this sequence."""
+        return self._attached
+
+    @property
+    def may_get_more(self) -> bool:
+        """Waiting makes sense: the draft has not said that it is done with the present committed prefix."""
+        return self._attached and (self._draft_more or self._draft_base < self._prefix.length)
 
     @property
     def draft_restarting(self) -> bool:
-        """The draft starts anew behind the committed prefix, so that nothing of it can be on its way yet.
+        """The draft starts anew behind the committed prefix.
 
-        Its chain was contradicted and nothing was verified since; or it had ended, and the draft waits for a verdict.
+        A chain does when it was contradicted and nothing was verified since, or when it had ended, so that nothing of
+        it can be on its way; a tree when nothing was prepared for what was committed.
         """
-        return self._chain_broken or not self._draft_more
+        if self._is_chain:
+            return self._contradicted or not self._draft_more
+        return not self._children
 
     @property
-    def epoch_floor(self) -> int:
-        """Candidates of a lower epoch are stale."""
-        return self._epoch_floor
+    def epoch(self) -> int:
+        """How often candidates of the present life of the draft were lost."""
+        return self._epoch
 
     # The draft's side
 
     def attach(self, incarnation: int) -> None:
         """A draft with this (positive) incarnation is told about the sequence; what an earlier one sent is void."""
-        super().attach(incarnation)
-        self._epoch_floor = 0
-        self._chain_epoch = 0
-        self._chain_end = self._draft_base
+        if incarnation <= self._incarnation:
+            raise PeerProtocolError(f"incarnation {incarnation} follows {self._incarnation}: must rise")
+        self.detach()
+        self._attached = True
+        self._incarnation = incarnation
+        self._epoch, self._next_number = 0, 1
+        # The opening message carries all that is committed.
+        self._draft_base = self._prefix.length
+        self._draft_more = True
 
-    def receive(self, candidate: Candidate, rows: Sequence[Row] = ()) -> Reception:
-        """Take in a candidate message, and `rows`, which are its `draft_probs` read and checked.
+    def detach(self) -> None:
+        """The draft is gone: forget its candidates and go on alone."""
+        self._attached = False
+        self._forget_candidates()
+
+    def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
+        """Take in a message of candidates, and `rows`, which are its `draft_probs` read and checked.
 
         Raises `PeerProtocolError` for what no correct draft sends.
         """
@@ -109,119 +199,266 @@ class TargetSession(Verification[Row]):
         if not (addressed and self._attached):
             return Reception.STALE
         self._check(candidate, len(rows))
-        if candidate.epoch < self._live_epoch():
-            self._draft_base = max(self._draft_base, candidate.base)
-            return Reception.STALE
-        same_chain = candidate.epoch == self._chain_epoch
-        known_end = max(self._chain_end, candidate.base) if same_chain else candidate.base
-        tail_end = self._stream.length if same_chain else self._stream.committed_length
-        if same_chain:
-            self._check_repeats(candidate, tail_end)
-        self._follow(candidate)
-        if candidate.start > known_end:
-            return self._break_chain(Reception.GAP)
         if not self._prefix_fits(candidate):
-            return self._break_chain(Reception.FOREIGN)
-        overlap = candidate.token_ids[: max(0, self._stream.committed_length - candidate.start)]
-        if self._contradicts(candidate.start, overlap):
-            return self._break_chain(Reception.CONTRADICTED)
-        new = max(0, tail_end - candidate.start)
-        self._stream.extend_tail(candidate.token_ids[new:], rows[new:])
-        self._chain_end = max(known_end, candidate.start + len(candidate.token_ids))
-        return Reception.TAKEN
+            return Reception.FOREIGN
+        if candidate.base > self._draft_base:
+            self._draft_base = candidate.base
+            # T2: what the draft sends from now on names nothing before its base
+            self._passed = {number: at for number, at in self._passed.items() if at >= candidate.base}
+        self._draft_more = candidate.more
+        self._note_numbers(candidate.first, len(candidate.token_ids))
+        found = {self._place(node, candidate.root, parent) for node, parent in self._nodes_of(candidate, rows)}
+        self._contradicted |= Reception.CONTRADICTED in found
+        if not found or Reception.TAKEN in found:
+            return Reception.TAKEN
+        return Reception.CONTRADICTED if Reception.CONTRADICTED in found else Reception.STALE
 
     # The target's side
 
-    def begin(self, max_candidates: int) -> Block:
-        """Start a verification of at most `max_candidates` of the candidates at hand (0 is always possible)."""
-        block = super().begin(max_candidates)
-        start = block.start + 1
-        self._block_rows = self._stream.rows(start, start + len(block.candidates))
-        self._chain_broken = False
+    def begin(self, max_candidates: int, *, num_tracks: int = 1, max_rows: int = 0, min_chance: float = 0.0) -> Block:
+        """Start a verification of at most `max_candidates` of the candidates at hand (0 is always possible).
+
+        One less than `remaining` at most: the pass commits one more token than it accepts. Where the pass has several
+        tracks, the block may have alternatives: then it holds the `max_rows` - 1 likeliest candidates that the tracks
+        have room for, and none that is less likely than `min_chance`.
+        """
+        if self._block is not None:
+            raise InvariantError("a verification is already under way")
+        if self.remaining < 1:
+            raise InvariantError("the sequence is full")
+        start = self._prefix.length - 1
+        depth = min(max_candidates, self.remaining - 1)
+        path = self._path()[: max(0, depth)]
+        block = Block(start, self._prefix.slice(start, start + 1)[0], tuple(node.token_id for node in path))
+        if num_tracks > 1 and path:
+            block = self._with_alternatives(block, depth, Tracks(num_tracks), max_rows - 1, min_chance)
+        self._block = block
+        self._block_rows = tuple(node.row for node in path) if self._wants_rows else ()
+        self._contradicted = False
         return block
 
     def candidates_to_judge(self) -> tuple[int, ...]:
         """The block's candidates and, if it has arrived by now, the one behind them.
 
         That late candidate has been seen by no pass, but the pass has scored its position: judging it instead of taking
-        a bonus token blindly keeps the draft's chain alive more often, and is exact.
+        a bonus token blindly keeps the draft's tree alive more often, and is exact.
         """
-        block = self._verifying()
-        start = self._stream.committed_length
-        tail = self._stream.slice(start, min(start + len(block.candidates) + 1, self._stream.length))
-        if tail[: len(block.candidates)] != block.candidates:
-            return block.candidates
-        return tail
+        late = self._late_candidate()
+        candidates = self._verifying().candidates
+        return candidates if late is None else (*candidates, late.token_id)
 
-    def rows_to_judge(self) -> tuple[Row, ...]:
+    def rows_to_judge(self) -> tuple[Any, ...]:
         """The distributions that `candidates_to_judge` were drawn from; none where the draft sends none.
 
-        Those of the block are kept with it: its chain may end during the pass, which does not undo what was drawn.
+        Those of the block are kept with it: the draft may be lost during the pass, which does not undo what was drawn.
         """
-        end = self._stream.committed_length + len(self._verifying().candidates)
-        num_late = len(self.candidates_to_judge()) - len(self._verifying().candidates)
-        return self._block_rows + self._stream.rows(end, end + num_late)
+        late = self._late_candidate()
+        return self._block_rows if late is None or not self._wants_rows else (*self._block_rows, late.row)
 
-    # Inside
+    def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
+        """End the verification: `token_ids` are final, the first `num_accepted` of them were candidates.
 
-    def _live_epoch(self) -> int:
-        return max(self._epoch_floor, self._chain_epoch)
+        `ends`: the answer ends with them, as it does without being told where `remaining` is reached; the candidates
+        behind its end were not judged. Raises `InvariantError` when the acceptance rule produced what it must not;
+        nothing is changed then.
+        """
+        tokens = tuple(token_ids)
+        block, accepted = self._verifying(), tokens[:num_accepted]
+        judged = block.judged_along(accepted) if block.alternatives else self.candidates_to_judge()
+        if not 1 <= len(tokens) <= self.remaining:
+            raise InvariantError(f"{len(tokens)} tokens to commit, between 1 and {self.remaining} allowed")
+        if not (num_accepted <= len(judged) and num_accepted <= len(tokens) <= num_accepted + 1):
+            raise InvariantError(f"{len(tokens)} tokens with {num_accepted} accepted of {len(judged)} candidates")
+        if accepted != judged[:num_accepted]:
+            raise InvariantError("accepted tokens are not the candidates")
+        self._block = None
+        self._num_accepted = num_accepted
+        self._advance(tokens)
+        return PassOutcome(
+            num_candidates=len(block.candidates),
+            num_judged=min(len(judged), len(tokens)) if ends or not self.remaining else len(judged),
+            num_accepted=num_accepted,
+            num_alternatives=len(block.alternatives),
+            num_rescued=block.num_rescued(accepted),
+            num_tokens=len(tokens),
+        )
 
-    def _floor_above(self, epoch: int) -> int:
-        # Not `floor + 1`: the draft may have moved through epochs of which nothing ever arrived.
-        return max(self._epoch_floor, epoch + 1)
+    def verdict(self) -> Verdict:
+        """The newest, cumulative verdict; may be sent at any time, and again."""
+        start = self._draft_base
+        return Verdict(
+            sequence_id=self.sequence_id,
+            incarnation=self._incarnation,
+            epoch=self._epoch,
+            start=start,
+            token_ids=self._prefix.slice(start, self._prefix.length),
+            num_accepted=self._num_accepted,
+        )
+
+    # What arrives
 
     def _prefix_fits(self, candidate: Candidate) -> bool:
-        return candidate.prefix_hash == self._stream.hash_before(candidate.start)
+        return candidate.prefix_hash == self._prefix.hash_before(candidate.root)
 
-    def _contradicts(self, start: int, token_ids: Sequence[int]) -> bool:
-        return self._stream.matching_prefix(start, token_ids) < len(token_ids)
+    def _note_numbers(self, first: int, number: int) -> None:
+        """T4."""
+        self._epoch += first > self._next_number
+        self._next_number = max(self._next_number, first + number)
 
-    def _follow(self, candidate: Candidate) -> None:
-        if candidate.epoch != self._chain_epoch:
-            self._stream.truncate(self._stream.committed_length)
-            self._chain_epoch = candidate.epoch
-            self._chain_end = candidate.base
-        self._draft_base = max(self._draft_base, candidate.base)
-        self._draft_more = candidate.more
+    def _nodes_of(self, candidate: Candidate, rows: Sequence[Any]) -> list[tuple[_Node, int]]:
+        """Not yet placed, each with the number of its parent."""
+        number = len(candidate.token_ids)
+        return [
+            (_Node(token_id, 0, candidate.first + index, weight, row), parent)
+            for index, (token_id, parent, weight, row) in enumerate(
+                zip(
+                    candidate.token_ids,
+                    candidate.parents,
+                    candidate.weights or (CERTAINTY,) * number,
+                    rows or (None,) * number,
+                    strict=True,
+                )
+            )
+        ]
 
-    def _break_chain(self, reception: Reception) -> Reception:
-        self._stream.truncate(self._stream.committed_length)
-        self._epoch_floor = self._floor_above(self._chain_epoch)
-        self._chain_broken = True
-        return reception
+    def _place(self, node: _Node, root: int, parent: int) -> Reception:
+        """Put a node where it belongs (T1). A known number is no news."""
+        if node.number in self._nodes or node.number in self._passed:
+            return Reception.TAKEN
+        if len(self._nodes) + len(self._passed) >= MAX_NUMBERS:
+            return Reception.STALE
+        above = self._nodes.get(parent)
+        siblings = self._children if above is None else above.children
+        if above is not None:
+            node.position = above.position + 1
+        elif parent == 0:
+            node.position = root
+        elif parent in self._passed:
+            node.position = self._passed[parent] + 1
+        else:
+            return Reception.STALE
+        if node.position < self._prefix.length:
+            return self._compare(node)
+        known = siblings.get(node.token_id)
+        if known is not None:
+            known.number = max(known.number, node.number)  # one that is offered again goes by its new number from now
+        elif len(self._nodes) >= MAX_NODES or node.position >= self.max_length:
+            return Reception.STALE
+        else:
+            known = siblings[node.token_id] = node
+        self._nodes[node.number] = known
+        return Reception.TAKEN
 
-    def _advance(self, token_ids: tuple[int, ...]) -> None:
-        start = self._stream.committed_length
-        matched = self._stream.matching_prefix(start, token_ids)
-        contradicted = matched < min(len(token_ids), self.num_candidates)
-        if matched < len(token_ids):
-            self._stream.truncate(start + matched)
-            self._stream.extend_tail(token_ids[matched:])
-        self._stream.commit(start + len(token_ids))
-        if contradicted:
-            self._break_chain(Reception.CONTRADICTED)
-
-    def _candidates(self, number: int) -> tuple[int, ...]:
-        start = self._stream.committed_length
-        return self._stream.slice(start, start + number)
-
-    def _forget_candidates(self) -> None:
-        self._stream.truncate(self._stream.committed_length)
+    def _compare(self, node: _Node) -> Reception:
+        """With the token that was committed in its place."""
+        if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
+            return Reception.CONTRADICTED
+        self._passed[node.number] = node.position
+        return Reception.TAKEN
 
     def _check(self, candidate: Candidate, num_rows: int) -> None:
-        self._check_head(candidate.base, candidate.token_ids)
-        if candidate.epoch > MAX_EPOCH:
-            raise PeerProtocolError(f"candidate of epoch {candidate.epoch}, at most {MAX_EPOCH} are counted")
-        if candidate.start < candidate.base:
-            raise PeerProtocolError(f"candidate starts at {candidate.start}, before its own base {candidate.base}")
-        if candidate.start + len(candidate.token_ids) > candidate.base + self._max_lookahead:
-            raise PeerProtocolError(f"candidate runs further ahead than {self._max_lookahead} tokens")
-        if num_rows != (len(candidate.token_ids) if self._wants_rows else 0):
-            raise PeerProtocolError(f"candidate of {len(candidate.token_ids)} tokens has {num_rows} rows")
+        num_nodes = len(candidate.token_ids)
+        if not self.prompt_length <= candidate.base <= self._prefix.length:
+            raise PeerProtocolError(f"candidate builds on {candidate.base} tokens, {self._prefix.length} are committed")
+        if not self.prompt_length <= candidate.root <= candidate.base:
+            raise PeerProtocolError(f"nodes hang behind {candidate.root} tokens, their base is {candidate.base}")
+        if any(not 0 <= token_id < self._vocab_size for token_id in candidate.token_ids):
+            raise PeerProtocolError(f"candidate has an id outside [0, {self._vocab_size})")
+        if num_nodes > MAX_NUMBERS:
+            raise PeerProtocolError(f"{num_nodes} nodes in one message, at most {MAX_NUMBERS} are taken")
+        if len(candidate.parents) != num_nodes or len(candidate.weights) != (0 if self._is_chain else num_nodes):
+            raise PeerProtocolError("nodes without a parent or a weight each, or a chain with weights")
+        if candidate.first < 1 or any(
+            not 0 <= parent < candidate.first + index for index, parent in enumerate(candidate.parents)
+        ):
+            raise PeerProtocolError("a node's parent must have a lower number than it has")
+        if any(not 0 <= weight <= CERTAINTY for weight in candidate.weights):
+            raise PeerProtocolError(f"a weight outside [0, {CERTAINTY}]")
+        if num_rows != (num_nodes if self._wants_rows else 0):
+            raise PeerProtocolError(f"candidate of {num_nodes} tokens has {num_rows} rows")
 
-    def _check_repeats(self, candidate: Candidate, tail_end: int) -> None:
-        start = max(candidate.start, self._stream.committed_length)
-        repeated = candidate.token_ids[start - candidate.start : max(0, tail_end - candidate.start)]
-        if self._contradicts(start, repeated):
-            raise PeerProtocolError("candidate changes a token offered before in the same epoch")
+    # The pass
+
+    def _verifying(self) -> Block:
+        if self._block is None:
+            raise InvariantError("no verification is under way")
+        return self._block
+
+    def _path(self) -> list[_Node]:
+        """The likeliest one."""
+        path: list[_Node] = []
+        children = self._children
+        while children:
+            path.append(max(children.values(), key=_weight))
+            children = path[-1].children
+        return path
+
+    def _late_candidate(self) -> _Node | None:
+        """The likeliest candidate behind the block, which no pass has seen."""
+        children = self._children
+        for token_id in self._verifying().candidates:
+            node = children.get(token_id)
+            if node is None:
+                return None
+            children = node.children
+        return max(children.values(), key=_weight, default=None)
+
+    def _with_alternatives(self, block: Block, depth: int, tracks: Tracks, number: int, min_chance: float) -> Block:
+        """The `number` likeliest candidates down to `depth` that have a track."""
+        last = self.committed_length + depth
+        guesses: list[tuple[float, int, _Node, int, int]] = []  # a heap: the likeliest first, then the oldest
+        num_seen = 0
+
+        def look_behind(children: dict[int, _Node], chance: float, row: int, track: int) -> None:
+            nonlocal num_seen
+            for node in children.values():
+                num_seen += 1
+                heapq.heappush(guesses, (-chance * node.weight / CERTAINTY, num_seen, node, row, track))
+
+        look_behind(self._children, 1.0, 0, 0)
+        chosen: list[tuple[_Node, int]] = []  # with the one it follows, from 1; 0: the last committed token
+        main = [0]
+        while guesses and len(chosen) < number and -guesses[0][0] >= min_chance:
+            chance, _, node, parent, parent_track = heapq.heappop(guesses)
+            track = tracks.place(node.position, parent_track)
+            if track is None:
+                continue
+            chosen.append((node, parent))
+            if track == 0:
+                main.append(len(chosen))
+            if node.position + 1 < last:
+                look_behind(node.children, -chance, len(chosen), track)
+        others = [index for index in range(1, len(chosen) + 1) if index not in main]
+        rows = {index: row for row, index in enumerate((*main, *others))}
+        return Block(
+            start=block.start,
+            last_token=block.last_token,
+            candidates=tuple(chosen[index - 1][0].token_id for index in main[1:]),
+            alternatives=tuple(chosen[index - 1][0].token_id for index in others),
+            alternative_parents=tuple(rows[chosen[index - 1][1]] for index in others),
+        )
+
+    def _advance(self, token_ids: tuple[int, ...]) -> None:
+        """Commit them, and keep what agrees with them."""
+        self._prefix.append(token_ids)
+        for token_id in token_ids:
+            node = self._children.get(token_id)
+            if node is None:
+                self._contradicted |= bool(self._children)
+                self._children, self._nodes = {}, {}
+                return
+            self._passed[node.number] = node.position
+            self._children = node.children
+        self._nodes = {}
+        rest = list(self._children.values())
+        while rest:
+            node = rest.pop()
+            self._nodes[node.number] = node
+            rest += node.children.values()
+
+    def _forget_candidates(self) -> None:
+        self._children, self._nodes, self._passed = {}, {}, {}
+
+
+def _weight(node: _Node) -> int:
+    return node.weight

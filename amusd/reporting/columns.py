@@ -30,6 +30,8 @@ class Column:
         value = row.get(self.name)
         if isinstance(value, Mapping):
             value = value["num_identical"] / value["num_prompts"]
+        elif isinstance(value, Sequence):
+            value = value[0]
         return "" if value is None else repr(value)
 
 
@@ -46,17 +48,28 @@ def _two(value: float) -> str:
     return f"{value:.2f}"
 
 
+def _between(value: Sequence[float]) -> str:
+    return f"{value[0]:.2f}-{value[1]:.2f}"
+
+
 def _same(value: Row) -> str:
     return f"{value['num_identical']}/{value['num_prompts']}"
 
 
 COLUMNS = (
     Column("tokens_per_second", "tokens/s", "Tokens of all answers per second, prefill included.", _one),
+    Column("identical_to_autoregressive", "identical", "Answers that equal plain decoding's token for token.", _same),
     Column(
         "speedup_vs_autoregressive",
         "x plain",
         "How many times as fast as plain decoding: the median over prompts.",
         _two,
+    ),
+    Column(
+        "speedup_quartiles",
+        "quartiles",
+        "Of x plain: a quarter of the prompts gained less than the first figure, a quarter more than the second.",
+        _between,
     ),
     Column(
         "speedup_vs_best_synchronous",
@@ -84,7 +97,6 @@ COLUMNS = (
     Column("tokens_per_second_per_device", "tokens/s/device", "Tokens per second over the number of devices.", _one),
     Column("num_prompts", "prompts", "Prompts that were answered.", str),
     Column("num_tokens", "tokens", "Tokens of all answers.", str),
-    Column("identical_to_autoregressive", "identical", "Answers that equal plain decoding's token for token.", _same),
 )
 
 

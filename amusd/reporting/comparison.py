@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from amusd.config import RunConfig
+from amusd.files import write_whole
 from amusd.reporting.columns import Row, columns_of, percent, row_name
 from amusd.reporting.facts import command_of, facts_of, machine_name, models_name, prompts_name
 from amusd.reporting.figures import bars, lines, stacked
@@ -48,7 +49,7 @@ def write_comparison_page(run_directory: Path, config: RunConfig, result: Mappin
     when = path.stat().st_mtime if path.is_file() else time.time()
     date = dt.datetime.fromtimestamp(when).astimezone().date().isoformat()
     timeline = picture.read_text(encoding="utf-8") if picture.is_file() else None
-    path.write_text(comparison_page(result, config, date=date, timeline=timeline), encoding="utf-8")
+    write_whole(path, comparison_page(result, config, date=date, timeline=timeline))
 
 
 def comparison_page(result: Mapping[str, Any], config: RunConfig, *, date: str, timeline: str | None = None) -> str:

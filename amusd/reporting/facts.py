@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from amusd.config import DrafterConfig, RunConfig
+from amusd.config.commands import DEFAULT_PROMPTS
 from amusd.settings import to_mapping
 
 EMBEDDED_TARGET = "SmolLM2-135M-Instruct (embedded)"
@@ -47,7 +48,8 @@ def prompts_name(config: RunConfig) -> str:
     """Where they come from; not what they say."""
     workload = config.workload
     source = "prompts that come with amusd" if workload.path is None else f"prompts of {PurePath(workload.path).name}"
-    return f"the first {workload.num_prompts} {source}{', without a chat template' if workload.raw else ''}"
+    number = workload.num_prompts or f"{DEFAULT_PROMPTS} (or fewer)"
+    return f"the first {number} {source}{', without a chat template' if workload.raw else ''}"
 
 
 def command_of(command: str, config: RunConfig) -> str:
@@ -75,7 +77,8 @@ def _value(value: Any) -> str:
 
 def _machine(environment: Mapping[str, Any]) -> str:
     cpu = environment.get("cpu") or {}
-    parts = [f"{cpu.get('model', 'unknown processor')}, {cpu.get('allowed_cores', '?')} cores"]
+    features = "".join(f", {feature}" for feature in (cpu.get("features") or [])[-1:])
+    parts = [f"{cpu.get('model', 'unknown processor')}{features}, {cpu.get('allowed_cores', '?')} cores"]
     return "; ".join([*parts, *(environment.get("gpus") or []), str(environment.get("platform", ""))]).rstrip("; ")
 
 
@@ -92,9 +95,9 @@ def _devices(config: RunConfig) -> Iterator[str]:
 
 
 def _target(config: RunConfig) -> str:
-    if config.hardware.synthetic is not None:
-        return f"{config.hardware.synthetic}, random weights, {config.target.dtype}"
-    return f"{_target_model(config)}, {config.target.dtype}"
+    synthetic = config.hardware.synthetic
+    model = _target_model(config) if synthetic is None else f"{synthetic}, random weights"
+    return _in_dtype(model, config.target.dtype)
 
 
 def _target_model(config: RunConfig) -> str:
@@ -106,8 +109,11 @@ def _drafter(drafter: DrafterConfig) -> str:
         return f"synthetic, right with probability {drafter.accept:g}"
     if drafter.kind == "ngram":
         return f"ngram, {drafter.min_ngram} to {drafter.max_ngram} tokens"
-    model = _model(drafter.kind, drafter.model)
-    return model if drafter.dtype == "auto" else f"{model}, {drafter.dtype}"
+    return _in_dtype(_model(drafter.kind, drafter.model), drafter.dtype)
+
+
+def _in_dtype(model: str, dtype: str) -> str:
+    return model if dtype == "auto" else f"{model}, {dtype}"
 
 
 def _model(kind: str, model: str | None) -> str:

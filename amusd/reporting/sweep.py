@@ -100,19 +100,20 @@ def _figures(keys: Sequence[str], jobs: Sequence[JobSummary]) -> list[tuple[str,
     drawn = []
     for choice in itertools.product(*(values[key] for key in others)):
         chosen = [job for job in jobs if [job["swept"][key] for key in others] == list(choice)]
-        where = "".join(f"{key}={value}. " for key, value in zip(others, choice, strict=True))
-        for measure, title, remark in MEASURES:
+        where = "".join(f", {key}={value}" for key, value in zip(others, choice, strict=True))
+        for measure, name, remark in MEASURES:
+            title = f"{name} over {across}{where}"
             series = _series(measure, across, values[across], chosen)
             if series:
                 drawing = lines(
-                    f"{title} over {across}",
+                    title,
                     [_short(value) for value in values[across]],
                     series[:NUM_SERIES],
                     lambda value: f"{value:.3g}",
                     top=round_top(max(row.get(measure) or 0.0 for job in jobs for row in job["rows"])),
                     axis=across,
                 )
-                drawn.append((f"{title} over {across}", drawing, where + remark))
+                drawn.append((title, drawing, remark))
     return drawn[:MAX_FIGURES]
 
 

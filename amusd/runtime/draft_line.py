@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.policies.silence import Reminder, Silence
-from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Prepared, Progress, Shutdown
-from amusd.protocol.target_session import Reception
-from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Progress, Shutdown
+from amusd.protocol.target_session import Reception, TargetSession
 from amusd.runtime.handshake import told
 from amusd.runtime.request import Request
 from amusd.runtime.succession import Succession, last_line
-from amusd.runtime.verifier import Session
 from amusd.sampling.rows import ProbabilityRow, unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.metrics import DraftCounts
@@ -59,7 +57,7 @@ class DraftLine:
     """Why drafts were lost, each in one line."""
     num_restarts: int = 0
     """Drafts that took the place of a lost one."""
-    _session: Session = field(init=False)
+    _session: TargetSession = field(init=False)
     _request: Request = field(init=False)
     _tally: Tally = field(init=False)
     _silence: Silence = field(default_factory=Silence)
@@ -88,7 +86,7 @@ class DraftLine:
 
     # What the draft is told
 
-    def begin(self, session: Session, request: Request, tally: Tally) -> None:
+    def begin(self, session: TargetSession, request: Request, tally: Tally) -> None:
         """A sequence begins; a draft that is there works on it. `tally` counts what is heard."""
         self._session, self._request, self._tally = session, request, tally
         self._max_silence_seconds = request.max_silence_seconds + self.round_trip_seconds
@@ -219,9 +217,10 @@ class DraftLine:
             self.take(left)
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, Candidate | Prepared):
+        if isinstance(message, Candidate):
             reception = self._receive_candidate(message)
-            record_message(self.recorder, RECEIVE, message, reception=reception)
+            num_ready = self._session.num_candidates
+            record_message(self.recorder, RECEIVE, message, reception=reception, num_ready=num_ready)
             self._note_answer(message)
             self._judge_sense(makes_sense=reception not in ("refused", Reception.FOREIGN.value))
             return
@@ -234,16 +233,11 @@ class DraftLine:
             self._has_progress = True
             self._tally.draft = DraftCounts.of(message)
 
-    def _receive_candidate(self, message: Candidate | Prepared) -> str:
+    def _receive_candidate(self, message: Candidate) -> str:
         """Take it in; return what became of it, for the record."""
         session = self._session
         try:
-            if isinstance(session, TreeTargetSession):
-                reception = session.receive(message) if isinstance(message, Prepared) else Reception.STALE
-            elif isinstance(message, Candidate):
-                reception = session.receive(message, self._rows(message))
-            else:
-                reception = Reception.STALE
+            reception = session.receive(message, self._rows(message))
         except PeerProtocolError:
             self._tally.num_refused += 1
             return "refused"
@@ -262,7 +256,7 @@ class DraftLine:
         except ValueError as error:
             raise PeerProtocolError(f"candidate: {error}") from error
 
-    def _note_answer(self, message: Candidate | Prepared) -> None:
+    def _note_answer(self, message: Candidate) -> None:
         addressed = self.peer is not None and message.incarnation == self.peer.incarnation
         if addressed and message.sequence_id == self._session.sequence_id and self._reminder is not None:
             self._reminder.heard(time.monotonic())

@@ -13,16 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, ReferenceDrafter, SamplingDrafter
-from amusd.drafters.tree import TreeDrafter
+from amusd.drafters.base import Drafter, ReferenceDrafter
 from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
 from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
-from amusd.protocol.draft_session import Transition
-from amusd.protocol.drafting import check_opening
+from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
-from amusd.protocol.tree_draft_session import Adoption
-from amusd.runtime.branch_manager import BranchManager
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
@@ -32,7 +28,6 @@ from amusd.types import Role
 logger = logging.getLogger(__name__)
 
 DrafterFactory = Callable[[], Drafter]
-TreeDrafterFactory = Callable[[], TreeDrafter]
 
 IDLE_SECONDS = 1.0
 """How long one wait for a message lasts before the loop looks around again."""
@@ -46,7 +41,7 @@ SIGN_SECONDS = 0.1
 class _Sequence:
     """The open sequence and its counters."""
 
-    manager: RollbackManager | BranchManager
+    manager: RollbackManager
     drafter_name: str
     opened_ns: int
     busy_ns: int = 0
@@ -68,7 +63,8 @@ class DraftWorker:
 
     link: Transport
     drafters: Mapping[str, DrafterFactory]
-    tree_drafters: Mapping[str, TreeDrafterFactory]
+    """Of chains."""
+    tree_drafters: Mapping[str, DrafterFactory]
     incarnation: int
     recorder: Recorder
     num_ids: int = 0
@@ -80,9 +76,10 @@ class DraftWorker:
     _sequence: _Sequence | None = None
     _newest: int = -1
     """Highest number of a sequence that was opened or closed."""
-    _made: dict[str, Drafter] = field(default_factory=dict)
-    _made_for_trees: dict[str, TreeDrafter] = field(default_factory=dict)
+    _chain_drafters: dict[str, Drafter] = field(default_factory=dict)
+    _tree_drafters: dict[str, Drafter] = field(default_factory=dict)
     _step_costs: dict[str, RowCost] = field(default_factory=dict)
+    """Of trees."""
     _running: bool = True
     _last_sent: float = 0.0
     """Monotonic second."""
@@ -104,10 +101,10 @@ class DraftWorker:
 
     def prepare(self) -> None:
         """Make the drafters before the first sequence needs one: a GPU takes seconds to prepare. Idempotent."""
-        if self._made or self._made_for_trees:
+        if self._chain_drafters or self._tree_drafters:
             return
-        self._made = {name: make() for name, make in self.drafters.items()}
-        self._made_for_trees = {name: make() for name, make in self.tree_drafters.items()}
+        self._chain_drafters = {name: make() for name, make in self.drafters.items()}
+        self._tree_drafters = {name: make() for name, make in self.tree_drafters.items()}
 
     @property
     def has_work(self) -> bool:
@@ -184,7 +181,7 @@ class DraftWorker:
         self._newest = opening.sequence_id
         start_ns = time.monotonic_ns()
         self._sequence = sequence = _Sequence(self._manage(opening), opening.drafter, start_ns)
-        self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids))
+        self._account(sequence, "draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
 
     def _say_once(self, complaint: str) -> None:
         """To people. The first is news; the target asks again and again, and that must not fill the log."""
@@ -198,26 +195,20 @@ class DraftWorker:
 
     def _check_drafter(self, opening: Open) -> None:
         """Raises `PeerProtocolError` for a name that there is not."""
-        names = self.tree_drafters if opening.fan_out else self.drafters
+        names = self.drafters if opening.fan_out == 1 else self.tree_drafters
         if opening.drafter not in names:
-            kind = "a drafter of trees" if opening.fan_out else "a drafter"
+            kind = "a drafter" if opening.fan_out == 1 else "a drafter of trees"
             asked = f"the target asks for {kind} {opening.drafter[:MAX_SHOWN]!r}"
             raise PeerProtocolError(f"{asked}; this draft has: {', '.join(names) or 'none'}")
 
-    def _manage(self, opening: Open) -> RollbackManager | BranchManager:
+    def _manage(self, opening: Open) -> RollbackManager:
         name = opening.drafter
-        if opening.fan_out:
-            tree_drafter = self._made_for_trees[name]
-            if isinstance(tree_drafter, ReferenceDrafter):
-                tree_drafter.set_reference((*opening.token_ids, *opening.reference))
-            tree_drafter.set_distribution(opening.distribution)
-            return BranchManager(opening, tree_drafter, self._step_costs.setdefault(name, RowCost(DRAFT_ROW_SHARE)))
-        drafter = self._made[name]
+        drafter = (self._chain_drafters if opening.fan_out == 1 else self._tree_drafters)[name]
         if isinstance(drafter, ReferenceDrafter):
             drafter.set_reference((*opening.token_ids, *opening.reference))
-        if isinstance(drafter, SamplingDrafter):
-            drafter.set_distribution(opening.distribution)
-        return RollbackManager(opening, drafter)
+        drafter.set_distribution(opening.distribution)
+        step_cost = None if opening.fan_out == 1 else self._step_costs.setdefault(name, RowCost(DRAFT_ROW_SHARE))
+        return RollbackManager(opening, drafter, step_cost)
 
     def _roll_back(self, verdict: Verdict) -> None:
         sequence = self._open_one(verdict.sequence_id)
@@ -243,7 +234,7 @@ class DraftWorker:
             num_adopted=len(transition.token_ids),
             committed_length=transition.committed_length,
             epoch=transition.epoch,
-            **_foreseen(transition),
+            **({} if sequence.manager.session.is_chain else {"kept_steps": [node.step for node in transition.kept]}),
         )
         # The verdict may leave nothing to draft (no room); the target should hear that at once.
         self._send(sequence)
@@ -255,8 +246,7 @@ class DraftWorker:
         sequence.num_steps += 1
         sequence.num_drafted += num_tokens
         sequence.clock.stepped(step_ns)
-        if isinstance(sequence.manager, BranchManager):
-            sequence.manager.stepped(step_ns)
+        sequence.manager.stepped(step_ns)
         self._account(sequence, "draft_step", start_ns, num_tokens=num_tokens, length=sequence.manager.length)
 
     def _send(self, sequence: _Sequence) -> None:
@@ -318,8 +308,3 @@ class DraftWorker:
         end_ns = time.monotonic_ns()
         sequence.busy_ns += end_ns - start_ns
         self.recorder.span(name, start_ns, end_ns, sequence.number, **fields)
-
-
-def _foreseen(change: Transition | Adoption) -> dict[str, list[int]]:
-    """Of a tree, for the record: in which step each token was guessed that the verdict confirmed."""
-    return {"kept_steps": [node.step for node in change.kept]} if isinstance(change, Adoption) else {}

@@ -41,15 +41,17 @@ class Handshake:
     def receive(self, timeout: float) -> Hello | None:
         """The peer's `Hello`, or None when it has not come within `timeout` seconds (0 polls).
 
-        Raises `ConfigError` (one line, for the user) when the models or the keys of the link do not fit,
-        `PeerFailedError` when the peer failed while loading, `PeerLostError` when it has gone or the deadline has
-        passed.
+        Raises `ConfigError` (one line, for the user) when the models or the keys of the link do not fit or the peer
+        reports one, `PeerFailedError` when the peer failed otherwise, `PeerLostError` when it has gone or the deadline
+        has passed.
         """
         message = self.link.receive(timeout)
         if isinstance(message, Hello):
             _check(self._own, message)
             return message
         if isinstance(message, Failed):
+            if message.kind == ConfigError.__name__:
+                raise ConfigError(told(message))
             raise PeerFailedError(f"the {message.role.value} failed while starting: {told(message)}")
         if message is not None:
             raise PeerProtocolError(f"{type(message).__name__} before Hello")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ import torch
 
 from amusd.config import EngineConfig, RunConfig
 from amusd.drafters.factory import LoadedDrafters, load_drafters
-from amusd.errors import PeerLostError
+from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.explanation import explain_drafter, explain_target
 from amusd.models.language_model import LanguageModel
@@ -29,9 +30,9 @@ from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.draft_worker import DraftWorker
-from amusd.runtime.handshake import Ending, await_hello, unknown
+from amusd.runtime.handshake import await_hello
 from amusd.runtime.seats import Seat, in_role, num_ranks_of
-from amusd.runtime.succession import FIRST_INCARNATION, DraftSource, Succession
+from amusd.runtime.succession import FIRST_INCARNATION, LOOK_SECONDS, DraftSource, Succession
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.runs import RunsRecorder
@@ -61,40 +62,61 @@ def connect_target(
 ) -> tuple[TargetWorker, Tokenizer]:
     """Listen, tell the draft and the target's other ranks where, load the target meanwhile, and shake hands.
 
-    A lost draft is replaced from `drafts`; the other ranks are told once, with the first draft, and notice nothing.
+    A lost draft is replaced from `drafts`, the first one too; the other ranks are told once, with the first draft, and
+    notice nothing.
 
     Raises `ConfigError` when the pair cannot work together, `PeerError` when the draft fails or does not come.
     """
     nonce = secrets.randbits(64)
-    link = listen(config.transport, nonce, link_devices(config))
+    listener = listen(config.transport, nonce, link_devices(config))
+    link: Transport = listener
     try:
         ranks = None if leader is None else leader.address
-        drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce, ranks))
+        drafts.tell(FIRST_INCARNATION, Rendezvous(listener.address, nonce, ranks))
         model, tokenizer = load()
-        worker = meet_draft(link, model, tokenizer, recorder, config.startup_timeout_seconds, drafts.ending)
+        own, timeout_seconds = target_hello(model, tokenizer), config.startup_timeout_seconds
+        succession = (
+            Succession(drafts, lambda nonce: listen(config.transport, nonce), own, timeout_seconds)
+            if can_listen_again(config.transport)
+            else None
+        )
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            peer = await_hello(link, own, timeout_seconds, drafts.ending)
+        except PeerLostError as error:
+            if succession is None:
+                raise
+            link.close()
+            link, peer = _await_next(succession, error, deadline)
         drafts.met()
     except BaseException:
         link.close()
         raise
-    worker.line.round_trip_seconds = 2 * config.transport.delay_ms / 1e3
-    if can_listen_again(config.transport):
-        own = target_hello(model, tokenizer)
-        worker.line.succession = Succession(
-            drafts, lambda nonce: listen(config.transport, nonce), own, config.startup_timeout_seconds
-        )
-    return worker, tokenizer
+    line = DraftLine(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, succession)
+    return TargetWorker(model, recorder, line), tokenizer
+
+
+def _await_next(succession: Succession, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
+    """Wait for the draft that takes the place of one that was lost before its Hello. Raises `PeerLostError`."""
+    succession.lost(str(loss))
+    try:
+        while (found := succession.poll()) is None:
+            if succession.failure is not None:
+                raise PeerLostError(succession.failure) from loss
+            if time.monotonic() >= deadline:
+                raise loss
+            time.sleep(LOOK_SECONDS)
+    except BaseException:
+        succession.close()
+        raise
+    return found
 
 
 def meet_draft(
-    link: Transport,
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    recorder: Recorder,
-    timeout_seconds: float,
-    ending: Ending = unknown,
+    link: Transport, model: LanguageModel, tokenizer: Tokenizer, recorder: Recorder, timeout_seconds: float
 ) -> TargetWorker:
     """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
-    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds, ending)
+    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
     return TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size, link, peer))
 
 
@@ -247,9 +269,11 @@ def serve_draft(
 
 
 def failure_report(error: BaseException) -> Failed:
-    """The error with its traceback, of which the end is kept when it is too long for a message."""
-    text = "".join(traceback.format_exception(error)).encode()[-MAX_TEXT_BYTES:].decode(errors="ignore")
-    return Failed(Role.DRAFT, type(error).__name__, text)
+    """The error, with its traceback unless it is the user's; the end is kept of what is too long for a message."""
+    is_users = isinstance(error, ConfigError)
+    text = str(error) if is_users else "".join(traceback.format_exception(error))
+    text = text.encode(errors="replace")[-MAX_TEXT_BYTES:].decode(errors="ignore")
+    return Failed(Role.DRAFT, ConfigError.__name__ if is_users else type(error).__name__, text)
 
 
 def serve(

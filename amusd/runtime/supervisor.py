@@ -6,6 +6,7 @@ is lost is replaced within a tenth of a second. All of them end with the process
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from amusd.child import command_of
 from amusd.child.fork_server import Channel, Orders, serve
-from amusd.child.lives import Lives
+from amusd.child.lives import Ended, Lives
 from amusd.config import EngineConfig
 from amusd.drafters.factory import LoadedDrafters
+from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import device_of
 from amusd.runtime.startup import make_recorder, prepare_draft, serve_draft
@@ -26,6 +28,8 @@ from amusd.types import Role
 
 STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
+_TARGET_GONE, _USERS_MISTAKE = 1, 2
+"""Exit codes of a draft whose end the target explains."""
 
 
 class DraftProcess:
@@ -37,6 +41,7 @@ class DraftProcess:
         self._run_directories = [str(directory.absolute()) for directory in run_directories]
         self._lives = Lives(command_of(__name__), is_quiet=True)
         self._incarnation = 0
+        self._has_met = False
 
     @property
     def pid(self) -> int | None:
@@ -44,21 +49,19 @@ class DraftProcess:
         return self._lives.pid
 
     def newest(self) -> int:
-        """The draft that runs; one more once it has ended."""
-        has_ended = self._incarnation == 0 or self._lives.ended(0.0) is not None
-        return self._incarnation + has_ended
+        """The draft that runs; one more once it has ended.
+
+        Raises `PeerLostError` where it ended by itself before any draft was ready: so would the next one.
+        """
+        end = self._lives.ended(0.0)
+        if end is not None and end.code >= 0 and not self._has_met:
+            raise PeerLostError(_in_words(end))
+        return self._incarnation + (self._incarnation == 0 or end is not None)
 
     def ending(self, timeout: float, /) -> str | None:
         """See `DraftSource`."""
         end = self._lives.ended(timeout)
-        if end is None:
-            return None
-        who = f"the draft's process (pid {end.pid})"
-        if end.code < 0:
-            return (
-                f"{who} was killed by signal {-end.code}; if nobody sent it, see whether the memory is enough for both"
-            )
-        return f"{who} ended with exit code {end.code}; mend what it says on standard error, and start again"
+        return None if end is None else _in_words(end)
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Start the draft; does not wait for it. Its standard error is the caller's."""
@@ -77,6 +80,7 @@ class DraftProcess:
 
     def met(self) -> None:
         """See `DraftSource`."""
+        self._has_met = True
 
     def dismiss(self) -> None:
         """Kill the draft; `newest` tells when it has ended."""
@@ -93,6 +97,13 @@ class DraftProcess:
             self._lives.ended(STOP_SECONDS)
 
 
+def _in_words(end: Ended) -> str:
+    who = f"the draft's process (pid {end.pid})"
+    if end.code < 0:
+        return f"{who} was killed by signal {-end.code}; if nobody sent it, see whether the memory is enough for both"
+    return f"{who} ended with exit code {end.code}; mend what it says on standard error, and start again"
+
+
 def main() -> None:
     """The child's whole life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
@@ -107,9 +118,14 @@ def _prepare(orders: Orders) -> LoadedDrafters | None:
 
 
 def _live(channel: Channel, orders: Orders, prepared: LoadedDrafters | None) -> int:
-    channel.exit_with_parent()
+    channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
     config = from_mapping(EngineConfig, orders["config"])
     rendezvous = Rendezvous(**orders["rendezvous"])
     recorder = make_recorder(Role.DRAFT, [Path(directory) for directory in orders["run_directories"]])
-    serve_draft(config, rendezvous, recorder, orders["incarnation"], drafters=prepared)
+    try:
+        serve_draft(config, rendezvous, recorder, orders["incarnation"], drafters=prepared)
+    except ConfigError:
+        return _USERS_MISTAKE  # the target has been told, and says so
+    except PeerLostError:
+        return _TARGET_GONE  # which says why
     return 0

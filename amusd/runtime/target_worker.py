@@ -14,13 +14,11 @@ from amusd.models.language_model import KVCache, LanguageModel
 from amusd.policies.base import Verify, Wait, because
 from amusd.policies.observer import Observer
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.request import Request
-from amusd.runtime.verifier import Session, Verifier, prepare_to_verify
+from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
-from amusd.sampling.rows import ProbabilityRow
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Recorder
@@ -64,7 +62,7 @@ class TargetWorker:
     def decode(self, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
         """Yield what each pass commits; return how it ended. Closing the generator aborts the sequence."""
         self._tally = Tally(time.monotonic_ns(), len(request.prompt))
-        self._observer.open(request.drafter, has_tree=bool(request.policy.fan_out))
+        self._observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
         session = self._new_session(request)
         self._verifier = Verifier(
             self.model, request.distribution, request.prompt, logprobs=request.logprobs, digests=self._digests
@@ -101,27 +99,19 @@ class TargetWorker:
 
     # One sequence, from its opening to its end
 
-    def _new_session(self, request: Request) -> Session:
+    def _new_session(self, request: Request) -> TargetSession:
         sequence_id = self._next_sequence_id
         self._next_sequence_id += 1
-        if request.policy.fan_out:
-            return TreeTargetSession(
-                sequence_id=sequence_id,
-                prompt=request.prompt,
-                max_length=request.max_length,
-                vocab_size=self.model.vocab_size,
-                max_lookahead=request.policy.max_lookahead,
-            )
-        return TargetSession[ProbabilityRow](
+        return TargetSession(
             sequence_id=sequence_id,
             prompt=request.prompt,
             max_length=request.max_length,
             vocab_size=self.model.vocab_size,
-            max_lookahead=request.policy.max_lookahead,
+            fan_out=request.policy.fan_out,
             wants_rows=request.distribution.rule == "rejection",
         )
 
-    def _prefill(self, session: Session, request: Request) -> KVCache:
+    def _prefill(self, session: TargetSession, request: Request) -> KVCache:
         self._cache.truncate(0)
         start_ns = time.monotonic_ns()
         self.model.prefill(request.prompt[:-1], self._cache)
@@ -130,7 +120,7 @@ class TargetWorker:
         self.recorder.span("target_prefill", start_ns, end_ns, session.sequence_id)
         return self._cache
 
-    def _next_block(self, session: Session, request: Request) -> Block:
+    def _next_block(self, session: TargetSession, request: Request) -> Block:
         """Drain what has arrived and let the policy decide, until it decides to verify."""
         policy = request.policy
         ready_ns = time.monotonic_ns()
@@ -151,7 +141,7 @@ class TargetWorker:
                 return self._verifier.begin(session, num_candidates, policy.breadth, decision.min_chance)
             self._wait(session, min(decision.seconds, self.line.patience_seconds), because(decision))
 
-    def _verify(self, session: Session, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
+    def _verify(self, session: TargetSession, cache: KVCache, block: Block, stop: StopChecker) -> Emission:
         """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
         start_ns = time.monotonic_ns()
         acceptance, end_ns = self._verifier.judge(session, block, cache, self.line.drain)
@@ -165,7 +155,7 @@ class TargetWorker:
         self._pass_done(session, start_ns, end_ns, outcome)
         return emission
 
-    def _pass_done(self, session: Session, start_ns: int, end_ns: int, outcome: PassOutcome) -> None:
+    def _pass_done(self, session: TargetSession, start_ns: int, end_ns: int, outcome: PassOutcome) -> None:
         if outcome.num_judged:
             self.line.verified()
         rests = not self._decision.tells_draft
@@ -185,11 +175,12 @@ class TargetWorker:
             session.sequence_id,
             max_candidates=self._max_candidates,
             committed_length=session.committed_length,
+            num_ready=session.num_candidates,
             **asdict(outcome),
             **because(self._decision),
         )
 
-    def _record_sequence(self, session: Session, request: Request, reason: FinishReason) -> None:
+    def _record_sequence(self, session: TargetSession, request: Request, reason: FinishReason) -> None:
         self.recorder.span(
             "sequence",
             self._tally.start_ns,
@@ -204,7 +195,7 @@ class TargetWorker:
         if self._verifier.num_whole_rows:
             self.recorder.instant("whole_rows", session.sequence_id, number=self._verifier.num_whole_rows)
 
-    def _wait(self, session: Session, seconds: float, reason: dict[str, str]) -> None:
+    def _wait(self, session: TargetSession, seconds: float, reason: dict[str, str]) -> None:
         start_ns = time.monotonic_ns()
         num_candidates = session.num_candidates
         self.line.take(seconds)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeVar
 
 from amusd.config import Distribution
+from amusd.errors import NotFiniteError
 from amusd.models.language_model import DigestRequest, KVCache, LanguageModel, PathModel
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block
 from amusd.sampling.digest import Digests
 from amusd.sampling.equality import Acceptance, accept_along, accept_equal
-from amusd.sampling.rows import ProbabilityRow
 from amusd.sampling.sampler import TargetSampler
 
-Session: TypeAlias = TargetSession[ProbabilityRow] | TreeTargetSession
+T = TypeVar("T")
 
 
 def prepare_to_verify(model: LanguageModel, cache: KVCache) -> Digests | None:
@@ -59,21 +58,42 @@ class Verifier:
         """Rows of logits that had to come from the device as a whole, because their digests were not enough."""
         return 0 if self._sampler is None else self._sampler.num_whole_rows
 
-    def begin(self, session: Session, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:
+    def begin(self, session: TargetSession, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:
         """The next block; with alternatives, up to `breadth` candidates of a position, where the pass has room."""
-        if isinstance(session, TreeTargetSession) and breadth > 1 and isinstance(self._model, PathModel):
+        if breadth > 1 and isinstance(self._model, PathModel):
             num_tracks = min(breadth, self._model.num_tracks(session.committed_length - 1))
             max_rows = self._model.width
             return session.begin(num_candidates, num_tracks=num_tracks, max_rows=max_rows, min_chance=min_chance)
         return session.begin(num_candidates)
 
     def judge(
-        self, session: Session, block: Block, cache: KVCache, drain: Callable[[], None]
+        self, session: TargetSession, block: Block, cache: KVCache, drain: Callable[[], None]
     ) -> tuple[Acceptance, int]:
         """Compute the pass; returns what it commits, and when it ended (monotonic ns), choosing included.
 
-        `drain` takes in what has arrived meanwhile: of one path, a candidate more may be judged.
+        `drain` takes in what has arrived meanwhile: of one path, a candidate more may be judged. Where a logit that
+        counts is NaN or infinite the pass is made again without candidates, since these must not matter; raises
+        `NotFiniteError` if it still is.
         """
+        length = cache.length
+        try:
+            return self._judge(session, block, cache, drain)
+        except NotFiniteError:
+            cache.truncate(length)
+            cache.wipe()
+        try:
+            return self._judge(session, Block(block.start, block.last_token, ()), cache, drain)
+        except NotFiniteError as error:
+            cache.truncate(0)  # the prompt's keys and values may be no numbers either
+            cache.wipe()
+            raise NotFiniteError(
+                f"target: {error} at position {block.start + 1}, prompt included: its weights are damaged, or overflow "
+                "in target.dtype (float32 holds the largest numbers)"
+            ) from None
+
+    def _judge(
+        self, session: TargetSession, block: Block, cache: KVCache, drain: Callable[[], None]
+    ) -> tuple[Acceptance, int]:
         if block.alternatives:
             judged_paths = self._judge_paths(block, cache)
             drain()
@@ -82,14 +102,14 @@ class Verifier:
             choices = self._model.choose(block.token_ids, cache)  # [1 + candidates]
             end_ns = time.monotonic_ns()
             drain()
-            return accept_equal(choices, session.candidates_to_judge()), end_ns
+            return accept_equal(choices, _scored(session.candidates_to_judge(), block)), end_ns
         wanted = None
         if (digest := self._sampler.digest) is not None:
             wanted = DigestRequest(digest, self._sampler.inputs(block.start, block.token_ids))
         output = self._model.forward(block.token_ids, cache, wanted)  # logits [1 + candidates, ids]
         drain()
-        judged = session.candidates_to_judge()
-        rows = session.rows_to_judge() if isinstance(session, TargetSession) else ()
+        judged = _scored(session.candidates_to_judge(), block)
+        rows = _scored(session.rows_to_judge(), block)
         acceptance = self._sampler.accept(output.logits, block.start, block.token_ids, judged, rows, output.digests)
         return acceptance, time.monotonic_ns()
 
@@ -107,3 +127,8 @@ class Verifier:
             acceptance, rows = self._sampler.accept_paths(output.logits, block, output.digests)
         self._model.keep(rows, cache)
         return acceptance, time.monotonic_ns()
+
+
+def _scored(judged: tuple[T, ...], block: Block) -> tuple[T, ...]:
+    """Those for which a pass over `block` has a row."""
+    return judged[: len(block.token_ids)]

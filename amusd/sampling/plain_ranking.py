@@ -21,6 +21,7 @@ from amusd.config import Distribution
 from amusd.sampling.digest import Digest, Digests, RowDigest, Words
 from amusd.sampling.kept_noise import KeptNoise, Noise
 from amusd.sampling.noise import Domain, codes_of, gumbel_of, key_of
+from amusd.sampling.pass_rows import check_largest
 from amusd.sampling.ranking import Mixture, RankedTokens, Ranking, check_rows
 
 _LEAST_PROBABILITY = 1e-37
@@ -186,7 +187,9 @@ class PlainRanking:
         """Row by row: there are few passes over it, and it stays in the processor's cache."""
         found = []
         for index, (row, columns) in enumerate(zip(logits.numpy(), looked_at, strict=True)):
-            relative = row - row[row.argmax()]  # or large logits would round the noise away
+            largest = row[row.argmax()]
+            check_largest(largest)
+            relative = row - largest  # or large logits would round the noise away
             if noise:
                 row_noise = noise[index]
                 scores = relative + row_noise
@@ -214,6 +217,7 @@ class PlainRanking:
 
     def _from_digest(self, digest: RowDigest) -> _Best:
         """Relative to the winner's logit."""
+        check_largest(digest.winner_logit)
         own = float(digest.winner_logit)
         place = int(digest.best_scores.argmax())
         order = np.lexsort((digest.best, -digest.best_scores))[: self._number]

@@ -28,6 +28,7 @@ from amusd.sampling.kept_noise import KeptNoise, Noise, float_gumbel
 from amusd.sampling.logits import Changes, LogitsProcessor, Row
 from amusd.sampling.noise import Domain, codes_of, counters, key_of
 from amusd.sampling.partial_row import PartialRow, keep
+from amusd.sampling.pass_rows import check_largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,8 @@ class Ranking:
 
         `contexts`: all tokens before each of them, if `needs_contexts`; `mixtures`: what is known of each row beside
         its logits (none: nothing of any); `outputs`: of `digest`, where the pass has computed it. Raises `ValueError`
-        unless all are as many. Of a digest only the columns that it holds are ranked.
+        unless all are as many, and `NotFiniteError` where the largest logit of a row is NaN or infinite. Of a digest
+        only the columns that it holds are ranked.
         """
         check_rows(len(logits), positions, contexts if self.needs_contexts else None, mixtures)
         if self._digests is None and logits.device.type != "cpu":
@@ -145,9 +147,12 @@ class Ranking:
             mixture = mixtures[index] if mixtures else ()
             context = contexts[index] if self.needs_contexts else ()
             if rows is not None:
+                check_largest(rows[index].max())
                 ranked.append(self._rank_row(self._mix(rows[index], mixture), context, position))
             elif outputs is not None and self.digest is not None:
-                ranked.append(self._rank_digest(self.digest.read(outputs[index]), mixture, context, position))
+                digest = self.digest.read(outputs[index])
+                check_largest(digest.winner_logit)
+                ranked.append(self._rank_digest(digest, mixture, context, position))
         return ranked
 
     def _set_columns(self, ids: npt.NDArray[np.int64]) -> None:

@@ -60,7 +60,7 @@ def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) 
 
 
 def grid_text(cells: Sequence[dict[str, Any]]) -> str:
-    """One line for each acceptance: who wins, its speed-up, and by how much it beats the next."""
+    """One line for each acceptance: who wins, its speed-up, and by how much it beats the next; and that in words."""
     by_place = {(cell["accept"], cell["ratio"]): cell for cell in cells}
     ratios = list(dict.fromkeys(cell["ratio"] for cell in cells))
     header = ("accept \\ verify/draft", *(f"{ratio:g}" for ratio in ratios))
@@ -69,4 +69,5 @@ def grid_text(cells: Sequence[dict[str, Any]]) -> str:
         row = [by_place[accept, ratio] for ratio in ratios]
         shown = [f"{cell['winner']} {max(cell['speedups'].values()):.2f} (+{percent(cell['margin'])})" for cell in row]
         lines.append((f"{accept:g}", *shown))
-    return table(header, lines)
+    legend = "for each acceptance and draft steps per pass: the fastest, times plain decoding, its lead over the next"
+    return f"{table(header, lines)}\n\n{legend}"

@@ -11,6 +11,14 @@ from amusd.policies.factory import policy_name
 from amusd.simulate.schedules import BEST, TRIED, WAITING, Trial
 from amusd.types import Mode
 
+LEGEND = """\
+tokens: candidates of a block or window (num_speculative_tokens); waits for: so many candidates before a pass
+(min_candidates); in turns: half of the batch drafts while the other half is verified; chosen: configured, or the
+fastest of those tried; x plain, x best sync: times as fast as plain decoding and the best synchronous length;
+accepted: of the candidates judged; tokens/pass: committed by a target pass; idle t/d: share of the time in which
+target and draft compute nothing; wasted: of the drafted tokens, those never accepted"""
+"""What the table's names and columns mean."""
+
 
 def rows_of(trials: Sequence[Trial], plain: Trial, *, can_branch: bool) -> list[dict[str, Any]]:
     """One for each trial, as the result has them; `plain` and the best blocks are what they are compared with."""
@@ -53,9 +61,9 @@ def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: boo
 
 
 def table_of(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
-    """For a person: a line for each row."""
+    """For a person: a line for each schedule, and what the columns mean."""
     header: tuple[str, ...] = (
-        "mode",
+        "schedule",
         "tokens/s",
         "x plain",
         "x best sync",
@@ -63,15 +71,19 @@ def table_of(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
         "tokens/pass",
         "idle t/d",
         "wasted",
+        *(["s/answer"] if in_batches else []),
+        "chosen",
     )
-    if in_batches:
-        header = (*header, "s/answer")
-    lines: list[tuple[str, ...]] = []
+    chosen: dict[str, set[str]] = {}
     for row in rows:
+        chosen.setdefault(_row_name(row), set()).add(row["choice"])
+    lines: list[tuple[str, ...]] = []
+    for name, row in {_row_name(row): row for row in rows}.items():
         plain = row["mode"] == Mode.AUTOREGRESSIVE.value
+        has_choice = row["num_speculative_tokens"] is not None or row["min_candidates"] is not None
         lines.append(
             (
-                _row_name(row),
+                name,
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['speedup']:.2f}",
                 "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
@@ -80,18 +92,38 @@ def table_of(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
                 percent(row["target_idle_fraction"]) + ("" if plain else "/" + percent(row["draft_idle_fraction"])),
                 "" if plain else percent(row["wasted_draft_fraction"]),
                 *([f"{row['mean_latency_ms'] / 1000:.2f}"] if in_batches else []),
+                ", ".join(sorted(chosen[name] - {TRIED})) if has_choice else "",
             )
         )
-    return table(header, lines)
+    return f"{table(header, lines)}\n\n{LEGEND}"
+
+
+def advice(rows: Sequence[dict[str, Any]]) -> str:
+    """What to use, as overrides of the command line: the fastest row that a run can have, and beside it `auto`."""
+    can_run = [row for row in rows if row["num_groups"] == 1]
+    best = max(can_run, key=lambda row: float(row["tokens_per_second"]))
+    if best["mode"] == Mode.AUTOREGRESSIVE.value:
+        return "Use mode=autoregressive: no schedule with a draft is faster here."
+    text = f"Use {_overrides(best)}: {_gain(best)}."
+    if best["policy"] == "auto":
+        return text
+    auto = next(row for row in can_run if row["policy"] == "auto")
+    return f"{text} policy=auto, which finds its own setting: {_gain(auto)}."
+
+
+def _overrides(row: dict[str, Any]) -> str:
+    keys = ("mode", "policy", "num_speculative_tokens", "min_candidates")
+    return " ".join(f"{key}={row[key]}" for key in keys if row[key] is not None)
+
+
+def _gain(row: dict[str, Any]) -> str:
+    return f"{row['speedup']:.2f} x plain, {row['speedup_vs_best_synchronous']:.2f} x best sync"
 
 
 def _row_name(row: dict[str, Any]) -> str:
-    if row["mode"] == Mode.AUTOREGRESSIVE.value:
-        return str(row["mode"])
     name = str(row["policy"] or row["mode"])
     if row["num_groups"] > 1:
         name += " in turns"
-    knob = row["min_candidates"] if row["num_speculative_tokens"] is None else row["num_speculative_tokens"]
-    if knob is None:
-        return name
-    return f"{name} ({knob}{'' if row['choice'] == TRIED else ', ' + row['choice']})"
+    if row["num_speculative_tokens"] is not None:
+        return f"{name}, {row['num_speculative_tokens']} tokens"
+    return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"

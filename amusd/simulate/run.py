@@ -10,7 +10,7 @@ from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.simulate.grid import grid_of, grid_text
 from amusd.simulate.inputs import Inputs
-from amusd.simulate.rows import rows_of, table_of
+from amusd.simulate.rows import advice, rows_of, table_of
 from amusd.simulate.schedules import Bench, waiting_policies
 
 
@@ -32,6 +32,7 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
         trials += [bench.asynchronous(policy), *bench.tuned(policy, settings.min_candidates)]
     trials.append(bench.asynchronous("auto"))
     result: dict[str, Any] = {
+        "complete": True,
         "rows": rows_of(trials, plain, can_branch=simulator.can_branch),
         "inputs": inputs.as_dict(),
     }
@@ -51,4 +52,5 @@ def simulate_text(result: dict[str, Any]) -> str:
         texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
     if "grid" in result:
         texts.append(grid_text(result["grid"]))
+    texts.append(advice(result["rows"]))
     return "\n\n".join(texts)

@@ -11,11 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from amusd.errors import ConfigError
-from amusd.protocol.target_session import Reception
 from amusd.simulation.cost import NOTHING, Costs, Duration, Shared
 from amusd.simulation.tokens import Trace, trace_rate
-from amusd.simulation.tree_calibration import accept_next_of, is_tree
-from amusd.tracing.messages import RECEIVE, SEND, Flow
+from amusd.simulation.tree_calibration import accept_next_of
+from amusd.tracing.drafted import drafts_tree
+from amusd.tracing.messages import SEND, Flow
 from amusd.tracing.recorder import Event
 from amusd.tracing.timeline import DRAFT_WORK, TARGET_WORK, Timeline, by_sequence, read_timeline
 
@@ -76,7 +76,8 @@ def _trace(events: Sequence[Event], draft: Sequence[Event]) -> Trace:
     """Which of the draft's own tokens were the target's, from the events of one sequence.
 
     A pass says it of the candidates up to the first rejected one; a token committed before the draft's own arrived is
-    compared when that one comes. Where a draft had nothing to propose (a lookup that found nothing) it was not right.
+    compared by the draft when its verdict comes. Where a draft had nothing to propose (a lookup that found nothing) it
+    was not right.
     """
     passes = [event for event in events if event.name == "target_pass"]
     if not passes:
@@ -93,15 +94,20 @@ def _trace(events: Sequence[Event], draft: Sequence[Event]) -> Trace:
             if num_accepted < min(fields["num_judged"], fields["num_tokens"]):
                 known[committed + num_accepted] = False
             committed = fields["committed_length"]
-        elif event.name == RECEIVE and fields["message"] == "candidate":
-            late = range(fields["start"], min(fields["start"] + fields["num_tokens"], committed))
-            if fields["reception"] == Reception.TAKEN.value:
-                known.update((position, True) for position in late if position not in known)
-            elif fields["reception"] == Reception.CONTRADICTED.value and len(late) == 1:
-                known.setdefault(late[0], False)
+    is_chain, base = not drafts_tree(draft), start
     for event in draft:
-        if event.name == "draft_step" and not event.fields["num_tokens"]:
-            known.setdefault(event.fields["length"], False)
+        fields = event.fields
+        if event.name == "draft_prefill":
+            base = fields["num_tokens"]
+        elif event.name == "draft_step" and not fields["num_tokens"]:
+            known.setdefault(fields["length"], False)
+        elif event.name in ("advance", "rollback") and is_chain:
+            end = fields["committed_length"] - fields["num_adopted"]  # of what the chain had of it
+            for position in range(base, end):
+                known.setdefault(position, True)
+            if fields["num_discarded"]:
+                known.setdefault(end, False)
+            base = fields["committed_length"]
     return tuple(known.get(position) for position in range(start, committed))
 
 
@@ -122,8 +128,8 @@ class _Measured:
         to_draft = _delay(self.timeline.to_draft, self.draft, "draft_wait")
         found = [delay for delay in (to_target, to_draft) if delay is not None]
         link = max(found, default=0)
-        trees = [events for events in self.draft.values() if is_tree(events)]
-        chains = [events for events in self.draft.values() if not is_tree(events)]
+        trees = [events for events in self.draft.values() if drafts_tree(events)]
+        chains = [events for events in self.draft.values() if not drafts_tree(events)]
         tree_steps = self._tree_steps(trees)
         only_trees = tree_steps and not any(event.name == "draft_step" for events in chains for event in events)
         return Costs(

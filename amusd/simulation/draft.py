@@ -8,140 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from amusd.policies.verdict_clock import VerdictClock
-from amusd.protocol.draft_session import DraftSession, Transition
-from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown, Verdict
-from amusd.protocol.tree_draft_session import Adoption
+from amusd.protocol.messages import Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.simulation.clock import Listen, Process, VirtualClock, Worker
 from amusd.simulation.cost import Costs
 from amusd.simulation.device import Device
+from amusd.simulation.drafting import Drafting, Work
 from amusd.simulation.joint import Step, StepPart
 from amusd.simulation.journal import Journal
-from amusd.simulation.tokens import Answer, draft_token
 from amusd.tracing.messages import RECEIVE, SEND
 from amusd.types import Role
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A piece of the draft's work: what it is called, how long it takes, what its event says."""
-
-    name: str
-    ns: int
-    fields: dict[str, Any]
-
-
-class Drafting(Protocol):
-    """What a draft does with its time in one sequence: which work comes next, and what it leads to.
-
-    The effects of a piece of work hold from its beginning; nobody sees them before its end, when `offer` is asked.
-    """
-
-    @property
-    def num_stale(self) -> int:
-        """Verdicts ignored as stale."""
-        ...
-
-    def has_work(self) -> bool:
-        """Whether something can be drafted before the next verdict."""
-        ...
-
-    def can_wait(self) -> bool:
-        """The target has candidates, so nothing is urgent before the next verdict."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Of the sequence as far as it is drafted."""
-        ...
-
-    def step(self, target_works: bool) -> StepPart:
-        """Draft on; only where there is work."""
-        ...
-
-    def stepped(self, step: Step) -> None:
-        """What that step came to, with those of other sequences."""
-        ...
-
-    def apply(self, verdict: Verdict) -> Work | None:
-        """Take a verdict in; None when it was stale. `num_discarded` of the fields is above 0 for a rollback."""
-        ...
-
-    def offer(self) -> Candidate | Prepared | None:
-        """The next message for the target."""
-        ...
-
-
 DraftingFactory = Callable[[Open], Drafting]
-
-
-def verdict_work(change: Transition | Adoption, costs: Costs, random: Random, **more: object) -> Work:
-    """What following a verdict takes, as the draft worker records it."""
-    is_rollback = change.num_discarded > 0
-    fields = {
-        "num_discarded": change.num_discarded,
-        "num_adopted": len(change.token_ids),
-        "committed_length": change.committed_length,
-        "epoch": change.epoch,
-        **more,
-    }
-    duration = costs.rollback if is_rollback else costs.advance
-    return Work("rollback" if is_rollback else "advance", duration.draw(random), fields)
-
-
-class ChainDrafting:
-    """One chain of tokens, `tokens_per_step` at a time: synchronous blocks, and the continuous chain."""
-
-    def __init__(self, opening: Open, answer: Answer, costs: Costs, random: Random, tokens_per_step: int) -> None:
-        self._session = DraftSession(opening)
-        self._prompt_length = len(opening.token_ids)
-        self._answer = answer
-        self._costs = costs
-        self._random = random
-        self._tokens_per_step = max(opening.tokens_per_message, tokens_per_step)
-
-    @property
-    def num_stale(self) -> int:
-        """As the session counts them."""
-        return self._session.num_stale
-
-    def has_work(self) -> bool:
-        """While the run-ahead limit leaves room."""
-        return self._session.room > 0
-
-    def can_wait(self) -> bool:
-        """A chain never has all that the next block could take."""
-        return False
-
-    @property
-    def length(self) -> int:
-        """As the session has it."""
-        return self._session.length
-
-    def step(self, target_works: bool) -> StepPart:
-        """The next tokens by the answer."""
-        session = self._session
-        start = session.length - self._prompt_length
-        num_tokens = min(session.room, self._tokens_per_step)
-        session.extend([draft_token(i, self._answer[i]) for i in range(start, start + num_tokens)])
-        return StepPart(num_tokens, is_tree=False, target_works=target_works, random=self._random)
-
-    def stepped(self, step: Step) -> None:
-        """Nothing depends on it."""
-
-    def apply(self, verdict: Verdict) -> Work | None:
-        """As the real rollback manager does."""
-        transition = self._session.preview(verdict)
-        if transition is None:
-            return None
-        self._session.apply(transition)
-        return verdict_work(transition, self._costs, self._random)
-
-    def offer(self) -> Candidate | None:
-        """As the session has it."""
-        return self._session.offer()
 
 
 @dataclass
@@ -233,7 +113,8 @@ class DraftActor:
         drafting = self.make_drafting(opening)
         self._sequence = _Sequence(opening.sequence_id, drafting, opening.drafter, self.clock.now_ns)
         ns = self.costs.draft_prefill.draw(self.random)
-        yield from self._spend(self._sequence, Work("draft_prefill", ns, {"num_tokens": len(opening.token_ids)}))
+        fields = {"num_tokens": len(opening.token_ids), "fan_out": opening.fan_out}
+        yield from self._spend(self._sequence, Work("draft_prefill", ns, fields))
 
     def _roll_back(self, sequence: _Sequence, verdict: Verdict) -> Process:
         work = sequence.drafting.apply(verdict)

@@ -31,7 +31,7 @@ class Journal(Recorder):
         """Record something that happened now."""
         self.span(name, self._clock.now_ns, self._clock.now_ns, sequence_id, **fields)
 
-    def message(self, name: str, message: Message, reception: str | None = None) -> None:
+    def message(self, name: str, message: Message, **received: Any) -> None:
         """Record that a message is sent, or has been received and what became of it."""
         if self._keep:
-            record_message(self, name, message, reception)
+            record_message(self, name, message, **received)

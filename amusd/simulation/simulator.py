@@ -18,7 +18,8 @@ from amusd.protocol.messages import Open
 from amusd.simulation.clock import DRAFT, TARGET, VirtualClock, Worker
 from amusd.simulation.cost import Costs
 from amusd.simulation.device import Device
-from amusd.simulation.draft import ChainDrafting, DraftActor, Drafting
+from amusd.simulation.draft import DraftActor
+from amusd.simulation.drafting import Drafting
 from amusd.simulation.gathering import Gathering
 from amusd.simulation.intake import Intake, Throughput
 from amusd.simulation.joint import Pass, PassPart, PassPrice, Step, StepPart, StepPrice
@@ -26,7 +27,6 @@ from amusd.simulation.journal import Journal
 from amusd.simulation.link import Link
 from amusd.simulation.target import TargetActor
 from amusd.simulation.tokens import Answer, guess_places, guess_weights
-from amusd.simulation.tree_drafting import TreeDrafting
 from amusd.tracing.metrics import GenerationMetrics, total
 from amusd.tracing.recorder import Event
 from amusd.types import Mode, Role
@@ -161,15 +161,21 @@ class _Machine:
         return target_worker, draft_worker
 
     def _drafting(self, step_cost: RowCost, opening: Open) -> Drafting:
-        simulator = self._simulator
-        random = self._random(f"drafting {opening.sequence_id}")
-        answer = simulator.answers[opening.sequence_id - 1]
-        if opening.fan_out:
-            seed = f"{opening.sequence_id} {simulator.seed}"
-            places = guess_places(answer, simulator.accept_next, opening.fan_out, seed)
-            weights = guess_weights(simulator.accept, simulator.accept_next, opening.fan_out)
-            return TreeDrafting(opening, places, weights, simulator.costs, random, step_cost)
-        return ChainDrafting(opening, answer, simulator.costs, random, simulator.tokens_per_step)
+        simulator, fan_out = self._simulator, opening.fan_out
+        return Drafting(
+            opening,
+            guess_places(
+                simulator.answers[opening.sequence_id - 1],
+                simulator.accept_next,
+                fan_out,
+                f"{opening.sequence_id} {simulator.seed}",
+            ),
+            guess_weights(simulator.accept, simulator.accept_next, fan_out) if fan_out > 1 else (1.0,),
+            simulator.costs,
+            self._random(f"drafting {opening.sequence_id}"),
+            step_cost,
+            simulator.tokens_per_step,
+        )
 
     def _random(self, purpose: str) -> Random:
         return Random(f"{purpose} {self._simulator.seed}")  # noqa: S311 - nothing here is secret

@@ -13,9 +13,8 @@ from random import Random
 from amusd.errors import InvariantError
 from amusd.policies.base import Policy, Verify, Wait, because
 from amusd.policies.observer import Observer
-from amusd.protocol.messages import Candidate, Close, Message, Open, Prepared, Progress, Shutdown
+from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
-from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block
 from amusd.simulation.clock import Busy, Listen, Process, Spent, VirtualClock, Worker
 from amusd.simulation.cost import Costs
@@ -35,8 +34,6 @@ PROMPT_LENGTH = 1
 
 _INCARNATION = 1
 _DRAFTER = "simulated"
-
-Session = TargetSession[bytes] | TreeTargetSession
 
 
 @dataclass
@@ -68,15 +65,14 @@ class TargetActor:
         self._post(Shutdown())
 
     def _decode(self, sequence_id: int, num_tokens: int, counts: Tally) -> Process:
-        kind = TreeTargetSession if self.policy.fan_out else TargetSession[bytes]
-        session = kind(
+        session = TargetSession(
             sequence_id=sequence_id,
             prompt=(0,) * PROMPT_LENGTH,
             max_length=PROMPT_LENGTH + num_tokens,
-            vocab_size=vocab_size(num_tokens, max(1, self.policy.fan_out)),
-            max_lookahead=self.policy.max_lookahead,
+            vocab_size=vocab_size(num_tokens, self.policy.fan_out),
+            fan_out=self.policy.fan_out,
         )
-        self._observer.open(_DRAFTER if self.has_draft else None, has_tree=bool(self.policy.fan_out))
+        self._observer.open(_DRAFTER if self.has_draft else None, has_tree=self.policy.fan_out > 1)
         self.gathering.enter(sequence_id, self.worker)
         yield from self._open(session, counts)
         while session.remaining:
@@ -85,7 +81,7 @@ class TargetActor:
         self.gathering.leave(sequence_id)
         yield from self._close(session, counts)
 
-    def _open(self, session: Session, counts: Tally) -> Process:
+    def _open(self, session: TargetSession, counts: Tally) -> Process:
         """The prompt goes out first, so that the draft prefills while the target does."""
         if self.has_draft:
             session.attach(_INCARNATION)
@@ -107,7 +103,7 @@ class TargetActor:
         counts.prefill_ns = self.clock.now_ns - start_ns
         self.journal.span("target_prefill", start_ns, self.clock.now_ns, session.sequence_id)
 
-    def _next_block(self, session: Session, counts: Tally) -> Generator[Spent, None, Block]:
+    def _next_block(self, session: TargetSession, counts: Tally) -> Generator[Spent, None, Block]:
         """Drain what has arrived and let the policy decide, until the pass begins."""
         ready_ns = self.clock.now_ns
         limit = self._limit(session)
@@ -129,23 +125,20 @@ class TargetActor:
             counts.wait_ns += waited_ns
             self.journal.span("target_wait", start_ns, self.clock.now_ns, session.sequence_id, **because(decision))
 
-    def _begin(self, session: Session, decision: Verify, limit: int) -> Block:
+    def _begin(self, session: TargetSession, decision: Verify, limit: int) -> Block:
         """As the real one, at a position where a pass has room for several paths."""
-        num_candidates = min(decision.num_candidates, limit)
-        if isinstance(session, TreeTargetSession):
-            return session.begin(
-                num_candidates,
-                num_tracks=self.policy.breadth,
-                max_rows=self.max_candidates + 1,
-                min_chance=decision.min_chance,
-            )
-        return session.begin(num_candidates)
+        return session.begin(
+            min(decision.num_candidates, limit),
+            num_tracks=self.policy.breadth,
+            max_rows=self.max_candidates + 1,
+            min_chance=decision.min_chance,
+        )
 
-    def _limit(self, session: Session) -> int:
+    def _limit(self, session: TargetSession) -> int:
         """Candidates that the next pass can take."""
         return min(session.remaining - 1, self.max_candidates)
 
-    def _verify(self, session: Session, block: Block, counts: Tally) -> Process:
+    def _verify(self, session: TargetSession, block: Block, counts: Tally) -> Process:
         """One pass; accept, commit, and answer unless the sequence is complete."""
         ready_ns = self.clock.now_ns
         max_candidates = self._limit(session)
@@ -164,6 +157,7 @@ class TargetActor:
             session.sequence_id,
             max_candidates=min(max_candidates, self.policy.max_lookahead),
             committed_length=session.committed_length,
+            num_ready=session.num_candidates,
             **asdict(outcome),
             **because(self._decision),
         )
@@ -188,7 +182,7 @@ class TargetActor:
             yield Busy(host_ns - before_ns)
             counts.host_ns += host_ns - before_ns
 
-    def _close(self, session: Session, counts: Tally) -> Process:
+    def _close(self, session: TargetSession, counts: Tally) -> Process:
         """Wait for the draft's own counts: it answers every `Close`."""
         self.journal.span(
             "sequence",
@@ -212,30 +206,24 @@ class TargetActor:
         self.journal.message(SEND, message)
         self.send(message)
 
-    def _drain(self, session: Session, counts: Tally) -> None:
+    def _drain(self, session: TargetSession, counts: Tally) -> None:
         mailbox = self.worker.mailbox
         while mailbox:
             self._handle(session, mailbox.popleft(), counts)
 
-    def _handle(self, session: Session, message: Message, counts: Tally) -> None:
-        if isinstance(message, Candidate | Prepared):
-            reception = _receive(session, message)
+    def _handle(self, session: TargetSession, message: Message, counts: Tally) -> None:
+        if isinstance(message, Candidate):
+            reception = session.receive(message)
             if reception is Reception.FOREIGN:
                 raise InvariantError(f"a simulated candidate behind {message.base} tokens has another prefix")
             counts.num_stale_candidates += reception is not Reception.TAKEN
-            self.journal.message(RECEIVE, message, reception=reception.value)
+            self.journal.message(RECEIVE, message, reception=reception.value, num_ready=session.num_candidates)
         elif isinstance(message, Progress):
             self.journal.message(RECEIVE, message)
             counts.draft = DraftCounts.of(message)
 
 
-def _receive(session: Session, message: Candidate | Prepared) -> Reception:
-    if isinstance(session, TreeTargetSession):
-        return session.receive(message) if isinstance(message, Prepared) else Reception.STALE
-    return session.receive(message) if isinstance(message, Candidate) else Reception.STALE
-
-
-def _accept(session: Session, block: Block) -> tuple[tuple[int, ...], int]:
+def _accept(session: TargetSession, block: Block) -> tuple[tuple[int, ...], int]:
     """What a pass commits, and how many of it were candidates.
 
     The candidates that equal the target's tokens, then the target's own where it scored one more position.

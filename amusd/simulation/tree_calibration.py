@@ -5,13 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from amusd.tracing.messages import SEND
+from amusd.tracing.drafted import drafts_tree
 from amusd.tracing.recorder import Event
-
-
-def is_tree(draft: Sequence[Event]) -> bool:
-    """Whether the draft sent a tree in this sequence."""
-    return any(event.name == SEND and event.fields["message"] == "prepared" for event in draft)
 
 
 def accept_next_of(sequences: Iterable[tuple[Sequence[Event], Sequence[Event]]]) -> float | None:
@@ -20,7 +15,7 @@ def accept_next_of(sequences: Iterable[tuple[Sequence[Event], Sequence[Event]]])
     A rejected candidate was one of several guesses, and the draft kept its place if another one was right. All further
     guesses are taken to be equally good, and those too unlikely to be made to have been wrong. None without any.
     """
-    known = [(target, draft) for target, draft in sequences if is_tree(draft)]
+    known = [(target, draft) for target, draft in sequences if drafts_tree(draft)]
     hits = [hit for target, draft in known for hit in _hits(target, draft)]
     num_further = max((_fan_out(draft) for _, draft in known), default=1) - 1
     if not hits or num_further < 1:

@@ -6,7 +6,6 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from amusd.tracing.messages import SEND
 from amusd.tracing.recorder import Event
 
 
@@ -43,6 +42,11 @@ def accepted_positions(target: Sequence[Event]) -> set[int]:
     return positions
 
 
+def drafts_tree(draft: Sequence[Event]) -> bool:
+    """Whether the draft prepared for several verdicts in this sequence."""
+    return any(event.name == "draft_prefill" and event.fields.get("fan_out", 1) > 1 for event in draft)
+
+
 def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     """The draft steps of one sequence, in order.
 
@@ -53,7 +57,7 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     not found.
     """
     accepted = accepted_positions(target)
-    is_tree = any(event.fields.get("message") == "prepared" for event in draft if event.name == SEND)
+    is_tree = drafts_tree(draft)
     fates: list[tuple[Event, list[Fate]]] = []
     held: dict[int, tuple[int, int]] = {}
     """Position -> (step, token of that step), for tokens not thrown away."""

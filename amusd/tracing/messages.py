@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
-from amusd.protocol.messages import Candidate, Message, Prepared, Verdict
+from amusd.protocol.messages import Candidate, Message, Verdict
 from amusd.tracing.recorder import NO_SEQUENCE, Event, Recorder
 
 SEND, RECEIVE = "send", "receive"
 _KINDS = {kind: kind.__name__.lower() for kind in get_args(Message)}
-_ONLY_RECEIVED = ("reception",)
+_ONLY_RECEIVED = ("reception", "num_ready")
 """What the receiver adds to the description of a message."""
 
 
@@ -26,33 +26,26 @@ class Flow(NamedTuple):
 
     @property
     def message(self) -> str:
-        """`open`, `candidate`, `prepared`, `verdict`, `close`, `progress` or `shutdown`."""
+        """`open`, `candidate`, `verdict`, `close`, `progress` or `shutdown`."""
         return str(self.sent.fields["message"])
 
 
-def record_message(recorder: Recorder, name: str, message: Message, reception: str | None = None) -> None:
+def record_message(recorder: Recorder, name: str, message: Message, **received: Any) -> None:
     """Record that `message` is being sent (before it is) or has been received.
 
-    `reception`: what the receiver made of a candidate.
+    `received`: `reception`, what the receiver made of candidates, and `num_ready`, how many it could verify then.
     """
     fields: dict[str, Any] = {"message": _KINDS[type(message)]}
     if isinstance(message, Candidate):
-        fields["start"] = message.start
-        fields["num_tokens"] = len(message.token_ids)
-        fields["base"] = message.base
-        fields["epoch"] = message.epoch
-    elif isinstance(message, Prepared):
-        fields["start"] = message.root
+        fields["first"] = message.first
         fields["num_tokens"] = len(message.token_ids)
         fields["base"] = message.base
     elif isinstance(message, Verdict):
         fields["start"] = message.start
         fields["num_tokens"] = len(message.token_ids)
         fields["num_accepted"] = message.num_accepted
-        fields["epoch"] = message.epoch_floor
-    if reception is not None:
-        fields["reception"] = reception
-    recorder.mark(name, getattr(message, "sequence_id", NO_SEQUENCE), fields)
+        fields["epoch"] = message.epoch
+    recorder.mark(name, getattr(message, "sequence_id", NO_SEQUENCE), fields | received)
 
 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:

@@ -7,12 +7,16 @@ which host that is. Recording appends to a list: no I/O, no formatting and no lo
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from amusd.tracing.host import host_identity
+
+logger = logging.getLogger(__name__)
 
 NO_SEQUENCE = -1
 """Sequence id of what belongs to none."""
@@ -39,6 +43,8 @@ class Recorder:
     def __init__(self, role: str, path: Path | None = None) -> None:
         self.role = role
         self._path = path
+        self.is_whole = True
+        """Every event since the beginning is in the file, or still here."""
         self._events: list[Event] = []
         self.instant("worker", NO_SEQUENCE, host=host_identity(), pid=os.getpid())
 
@@ -65,7 +71,11 @@ class Recorder:
         return self._events[num_seen:]
 
     def flush(self) -> None:
-        """Append what was recorded to the file, one JSON object a line, and forget it. Call between requests."""
+        """Append what was recorded to the file, one JSON object a line, and forget it. Call between requests.
+
+        Where the file cannot take it, the events are dropped, `is_whole` becomes False, and a line says so once:
+        decoding goes on.
+        """
         if self._path is not None and self._events:
             lines = (
                 json.dumps(
@@ -80,6 +90,23 @@ class Recorder:
                 )
                 for event in self._events
             )
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
+            try:
+                _append(self._path, "\n".join(lines) + "\n")
+            except OSError as error:
+                if self.is_whole:
+                    logger.warning("%s: cannot be written (%s)", self._path, error.strerror)
+                self.is_whole = False
         self._events.clear()
+
+
+def _append(path: Path, text: str) -> None:
+    """Append all of `text` or nothing."""
+    with path.open("ab") as file:
+        size = file.tell()
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise

@@ -33,4 +33,5 @@ class RunsRecorder(Recorder):
             self._runs[self._number].span(event.name, event.start_ns, event.end_ns, event.sequence_id, **event.fields)
         for number in sorted(written):
             self._runs[number].flush()
+            self.is_whole = self._runs[number].is_whole
         super().flush()

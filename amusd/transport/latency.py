@@ -33,7 +33,7 @@ NUM_POLLS = 2000
 """Polls of an empty link that are measured."""
 
 _NONCE = 1
-_CANDIDATE = Candidate(1, 1, 3, 100, 104, (5,), 2**63 + 1, more=True)
+_CANDIDATE = Candidate(1, 1, 100, 100, 2**63 + 1, 5, (4,), (5,), (), more=True)
 _VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8), 3)
 
 

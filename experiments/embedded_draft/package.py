@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from amusd.models.draft_file import DraftWeights, write_draft
+from amusd.models.draft_file import DraftWeights, digest_of, write_draft
 from amusd.models.embedded_draft import DRAFT_FILE
 
 
@@ -41,6 +41,7 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_draft(arguments.out, draft)
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB, {draft.num_layers} layers")
+    print(f"DRAFT_DIGEST of amusd/models/embedded_draft.py, if it is to ship: {digest_of(arguments.out)}")
 
 
 if __name__ == "__main__":

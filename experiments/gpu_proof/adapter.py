@@ -1,7 +1,7 @@
 """The only module of the proof that reaches beyond the package's stable names. Who changes those mends them here.
 
 roles                 `load_target`, `load_draft_model`: a model exactly as a worker of that role has it
-drafters              `load_drafters`, and one step of a tree (`TreeDrafter.compute` over nodes)
+drafters              `load_drafters`, and one step of a tree (`Drafter.expand` over nodes)
 graphs                live `torch.cuda.CUDAGraph` objects, whoever holds them
 rows of sequences     `amusd.models.row_attention.attend_rows`, where there is one
 """
@@ -20,11 +20,10 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.config.engine import ModelShape
 from amusd.drafters.base import Drafter
 from amusd.drafters.factory import load_drafters
-from amusd.drafters.tree import TreeDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
 from amusd.models.loading import load_draft_model, load_target
-from amusd.protocol.tree_draft_session import Node
+from amusd.protocol.draft_session import Node, Transition
 from amusd.runtime.verifier import prepare_to_verify
 
 WIDTH = 8
@@ -90,7 +89,7 @@ class PreparedDrafters:
     """A chain drafter and a tree drafter over one model, as the draft worker has both."""
 
     chain: Drafter
-    tree: TreeDrafter
+    tree: Drafter
     load_seconds: float
     prepare_seconds: float
 
@@ -107,17 +106,17 @@ def prepared_drafters(config: EngineConfig) -> PreparedDrafters:
     return PreparedDrafters(chain, tree, ready - started, time.perf_counter() - ready)
 
 
-def tree_step(drafter: TreeDrafter, prompt: list[int], num_nodes: int) -> Callable[[], None]:
+def tree_step(drafter: Drafter, prompt: list[int], num_nodes: int) -> Callable[[], None]:
     """One step of a draft tree over `num_nodes` nodes behind `prompt`, choosing included, to be repeated."""
     capacity = len(prompt) + 64
-    drafter.open_tree(prompt, capacity, FAN_OUT)
+    drafter.open(prompt, capacity, FAN_OUT)
     root = Node(None, prompt[-1], len(prompt) - 1, 1.0, 1.0)
-    drafter.compute(root, [root])
+    drafter.expand(root, [root])
 
     def step() -> None:
         nodes = [Node(root, 3 + number, len(prompt), 0.1, 0.1) for number in range(num_nodes)]
-        drafter.compute(root, nodes)
-        drafter.adopt([], [], [root])  # the nodes are gone, their slots free
+        drafter.expand(root, nodes)
+        drafter.follow(Transition((), (), None, len(prompt), 0, 0))  # the nodes are gone, their slots free
 
     return step
 

@@ -24,7 +24,7 @@ def prepare(orders: Orders) -> list[int] | None:
 
 def live(channel: Channel, orders: Orders, prepared: list[int] | None) -> int:
     if orders.get("leaves"):
-        channel.exit_with_parent()
+        channel.on_hang_up(lambda: os._exit(0))
     channel.say(f"prepared by {prepared}")
     match orders["what"]:
         case "raise":
@@ -33,6 +33,10 @@ def live(channel: Channel, orders: Orders, prepared: list[int] | None) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         case "wait":
             time.sleep(PATIENCE_SECONDS)
+        case "stop the server":
+            os.kill(os.getppid(), signal.SIGSTOP)
+        case "kill the server":
+            os.kill(os.getppid(), signal.SIGKILL)
     return int(orders["code"])
 
 

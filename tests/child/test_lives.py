@@ -101,13 +101,14 @@ def test_an_error_is_told_in_full_and_ends_that_life_alone(capfd: pytest.Capture
 
 def test_a_killed_life_is_followed_by_another_from_the_same_server() -> None:
     with started() as lives:
+        said = end_of(lives).said
         first = await_life(lives)
         lives.kill()
         end = lives.ended(SECONDS)
         assert end is not None
         assert (end.pid, end.code) == (first, -signal.SIGKILL)
         second = end_of(lives)
-    assert second.said == end.said
+    assert second.said == said
     assert second.pid != first
 
 
@@ -136,6 +137,19 @@ def test_a_life_goes_on_when_its_server_is_lost_and_its_end_is_noticed() -> None
         assert end is not None
         assert (end.pid, end.code) == (life, -signal.SIGKILL)
         assert end_of(lives, code=4).code == 4
+
+
+@pytest.mark.parametrize("what", ["stop the server", "kill the server"])
+def test_the_end_of_a_life_is_known_though_its_server_is_stopped_or_lost(what: str) -> None:
+    with started() as lives:
+        assert end_of(lives, what=what, code=3).code == 3
+
+
+def test_the_server_reports_the_end_of_a_life_again_and_the_next_one_is_not_taken_for_it() -> None:
+    with started() as lives:
+        ends = [end_of(lives, code=code) for code in range(5)]
+    assert [end.code for end in ends] == list(range(5))
+    assert len({end.pid for end in ends}) == 5
 
 
 def test_one_that_still_prepares_can_be_killed() -> None:

@@ -14,14 +14,14 @@ from models import tiny
 from models.blocks import random_ids
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import ReferenceDrafter
+from amusd.drafters.base import Drafter, ReferenceDrafter
 from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
-from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, Guesses, ModelTreeDrafter
+from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
+from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
-from amusd.protocol.tree_draft_session import MAX_NODES, MIN_PROBABILITY, Node, TreeDraftSession
 from amusd.sampling.ranking import Mixture, Ranking
 
 NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
@@ -41,6 +41,11 @@ def model_of(name: str) -> CachedModel:
 def path_to(node: Node) -> list[int]:
     """The tokens behind the root that lead to `node`."""
     return [] if node.parent is None else [*path_to(node.parent), node.token_id]
+
+
+def missed(drafter: Drafter, *token_ids: int, kept: tuple[Node, ...] = ()) -> Transition:
+    """These tokens were committed, of which the tree had at most those in `kept`."""
+    return Transition(kept, token_ids, None, drafter.length + len(kept) + len(token_ids), 0, 0)
 
 
 class Checked:
@@ -70,10 +75,10 @@ class Checked:
             1, 1, tuple(self.prompt), max_length, "tree", max_lookahead, 1, (), distribution, fan_out, rows_per_step
         )
         self.max_length = max_length
-        self.session = TreeDraftSession(opening, min_probability=0.0005)
+        self.session = DraftSession(opening, min_probability=0.0005)
         self.drafter = drafter or ModelTreeDrafter(self.model, ngrams)
         self.drafter.set_distribution(distribution)
-        self.drafter.open_tree(self.prompt, max_length, fan_out)
+        self.drafter.open(self.prompt, max_length, fan_out)
         self.session.guess_path(*self.drafter.look_up())
         self.num_compared = 0
         self.check_slots()
@@ -83,20 +88,21 @@ class Checked:
         root, nodes = self.session.root, self.session.next_nodes()
         if not nodes:
             return
-        for node, guesses in zip(nodes, self.drafter.compute(root, nodes), strict=True):
+        for node, guesses in zip(nodes, self.drafter.expand(root, nodes), strict=True):
             self.compare(guesses, path_to(node))
-            self.session.grow(node, guesses)
+            self.session.grow([node], [guesses])
         self.check_slots()
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """A verdict."""
         room = self.max_length - self.session.base
         verdict = Verdict(1, 1, 0, self.session.base, tuple(token_ids[:room]), 0)
-        adoption = self.session.preview(verdict)
-        if adoption is None:
+        transition = self.session.preview(verdict)
+        if transition is None:
             return
-        self.session.apply(adoption)
-        self.drafter.adopt(adoption.kept, adoption.token_ids, tuple(self.session.root.below()))
+        self.drafter.follow(transition)
+        self.session.apply(transition)
+        assert self.drafter.length == self.session.base
         self.session.guess_path(*self.drafter.look_up())
         self.check_slots()
 
@@ -194,14 +200,14 @@ def test_a_fresh_drafter_that_is_opened_with_the_path_guesses_the_same() -> None
     for token_id in (3, 4, 5):
         root, nodes = sequence.session.root, sequence.session.next_nodes()
         while nodes:
-            for node, guesses in zip(nodes, sequence.drafter.compute(root, nodes), strict=True):
+            for node, guesses in zip(nodes, sequence.drafter.expand(root, nodes), strict=True):
                 path = [*sequence.session.committed, *path_to(node)]
-                other.open_tree(path, 120, sequence.fan_out)
+                other.open(path, 120, sequence.fan_out)
                 here = Node(None, path[-1], len(path) - 1, 1.0, 1.0)
-                (expected,) = other.compute(here, [here])
+                (expected,) = other.expand(here, [here])
                 other.close()
                 assert [token_id for token_id, _ in guesses] == [token_id for token_id, _ in expected]
-                sequence.session.grow(node, guesses)
+                sequence.session.grow([node], [guesses])
             nodes = sequence.session.next_nodes() if sequence.session.num_nodes < 60 else ()
         sequence.commit([*sequence.some_path(2), token_id])
 
@@ -246,8 +252,8 @@ def test_no_pass_writes_into_a_slot_that_is_in_use(monkeypatch: pytest.MonkeyPat
                 continue
             passes.clear()
             batch = list(nodes)
-            for node, guesses in zip(batch, sequence.drafter.compute(root, batch), strict=True):
-                session.grow(node, guesses)
+            for node, guesses in zip(batch, sequence.drafter.expand(root, batch), strict=True):
+                session.grow([node], [guesses])
             written = [slot for slots in passes for slot in slots]
             assert len(set(written)) == len(written)
             assert not in_use.intersection(written)
@@ -309,19 +315,19 @@ def test_it_drafts_up_to_the_last_position_of_the_model(name: str) -> None:
 
 def test_a_sequence_that_the_model_has_no_room_for_is_refused() -> None:
     with pytest.raises(ValueError, match=f"this draft model takes {tiny.MAX_LENGTH}"):
-        ModelTreeDrafter(model_of("LlamaConfig")).open_tree([1, 2], tiny.MAX_LENGTH + 1, 2)
+        ModelTreeDrafter(model_of("LlamaConfig")).open([1, 2], tiny.MAX_LENGTH + 1, 2)
 
 
 def test_a_repeated_suffix_is_looked_up_behind_the_committed_tokens() -> None:
     drafter = ModelTreeDrafter(model_of("LlamaConfig"), NgramCache(2, 3))
-    drafter.open_tree([5, 6, 7, 8, 5], 100, 2)
+    drafter.open([5, 6, 7, 8, 5], 100, 2)
     assert drafter.look_up() == ((), 0.0)
-    drafter.adopt((), [6], ())
+    drafter.follow(missed(drafter, 6))
     assert drafter.look_up() == ((7, 8, 5, 6, 7, 8, 5, 6), LOOKUP_WEIGHT)
     assert len(drafter.look_up()[0]) == LOOKUP_TOKENS
-    drafter.adopt((Node(None, 7, 6, 1.0, 1.0),), [9], ())
+    drafter.follow(missed(drafter, 9, kept=(Node(None, 7, 6, 1.0, 1.0),)))
     assert drafter.look_up() == ((), 0.0)
-    drafter.adopt((), [6, 7], ())
+    drafter.follow(missed(drafter, 6, 7))
     assert drafter.look_up()[0][:3] == (9, 6, 7)  # what a lookup proposed was not taken for committed
     assert ModelTreeDrafter(model_of("LlamaConfig")).look_up() == ((), 0.0)
 
@@ -329,13 +335,13 @@ def test_a_repeated_suffix_is_looked_up_behind_the_committed_tokens() -> None:
 def test_a_lookup_and_the_model_may_guess_the_same_token() -> None:
     """It is one node then, computed once."""
     drafter = ModelTreeDrafter(model_of("LlamaConfig"))
-    drafter.open_tree([5, 6], 100, 3)
+    drafter.open([5, 6], 100, 3)
     root = Node(None, 6, 1, 1.0, 1.0)
-    best = drafter.compute(root, [root])[0][0][0]
-    session = TreeDraftSession(Open(1, 1, (5, 6), 100, "tree", 8, 1, fan_out=3, rows_per_step=ROWS))
+    best = drafter.expand(root, [root])[0][0][0]
+    session = DraftSession(Open(1, 1, (5, 6), 100, "tree", 8, 1, fan_out=3, rows_per_step=ROWS))
     session.guess_path([best, 9], LOOKUP_WEIGHT)
     (root,) = session.next_nodes()
-    session.grow(root, [(best, 0.6), (11, 0.2)])
+    session.grow([root], [[(best, 0.6), (11, 0.2)]])
     assert sorted(child.token_id for child in root.children) == sorted({best, 11})
     assert len(session.next_nodes()) == session.num_nodes == 3
 
@@ -348,8 +354,10 @@ LENGTH = 4000
 REFERENCE = tuple((i * i + i // 7) % VOCAB_SIZE for i in range(LENGTH))
 
 
-class Free:
-    """A `TreeDrafter` that costs nothing and guesses nothing; writes down what it was asked."""
+class Free(Drafter):
+    """Costs nothing and guesses nothing; writes down what it was asked."""
+
+    length = 0
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -357,15 +365,15 @@ class Free:
     def set_distribution(self, distribution: Distribution) -> None:
         self.calls.append(("distribution", distribution))
 
-    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         self.calls.append(("open", tuple(token_ids), capacity, fan_out))
 
-    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
-        self.calls.append(("compute", len(nodes)))
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
+        self.calls.append(("expand", len(nodes)))
         return [() for _ in nodes]
 
-    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
-        self.calls.append(("adopt", len(kept), tuple(token_ids), len(alive)))
+    def follow(self, transition: Transition) -> None:
+        self.calls.append(("follow", len(transition.kept), transition.token_ids, len(transition.alive)))
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
         raise AssertionError("it is told the answer, so it looks nothing up")
@@ -379,7 +387,7 @@ def synthetic(
 ) -> SyntheticTreeDrafter:
     drafter = SyntheticTreeDrafter(Free(), accept, accept_next, VOCAB_SIZE)
     drafter.set_reference(reference)
-    drafter.open_tree(reference[:length], LENGTH, fan_out)
+    drafter.open(reference[:length], LENGTH, fan_out)
     return drafter
 
 
@@ -388,13 +396,13 @@ def ranks(drafter: SyntheticTreeDrafter, fan_out: int) -> list[int]:
     found = []
     root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
     for position in range(5, LENGTH):
-        (guesses,) = drafter.compute(root, [root])
+        (guesses,) = drafter.expand(root, [root])
         tokens = [token_id for token_id, _ in guesses]
         assert len(set(tokens)) == len(tokens) == fan_out
         assert all(0 <= token_id < VOCAB_SIZE for token_id in tokens)
         right = REFERENCE[position]
         found.append(tokens.index(right) if right in tokens else fan_out)
-        drafter.adopt((), [right], ())
+        drafter.follow(missed(drafter, right))
         root = Node(None, right, position, 1.0, 1.0)
     return found
 
@@ -413,7 +421,7 @@ def test_the_right_token_has_each_rank_as_often_as_asked_for(accept: float, acce
 @pytest.mark.parametrize("fan_out", [1, 2, 4])
 def test_weights_say_how_often_each_rank_is_right(fan_out: int) -> None:
     root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
-    (guesses,) = synthetic(0.8, 0.5, fan_out=fan_out).compute(root, [root])
+    (guesses,) = synthetic(0.8, 0.5, fan_out=fan_out).expand(root, [root])
     assert [weight for _, weight in guesses] == pytest.approx([0.8, 0.1, 0.05, 0.025][:fan_out])
 
 
@@ -422,14 +430,12 @@ def test_only_nodes_on_the_references_path_lead_to_right_guesses() -> None:
     rng = random.Random(7)
     fan_out = 3
     drafter = synthetic(0.6, 0.6, fan_out=fan_out)
-    session = TreeDraftSession(
-        Open(1, 1, REFERENCE[:5], LENGTH, "synthetic", 6, 1, fan_out=fan_out, rows_per_step=ROWS)
-    )
+    session = DraftSession(Open(1, 1, REFERENCE[:5], LENGTH, "synthetic", 6, 1, fan_out=fan_out, rows_per_step=ROWS))
     on_path: list[bool] = []
     while session.base < 300:
         for _ in range(4):
             root, nodes = session.root, session.next_nodes()
-            for node, guesses in zip(nodes, drafter.compute(root, nodes) if nodes else (), strict=True):
+            for node, guesses in zip(nodes, drafter.expand(root, nodes) if nodes else (), strict=True):
                 path = (*session.committed, *path_to(node))
                 tokens = [token_id for token_id, _ in guesses]
                 assert len(set(tokens)) == fan_out
@@ -438,12 +444,12 @@ def test_only_nodes_on_the_references_path_lead_to_right_guesses() -> None:
                     on_path.append(REFERENCE[len(path)] in tokens)
                 else:
                     assert tokens == list(range(fan_out))
-                session.grow(node, guesses)
+                session.grow([node], [guesses])
         new = REFERENCE[session.base : session.base + rng.randint(1, 4)]
-        adoption = session.preview(Verdict(1, 1, 0, session.base, new, 0))
-        assert adoption is not None
-        session.apply(adoption)
-        drafter.adopt(adoption.kept, adoption.token_ids, tuple(session.root.below()))
+        transition = session.preview(Verdict(1, 1, 0, session.base, new, 0))
+        assert transition is not None
+        drafter.follow(transition)
+        session.apply(transition)
     assert len(on_path) > 250
     assert sum(on_path) / len(on_path) == pytest.approx(1 - 0.4**3, abs=0.06)
 
@@ -451,13 +457,13 @@ def test_only_nodes_on_the_references_path_lead_to_right_guesses() -> None:
 def test_off_the_reference_and_behind_its_end_nothing_is_right_and_it_goes_on() -> None:
     drafter = synthetic(1.0, 1.0, reference=REFERENCE[:7])
     root = Node(None, REFERENCE[4], 4, 1.0, 1.0)
-    assert drafter.compute(root, [root])[0][0][0] == REFERENCE[5]
-    drafter.adopt((), [REFERENCE[5] + 1], ())
+    assert drafter.expand(root, [root])[0][0][0] == REFERENCE[5]
+    drafter.follow(missed(drafter, REFERENCE[5] + 1))
     root = Node(None, REFERENCE[5] + 1, 5, 1.0, 1.0)
-    assert [token_id for token_id, _ in drafter.compute(root, [root])[0]] == [0, 1, 2, 3]
-    drafter.adopt((), [REFERENCE[6], 8], ())
+    assert [token_id for token_id, _ in drafter.expand(root, [root])[0]] == [0, 1, 2, 3]
+    drafter.follow(missed(drafter, REFERENCE[6], 8))
     root = Node(None, 8, 7, 1.0, 1.0)
-    assert len(drafter.compute(root, [root])[0]) == 4
+    assert len(drafter.expand(root, [root])[0]) == 4
 
 
 def test_another_text_is_right_elsewhere() -> None:
@@ -470,21 +476,21 @@ def test_the_model_is_asked_for_all_that_it_would_compute() -> None:
     drafter = SyntheticTreeDrafter(model, 0.5, 0.5, VOCAB_SIZE)
     drafter.set_distribution(MATCHING)
     drafter.set_reference(REFERENCE)
-    drafter.open_tree((VOCAB_SIZE + 3, 4), 100, 2)
+    drafter.open((VOCAB_SIZE + 3, 4), 100, 2)
     root = Node(None, 4, 1, 1.0, 1.0)
-    drafter.compute(root, [root])
+    drafter.expand(root, [root])
     first, second = (Node(root, token_id, 2, 0.5, 0.5) for token_id in (1, 2))
-    drafter.compute(root, [first, second])
-    drafter.adopt((first,), (10 * VOCAB_SIZE + 7,), (second,))
+    drafter.expand(root, [first, second])
+    drafter.follow(missed(drafter, 10 * VOCAB_SIZE + 7, kept=(first,)))
     assert drafter.look_up() == ((), 0.0)
     drafter.close()
     drafter.close()
     assert model.calls == [
         ("distribution", MATCHING),
         ("open", (3, 4), 100, 2),
-        ("compute", 1),
-        ("compute", 2),
-        ("adopt", 1, (7,), 1),
+        ("expand", 1),
+        ("expand", 2),
+        ("follow", 1, (7,), 0),
         ("close",),
         ("close",),
     ]
@@ -498,16 +504,16 @@ def test_ids_beyond_the_models_vocabulary_are_brought_into_it(distribution: Dist
     reference = tuple(100_000 + number for number in range(20))
     drafter.set_reference(reference)
     drafter.set_distribution(distribution)
-    drafter.open_tree(reference[:3], 100, 2)
-    session = TreeDraftSession(Open(1, 1, reference[:3], 100, "synthetic", 8, 1, fan_out=2, rows_per_step=4))
+    drafter.open(reference[:3], 100, 2)
+    session = DraftSession(Open(1, 1, reference[:3], 100, "synthetic", 8, 1, fan_out=2, rows_per_step=4))
     for _ in range(3):
         root, nodes = session.root, session.next_nodes()
-        for node, guesses in zip(nodes, drafter.compute(root, nodes), strict=True):
-            session.grow(node, guesses)
-    adoption = session.preview(Verdict(1, 1, 0, 3, reference[3:8], 0))
-    assert adoption is not None
-    assert len(adoption.kept) > 1
-    session.apply(adoption)
-    drafter.adopt(adoption.kept, adoption.token_ids, tuple(session.root.below()))
+        for node, guesses in zip(nodes, drafter.expand(root, nodes), strict=True):
+            session.grow([node], [guesses])
+    transition = session.preview(Verdict(1, 1, 0, 3, reference[3:8], 0))
+    assert transition is not None
+    assert len(transition.kept) > 1
+    drafter.follow(transition)
+    session.apply(transition)
     assert not session.root.computed
-    assert drafter.compute(session.root, [session.root])[0][0][0] == reference[8]
+    assert drafter.expand(session.root, [session.root])[0][0][0] == reference[8]

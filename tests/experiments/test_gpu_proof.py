@@ -154,7 +154,7 @@ def test_the_quickest_parts_run_there_and_the_report_says_that_it_was_no_gpu(tmp
 
 def test_help_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import experiments.gpu_proof.run as run; run.main(['--help'])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert all(part.does in done.stdout for part in PARTS)
 

@@ -8,14 +8,13 @@ from functools import reduce
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
-from amusd.protocol.messages import CERTAINTY, Candidate, Prepared
+from amusd.protocol.draft_session import Node, Transition
+from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.tree_draft_session import Node
-from amusd.protocol.tree_target_session import TreeTargetSession
-from amusd.runtime.verifier import Session, Verifier, prepare_to_verify
+from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.equality import Acceptance
-from amusd.sampling.rows import ProbabilityRow, certain, unpack_rows
+from amusd.sampling.rows import certain, unpack_rows
 
 
 class Target:
@@ -46,39 +45,39 @@ class Target:
         self._cache.truncate(min(self._cache.length, len(self.tokens) - 1))
         return acceptance
 
-    def _session(self, candidates: tuple[int, ...], alternatives: tuple[int, ...]) -> Session:
-        length = len(self.tokens)
-        about = {
-            "sequence_id": 1,
-            "prompt": self.tokens,
-            "max_length": self._model.max_length,
-            "vocab_size": self._model.vocab_size,
-            "max_lookahead": 32,
-        }
-        where = {"sequence_id": 1, "incarnation": 1, "base": length, "prefix_hash": reduce(extend, self.tokens, EMPTY)}
-        if alternatives:
-            tree = TreeTargetSession(**about)
-            tree.attach(1)
-            parents = (*range(len(candidates)), *(0 for _ in alternatives))
-            weights = (CERTAINTY * 3 // 4,) * len(candidates) + (CERTAINTY // 8,) * len(alternatives)
-            tokens = (*candidates, *alternatives)
-            tree.receive(
-                Prepared(**where, root=length, first=1, parents=parents, token_ids=tokens, weights=weights, more=True)
-            )
-            return tree
+    def _session(self, candidates: tuple[int, ...], alternatives: tuple[int, ...]) -> TargetSession:
+        length, tokens = len(self.tokens), (*candidates, *alternatives)
         wants_rows = self._distribution.rule == "rejection"
-        session = TargetSession[ProbabilityRow](**about, wants_rows=wants_rows)
-        session.attach(1)
-        rows = tuple(certain(token) for token in candidates) if wants_rows else ()
-        unpacked = unpack_rows(rows, candidates, self._model.vocab_size) if wants_rows else ()
-        session.receive(
-            Candidate(**where, epoch=0, start=length, token_ids=candidates, more=True, draft_probs=rows), unpacked
+        session = TargetSession(
+            sequence_id=1,
+            prompt=self.tokens,
+            max_length=self._model.max_length,
+            vocab_size=self._model.vocab_size,
+            fan_out=1 + len(alternatives),
+            wants_rows=wants_rows,
         )
+        session.attach(1)
+        weights = (CERTAINTY * 3 // 4,) * len(candidates) + (CERTAINTY // 8,) * len(alternatives)
+        rows = tuple(certain(token) for token in tokens) if wants_rows else ()
+        message = Candidate(
+            sequence_id=1,
+            incarnation=1,
+            base=length,
+            root=length,
+            prefix_hash=reduce(extend, self.tokens, EMPTY),
+            first=1,
+            parents=(*range(len(candidates)), *(0 for _ in alternatives)),
+            token_ids=tokens,
+            weights=weights if alternatives else (),
+            more=True,
+            draft_probs=rows,
+        )
+        session.receive(message, unpack_rows(rows, tokens, self._model.vocab_size) if wants_rows else ())
         return session
 
 
 class TreeDraft:
-    """Grows a tree, as `BranchManager` does."""
+    """Grows a tree, as `RollbackManager` does."""
 
     def __init__(self, model: CachedModel) -> None:
         self._drafter = ModelTreeDrafter(model)
@@ -86,24 +85,25 @@ class TreeDraft:
     def open(self, prompt: Sequence[int], capacity: int, distribution: Distribution = GREEDY) -> None:
         """Prefill, and compute the root."""
         self._drafter.set_distribution(distribution)
-        self._drafter.open_tree(prompt, capacity, 4)
+        self._drafter.open(prompt, capacity, 4)
         self._start(len(prompt), prompt[-1])
 
     def step(self, num_nodes: int) -> list[Node]:
         """Compute so many nodes behind those of the last step."""
         parents = [self._leaves[number % len(self._leaves)] for number in range(num_nodes)]
         nodes = [Node(parent, 10 + number, parent.position + 1, 0.1, 0.1) for number, parent in enumerate(parents)]
-        self._drafter.compute(self._root, nodes)
+        self._drafter.expand(self._root, nodes)
         self._leaves = nodes
         return nodes
 
     def adopt(self, kept: Sequence[Node], token_ids: Sequence[int]) -> None:
         """A verdict: `kept`, then `token_ids`, are committed; the rest of the tree is dropped."""
-        self._drafter.adopt(kept, token_ids, ())
-        self._start(self._length + len(kept) + len(token_ids), token_ids[-1])
+        length = self._length + len(kept) + len(token_ids)
+        self._drafter.follow(Transition(tuple(kept), tuple(token_ids), None, length, 0, 0))
+        self._start(length, token_ids[-1])
 
     def _start(self, length: int, last_token: int) -> None:
         self._length = length
         self._root = Node(None, last_token, length - 1, 1.0, 1.0)
         self._leaves = [self._root]
-        self._drafter.compute(self._root, [self._root])
+        self._drafter.expand(self._root, [self._root])

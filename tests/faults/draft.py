@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from faults.link import End, Wires
-from faults.models import VOCAB_SIZE, ChainDrafter, Ghost, HashTreeDrafter
+from faults.models import VOCAB_SIZE, Ghost, HashChainDrafter, HashTreeDrafter
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import MS, World
 
 from amusd.errors import PeerError, PeerLostError
-from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Prepared, Verdict
-from amusd.runtime.branch_manager import BranchManager
+from amusd.protocol.draft_session import Transition
+from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
 from amusd.runtime.draft_worker import DraftWorker, _Sequence
 from amusd.runtime.handshake import Handshake
 from amusd.runtime.rollback import RollbackManager
@@ -26,13 +27,31 @@ from amusd.types import Role
 
 HANDSHAKE_SECONDS = 1.0
 """Deadline of both sides."""
-STEP_MS = {"prefill": (4, 12), "step": (1, 6), "truncate": (0.01, 0.1), "adopt": (0.01, 0.1)}
+STEP_MS = {"prefill": (4, 12), "step": (1, 6), "truncate": (0.01, 0.1), "follow": (0.01, 0.1)}
 """What the actions of a drafter take; a slow one's take `SLOWNESS` times as long."""
 SLOWNESS = 25
 
 
+class DrafterFails(Exception):  # noqa: N818 - an event
+    """Amid one of its actions."""
+
+
 class Killed(BaseException):
     """The process ends here and now; nothing of it runs any more, not even its error handling."""
+
+
+class WatchedManager(RollbackManager):
+    """Mends what a drafter's failure has broken, and nothing else."""
+
+    world: World
+
+    def _reopened(self, transition: Transition) -> Transition:
+        error = sys.exc_info()[1]
+        if not isinstance(error, DrafterFails):
+            raise Violation(f"agreement: the drafter did not follow: {error!r}")
+        transition = super()._reopened(transition)
+        self.world.counts["drafter opened again"] += 1
+        return transition
 
 
 @dataclass
@@ -53,8 +72,9 @@ class WatchedDraft(DraftWorker):
         super()._open(opening)
         self.process.world.counts["end of a sequence lost"] += before not in (None, self._sequence)
 
-    def _manage(self, opening: Open) -> RollbackManager | BranchManager:
-        manager = super()._manage(opening)
+    def _manage(self, opening: Open) -> RollbackManager:
+        manager: Any = super()._manage(opening)
+        manager.__class__, manager.world = WatchedManager, self.process.world
         defect = self.process.drafts.defects.get(type(manager.session))
         if defect is not None:
             manager.session.__class__ = defect  # its state is that of the real one
@@ -71,21 +91,16 @@ class WatchedDraft(DraftWorker):
         session = sequence.manager.session
         counts["rollback"] += sequence.num_rollbacks - before[0]
         counts["stale verdict"] += session.num_stale - before[1]
-        has_tree = isinstance(sequence.manager, BranchManager)
-        counts["adoption"] += has_tree and sequence.num_rollbacks == before[0] and bool(session.root.children)
+        has_tree = bool(session.root.children) and not session.is_chain
+        counts["adoption"] += has_tree and sequence.num_rollbacks == before[0]
 
     def _send(self, sequence: _Sequence) -> None:
-        manager = sequence.manager
-        if isinstance(manager, BranchManager):
-            self._ghosts = manager.drafter.ghosts(manager.session.root, manager.session._unsent)
+        manager: Any = sequence.manager
+        self._ghosts = manager.drafter.ghosts(manager.session.root, manager.session._unsent)
         super()._send(sequence)
 
     def _post(self, message: Message) -> None:
         if isinstance(message, Candidate):
-            assert self._sequence is not None
-            manager = self._sequence.manager
-            self._ghosts = manager.drafter.ghosts(message.start, message.token_ids)
-        if isinstance(message, Candidate | Prepared):
             self.process.watch.ghosts[message] = self._ghosts
         self.process.may_end()
         self.process.may_be_cut_off()
@@ -102,7 +117,6 @@ class DraftProcess:
         self.watch = drafts.watch
         self.incarnation = incarnation
         self.ended = False
-        self._failing = False
         self._waking = False
         self._nonce = nonce
         self._end: End | None = None
@@ -120,8 +134,7 @@ class DraftProcess:
         if weather.hits("crash"):
             raise Killed
         if weather.hits("fail"):
-            self._failing = True
-            raise RuntimeError("the drafter fails")
+            raise DrafterFails("amid an action")
 
     def may_be_cut_off(self) -> None:
         """The same of the link."""
@@ -186,7 +199,7 @@ class DraftProcess:
         quality, silence = self.drafts.quality, self.drafts.silence
         return WatchedDraft(
             link=link,
-            drafters={"test": lambda: ChainDrafter(self.spend, quality, silence, self.incarnation)},
+            drafters={"test": lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)},
             tree_drafters={"test": lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)},
             incarnation=self.incarnation,
             recorder=Recorder("draft"),
@@ -201,7 +214,8 @@ class DraftProcess:
 
     def _failed(self, error: BaseException) -> None:
         of_the_handshake = self._worker is None and isinstance(error, PeerError)
-        if isinstance(error, Violation) or not (self._failing or of_the_handshake):
+        is_failing = isinstance(error, DrafterFails) or isinstance(error.__cause__, DrafterFails)
+        if isinstance(error, Violation) or not (is_failing or of_the_handshake):
             raise error
         if self._end is not None:
             self.world.note(f"failure {error!r}")

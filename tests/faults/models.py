@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from amusd.config import Distribution
-from amusd.drafters.tree import Guesses
+from amusd.drafters.base import ChainDrafter, Drafter
 from amusd.models.language_model import ModelOutput
 from amusd.protocol import prefix_hash
-from amusd.protocol.tree_draft_session import Node
+from amusd.protocol.draft_session import Guesses, Node, Transition
 
 VOCAB_SIZE = 7
 
@@ -140,10 +139,8 @@ def guess(prefix: int, quality: float, life: int) -> int:
     return right if _dice(own, 1) < quality else (right + 1 + own % (VOCAB_SIZE - 1)) % VOCAB_SIZE
 
 
-class ChainDrafter:
-    """A `Drafter` that is right with probability `quality`, and says nothing with probability `silence`."""
-
-    tokens_per_step = 1
+class HashChainDrafter(ChainDrafter):
+    """Right with probability `quality`, and says nothing with probability `silence`."""
 
     def __init__(self, spend: Spend, quality: float, silence: float, life: int) -> None:
         self._spend = spend
@@ -158,7 +155,7 @@ class ChainDrafter:
     def length(self) -> int:
         return len(self._hashes) - 1
 
-    def open(self, token_ids: Sequence[int], capacity: int) -> None:
+    def start(self, token_ids: Sequence[int], capacity: int) -> None:
         self._hashes = hashes_of(token_ids)
         self.drafted_from = {}
         self._spend("prefill")
@@ -183,16 +180,13 @@ class ChainDrafter:
     def close(self) -> None:
         self._hashes = [prefix_hash.EMPTY]
 
-    def ghosts(self, start: int, token_ids: Sequence[int]) -> frozenset[Ghost]:
-        """Of a candidate message."""
-        positions = range(start, start + len(token_ids))
-        return frozenset(
-            (self.drafted_from[position], token_id) for position, token_id in zip(positions, token_ids, strict=True)
-        )
+    def ghosts(self, root: Node, nodes: Sequence[Node]) -> frozenset[Ghost]:
+        """Of nodes that are to be offered."""
+        return frozenset((self.drafted_from[node.position], node.token_id) for node in nodes)
 
 
-class HashTreeDrafter:
-    """A `TreeDrafter` that has the target's token among its guesses, and first, with probability `quality`."""
+class HashTreeDrafter(Drafter):
+    """Has the target's token among its guesses, and first, with probability `quality`."""
 
     WEIGHTS = (0.7, 0.2, 0.06)
 
@@ -202,26 +196,30 @@ class HashTreeDrafter:
         self._silence = silence
         self._life = life
         self._fan_out = 1
+        self._length = 0
         self._context = prefix_hash.EMPTY
         self._hashes: dict[Node, int] = {}
         """Of each node that was offered or computed: of the prefix up to and with it, when that was first asked."""
 
-    def set_distribution(self, distribution: Distribution) -> None:
-        pass
+    @property
+    def length(self) -> int:
+        return self._length
 
-    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        self._length = len(token_ids)
         self._fan_out = min(fan_out, len(self.WEIGHTS))
         self._context = hashes_of(token_ids)[-1]
         self._hashes = {}
         self._spend("prefill")
 
-    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
         self._spend("step")
         return [self._guesses(self.hash_of(root, node)) for node in nodes]
 
-    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
-        self._spend("adopt")
-        for token_id in (*(node.token_id for node in kept), *token_ids):
+    def follow(self, transition: Transition) -> None:
+        self._spend("follow")
+        self._length = transition.committed_length
+        for token_id in (*(node.token_id for node in transition.kept), *transition.token_ids):
             self._context = prefix_hash.extend(self._context, token_id)
 
     def look_up(self) -> tuple[tuple[int, ...], float]:

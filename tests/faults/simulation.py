@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from faults.draft import HANDSHAKE_SECONDS, Drafts
@@ -27,9 +27,8 @@ from amusd.policies.branching import BranchingPolicy
 from amusd.policies.chain import ChainPolicy
 from amusd.policies.lockstep import SynchronousPolicy
 from amusd.policies.windowed import WindowedPolicy
-from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Prepared
+from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.request import Request
 from amusd.runtime.succession import FIRST_INCARNATION, Succession
@@ -43,16 +42,7 @@ MAX_PASSES_TO_ACCEPT = 250
 MORE_TOKENS = 30
 """What is left of an answer then."""
 
-
-class UnhashedTree(TreeTargetSession):
-    """Without the prefix hash, the last line of defence: the rules have to hold by themselves."""
-
-    def receive(self, prepared: Prepared) -> Any:
-        root = min(prepared.root, self.committed_length)
-        return super().receive(replace(prepared, prefix_hash=self._stream.hash_before(root)))
-
-
-UNHASHED = {TargetSession: Unhashed, TreeTargetSession: UnhashedTree}
+UNHASHED = {TargetSession: Unhashed}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +73,7 @@ def scenario_of(seed: int) -> Scenario:
         SynchronousPolicy(max(1, lookahead // 2), 0.2),
         BranchingPolicy(lookahead, draw.randint(1, 3), draw.randint(1, 4), draw.randint(0, 3), 1.0),
         BranchingPolicy(lookahead, draw.randint(1, 3), draw.randint(1, 4), draw.randint(0, 3), 1.0),
-        AutoPolicy(max_lookahead=lookahead, fan_out=0, rows_per_step=1, max_wait_passes=1.0),
+        AutoPolicy(max_lookahead=lookahead, fan_out=1, rows_per_step=1, max_wait_passes=1.0),
         AutoPolicy(max_lookahead=lookahead, fan_out=3, rows_per_step=4, max_wait_passes=1.0, breadth=3),
     )
     prompts = tuple(

@@ -31,7 +31,7 @@ MUST_HAPPEN = (
     "reception taken",
     "reception stale",
     "reception contradicted",
-    "reception gap",
+    "drafter opened again",
 )
 """Without any of these the rest would prove nothing."""
 

@@ -11,16 +11,13 @@ from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
 
-from amusd.protocol.messages import Candidate, Prepared
+from amusd.protocol.messages import Candidate
 from amusd.protocol.target_session import Reception, TargetSession
-from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.request import Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
-
-Session = TargetSession[Any] | TreeTargetSession
 
 
 @dataclass(kw_only=True)
@@ -47,7 +44,7 @@ class WatchedLine(DraftLine):
         if self._session._block is not None:
             self.watch.evaluated(self._session, self._session.candidates_to_judge())
 
-    def _receive_candidate(self, message: Candidate | Prepared) -> str:
+    def _receive_candidate(self, message: Candidate) -> str:
         assert self.peer is not None
         if message.incarnation != self.peer.incarnation:
             self.world.counts["candidate of an earlier life"] += 1
@@ -80,14 +77,14 @@ class WatchedTarget(TargetWorker):
     _num_waits: int = 0
     """Since then."""
 
-    def _new_session(self, request: Request) -> Session:
+    def _new_session(self, request: Request) -> TargetSession:
         session = super()._new_session(request)
         defect = self.defects.get(type(session))
         if defect is not None:
             session.__class__ = defect  # its state is that of the real one
         return session
 
-    def _next_block(self, session: Session, request: Request) -> Block:
+    def _next_block(self, session: TargetSession, request: Request) -> Block:
         self._ready_ns, self._num_waits = self.world.now_ns - self.line.delayed_ns, 0
         block = super()._next_block(session, request)
         self.watch.evaluated(session, block.candidates)
@@ -95,17 +92,17 @@ class WatchedTarget(TargetWorker):
         self.world.counts["alternative scored"] += len(block.alternatives)
         return block
 
-    def _wait(self, session: Session, seconds: float, reason: dict[str, str]) -> None:
+    def _wait(self, session: TargetSession, seconds: float, reason: dict[str, str]) -> None:
         super()._wait(session, seconds, reason)
         self._num_waits += 1
         self.watch.waited(self.world.now_ns - self.line.delayed_ns - self._ready_ns, self._num_waits)
 
-    def _verify(self, session: Session, cache: HashCache, block: Block, stop: StopChecker) -> Emission:
+    def _verify(self, session: TargetSession, cache: HashCache, block: Block, stop: StopChecker) -> Emission:
         emission = super()._verify(session, cache, block, stop)
         self.watch.committed(session)
         return emission
 
-    def _pass_done(self, session: Session, start_ns: int, end_ns: int, outcome: PassOutcome) -> None:
+    def _pass_done(self, session: TargetSession, start_ns: int, end_ns: int, outcome: PassOutcome) -> None:
         super()._pass_done(session, start_ns, end_ns, outcome)
         self.world.counts["alternative accepted"] += outcome.num_rescued
         self.num_passes += 1

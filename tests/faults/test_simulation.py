@@ -62,7 +62,7 @@ def test_a_seed_replays_byte_by_byte(seed: int) -> None:
     assert run(seed).log == report.log
     command = [sys.executable, "-m", "tests.faults", f"digest:{seed}"]
     environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}
-    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=True)
     assert told.stdout.strip() == report.digest
     assert run(seed + 2).digest != report.digest
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from faults.models import Ghost, hashes_of
 
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate, Prepared
-from amusd.protocol.tree_draft_session import TreeDraftSession
-from amusd.protocol.verification import Block, Verification
+from amusd.protocol.messages import Candidate
+from amusd.protocol.target_session import TargetSession
+from amusd.protocol.verification import Block
 
 MAX_WAIT_NS = 2_000_000_000
 """Before a pass: no policy of the simulation, and no silence, has the target wait for longer."""
@@ -26,7 +24,7 @@ class Watch:
     """Over all answers of a run."""
 
     def __init__(self) -> None:
-        self.ghosts: dict[Candidate | Prepared, frozenset[Ghost]] = {}
+        self.ghosts: dict[Candidate, frozenset[Ghost]] = {}
         """What each message says, and what it was drafted from. The frame does not carry that."""
         self._drafted: set[Ghost] = set()
         self._drafts: dict[tuple[int, int], tuple[int, int]] = {}
@@ -44,13 +42,13 @@ class Watch:
     def attached(self) -> None:
         """Another life of the draft works on it: nothing of an earlier one counts."""
         self._drafted = set()
-        self._floor = 0
+        self._epoch = 0
 
-    def received(self, message: Candidate | Prepared) -> None:
+    def received(self, message: Candidate) -> None:
         """By the session that it is for."""
         self._drafted |= self.ghosts.get(message, frozenset())
 
-    def committed(self, session: Verification[Any]) -> None:
+    def committed(self, session: TargetSession) -> None:
         """I1, I2, I3, I5."""
         committed = session.committed
         if len(committed) < len(self._committed.get(session.sequence_id, ())):
@@ -60,11 +58,11 @@ class Watch:
             raise Violation("I5: the text is too long")
         if committed != self._text[: len(committed)]:
             raise Violation("I2: a committed token is not the target's")
-        if session.epoch_floor < self._floor:
-            raise Violation("I3: the floor went back")
-        self._floor = session.epoch_floor
+        if session.epoch < self._epoch:
+            raise Violation("I3: the target's epoch went back")
+        self._epoch = session.epoch
 
-    def evaluated(self, session: Verification[Any], candidates: tuple[int, ...]) -> None:
+    def evaluated(self, session: TargetSession, candidates: tuple[int, ...]) -> None:
         """I6."""
         prefix = self._hashes[session.committed_length]
         for offset, token_id in enumerate(candidates):
@@ -73,7 +71,7 @@ class Watch:
                 raise Violation(f"I6: candidate {token_id} at {position} was not drafted from what stands before it")
             prefix = prefix_hash.extend(prefix, token_id)
 
-    def scored(self, session: Verification[Any], block: Block) -> None:
+    def scored(self, session: TargetSession, block: Block) -> None:
         """I6, of all that is in a pass."""
         prefixes = [self._hashes[session.committed_length]]
         for token_id, parent in zip(block.token_ids[1:], block.parents, strict=True):
@@ -86,19 +84,16 @@ class Watch:
         if ns > MAX_WAIT_NS or number > MAX_WAITS:
             raise Violation(f"L1: the target has waited for {ns / 1e9:.3f} seconds, {number} times")
 
-    def draft_stepped(self, incarnation: int, session: DraftSession | TreeDraftSession) -> None:
+    def draft_stepped(self, incarnation: int, session: DraftSession) -> None:
         """I3, I4, R1."""
         epoch_before, base_before = self._drafts.get((incarnation, session.sequence_id), (0, 0))
-        if session._epoch < epoch_before:
+        if session.epoch < epoch_before:
             raise Violation("I3: the draft's epoch went back")
         if session.base < base_before:
             raise Violation("I4: the draft's base went back")
-        self._drafts[incarnation, session.sequence_id] = session._epoch, session.base
-        if isinstance(session, TreeDraftSession):
-            end = 1 + max((node.position for node in session.root.below()), default=0)
-        else:
-            end = session.length
+        self._drafts[incarnation, session.sequence_id] = session.epoch, session.base
+        end = 1 + max((node.position for node in session.root.below()), default=0)
         if end > min(session.base + session._max_lookahead, session._max_length):
             raise Violation("R1: the draft runs too far ahead")
-        if self._committed[session.sequence_id][: session.base] != session._stream.committed:
+        if self._committed[session.sequence_id][: session.base] != session.committed:
             raise Violation("I4: the draft's base is not a committed prefix")

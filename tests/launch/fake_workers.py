@@ -12,14 +12,15 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from amusd.config import EngineConfig, RunConfig
-from amusd.errors import ConfigError, RankLostError
+from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.runtime.seats import Seat
 from amusd.runtime.succession import FIRST_INCARNATION, DraftSource
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
+from launch.run_directory import read_config
 
 DEADLINE_SECONDS = 60.0
-COME_BACK = ("draft comes back", "draft rank is killed")
+COME_BACK = ("draft comes back", "draft comes late", "draft rank is killed")
 """Prompts at which the target waits for the second draft."""
 RENDEZVOUS = Rendezvous(address="ipc:///nowhere", nonce=2**63 + 1, ranks="/nowhere/either")
 
@@ -30,6 +31,9 @@ def run_target(
     if runs[0][0].prompt == "target refuses":
         raise ConfigError("target.model=/nowhere: no such folder")
     drafts.tell(FIRST_INCARNATION, RENDEZVOUS)
+    if runs[0][0].prompt == "target refuses late":
+        _await_file(runs[0][1] / "met")
+        raise ConfigError("target.model=/damaged: cut short")
     if runs[0][0].prompt in COME_BACK:
         _meet_the_next(drafts)
     for config, run_directory in runs:
@@ -85,6 +89,10 @@ def _act(command: str, config: RunConfig, run_directory: Path, workers: dict[str
             os.sched_yield()
     if config.prompt in COME_BACK:
         _await_file(run_directory / "second")
+    if config.prompt == "torchrun is stopped":
+        os.kill(os.getppid(), signal.SIGSTOP)
+    if config.prompt == "supervisor is stopped":
+        _await_file(run_directory / "stopped")
     return 0
 
 
@@ -95,20 +103,26 @@ def _await_file(path: Path) -> None:
 
 
 def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> None:
+    prompt = _prompt_of(Path(str(config.run_dir)))
     if seat.role is Role.DRAFT:
         assert address in (_ranks_of(1), _ranks_of(2))
         killed = Path(str(config.run_dir)) / "killed"
-        if config.prompt == "draft rank is killed" and not killed.exists():
+        if prompt == "draft rank is killed" and not killed.exists():
             killed.touch()
             os.kill(os.getpid(), 9)
         return
     assert address == RENDEZVOUS.ranks
-    if config.prompt == "follower refuses":
+    if prompt == "follower refuses":
         raise ConfigError("device cuda:1: no such device")
-    if config.prompt == "follower crashes":
+    if prompt == "follower crashes":
         raise ValueError(f"a bug in rank {seat.rank} of {command}")
-    if config.prompt in ("wait", "ignore signals"):
+    if prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
+
+
+def _prompt_of(run_directory: Path) -> str | None:
+    """What the target was asked, which other ranks are not told."""
+    return read_config(run_directory).prompt
 
 
 def _ranks_of(incarnation: int) -> str:
@@ -128,22 +142,31 @@ def run_draft(
     drafters: object = None,
 ) -> int:
     assert drafters is None, "none were prepared"
-    if config.prompt == "draft refuses":
+    prompt = _prompt_of(run_directories[0]) if run_directories else None
+    if prompt == "draft refuses":
         raise ConfigError("drafter.model=/nowhere: no such folder")
-    if config.prompt == "draft crashes":
+    if prompt == "draft crashes":
         raise ValueError("a bug in the draft")
-    if config.prompt == "draft vanishes":
+    if prompt == "draft vanishes":
         os._exit(1)
+    if prompt == "draft comes late" and incarnation == 1:
+        os.kill(os.getpid(), 9)
     rendezvous = await_rendezvous(None if config.draft_tensor_parallel_size == 1 else _ranks_of(incarnation))
     if incarnation == 1:
         assert rendezvous == RENDEZVOUS
-    if config.prompt in ("draft is killed", "draft comes back") and incarnation == 1:
+    if prompt == "target refuses late":
+        (run_directories[0] / "met").touch()
+        raise PeerLostError("the link has ended")
+    if prompt in ("draft is killed", "draft comes back") and incarnation == 1:
         os.kill(os.getpid(), 9)
-    if config.prompt == "draft rank is killed" and incarnation == 1:
+    if prompt == "draft rank is killed" and incarnation == 1:
         raise RankLostError("rank 1 of the draft is gone")
-    if config.prompt in COME_BACK:
+    if prompt in COME_BACK:
         assert rendezvous == Rendezvous(address="ipc:///elsewhere", nonce=2)
         (run_directories[0] / "second").write_text(str(os.getpid()))
-    if config.prompt in ("wait", "ignore signals"):
+    if prompt == "supervisor is stopped":
+        os.kill(os.getppid(), signal.SIGSTOP)
+        (run_directories[0] / "stopped").touch()
+    if prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
     return 0

@@ -9,15 +9,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = "--roles=tests.launch.fake_workers"
-SECONDS = 90.0
+SECONDS = 240.0
 """The longest any of these processes may take on a busy machine."""
 WAITING = ("policy=chain", "min_candidates=2", "max_wait_passes=10000", "max_silence_seconds=60")
 """The target waits for candidates, however slow the machine is: some are judged."""
 
 
-def environment() -> dict[str, str]:
+def environment(**variables: str) -> dict[str, str]:
     """Ours, with the checkout importable whether or not it is installed."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **variables}
 
 
 def amusd_command(*arguments: str) -> list[str]:
@@ -36,8 +36,9 @@ def node_command(rank: int, store: str, *arguments: str, program: Path = ROOT / 
     return [sys.executable, str(ROOT / "launch" / "agent.py"), *flags, str(program), *arguments]
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in `folder` to its end."""
+    environ = environment(**variables)
     return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
     )

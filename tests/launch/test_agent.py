@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerState
+from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from launch.agent import END_SECONDS, _AgentStore, _check_endpoint
+from launch.agent import END_SECONDS, OneAddress, _AgentStore, _check_endpoint
 from launch.group import Group, Job
 from launch.job import Options, own_transport, store_secret
 from launch.main import main
@@ -50,6 +51,29 @@ def test_the_script_refuses_in_one_line_before_anything_listens(tmp_path: Path) 
     assert done.returncode == 2
     assert done.stderr.startswith(f"amusd: {host}:29500: not on this machine, and neither transport.keys=FOLDER")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_script_refuses_a_third_machine_and_the_agent_what_is_no_port(tmp_path: Path) -> None:
+    script = ["sh", str(ROOT / "launch" / "two_nodes.sh"), "prompt=hi"]
+    variables = {**environment(), "TARGET_HOST": NODE, "NODE_RANK": "2"}
+    done = subprocess.run(script, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (2, "amusd: NODE_RANK=2: allowed: 0 for the target, 1 for the draft\n")
+    for port in ("x", "65536", "-1"):
+        with pytest.raises(ConfigError, match=f"^{NODE}:{port}: a port is a number up to 65535$"):
+            _check_endpoint([f"--rdzv-endpoint={NODE}:{port}", "run.py"])
+
+
+def test_a_machine_says_at_once_whom_it_awaits_and_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launch.agent.CONNECT_SECONDS", 0.1)
+    endpoint = f"{NODE}:{free_port()}"
+    agent = OneAddress(RendezvousParameters("amusd", endpoint, "run", 2, 2, rank=0))
+    with pytest.raises(ConfigError, match=f"^{endpoint}: nobody else came within 0.1 seconds"):
+        agent.next_rendezvous()
+    assert (
+        capsys.readouterr().err == f"amusd: waiting for the draft's machine (NODE_RANK=1) at {endpoint}: 0 s at most\n"
+    )
 
 
 def test_an_agent_whose_others_are_gone_ends_soon_and_says_nothing(
@@ -85,7 +109,8 @@ def test_two_nodes_with_one_folder_of_keys_start_and_leave_no_prompt_in_the_stor
     try:
         done = run(node_command(0, store, FAKE, address, keys, "prompt=wait for nobody", "run_dir=out"), tmp_path)
         assert (done.returncode, done.stdout) == (0, "generate wait for nobody\n"), done.stderr
-        assert (draft.communicate(timeout=SECONDS)[1], draft.returncode) == ("", 0)
+        assert "the target has finished" in draft.communicate(timeout=SECONDS)[1]
+        assert draft.returncode == 0
     finally:
         draft.kill()
         draft.wait()

@@ -25,7 +25,21 @@ MISTAKES = [
     ("temperature=1", "temperature=1: no such key; did you mean 'sampling.temperature'?"),
     ("drafter.modl=x", "drafter.modl=x: no such key; did you mean 'drafter.model'?"),
     ("max_lookahead.x=3", "max_lookahead.x=3: no such key"),
-    ("hydra.run.dir=x", "hydra.run.dir=x: no such key"),
+    ("hydra.run.dir=x", "hydra.run.dir=x: no such key; write run_dir=FOLDER"),
+    ("hydra.verbose=true", "hydra.verbose=true: no such key; Hydra's own settings are not used"),
+    ("hydra.searchpath=[x]", "hydra.searchpath=[x]: no such key; --config-dir FOLDER adds a folder"),
+    (
+        "hydra/launcher=submitit_slurm",
+        "hydra/launcher=submitit_slurm: no such key; amusd starts its own workers; to sweep",
+    ),
+    ("+hydra/sweeper=optuna", "+hydra/sweeper=optuna: no such key; a sweep is the product of all choices"),
+    (
+        "target=/x/mine.yaml",
+        "target=/x/mine.yaml: allowed: embedded, hf; or yours, with --config-dir FOLDER and FOLDER/target/",
+    ),
+    ("experiment=/nowhere/mine.yaml", "experiment=/nowhere/mine.yaml: [Errno 2] No such file or directory"),
+    ("--config-dir=/nowhere", "--config-dir=/nowhere: no such folder"),
+    ("--config-name=mine", "--config-name=mine: not in any folder; name one with --config-dir"),
     ("target@other=hf", "target@other=hf: no such key"),
     ("=5", "=5: no such key"),
     ("+extra=1", "+extra=1: no such key"),
@@ -36,6 +50,8 @@ MISTAKES = [
     ("drafter=nope", "drafter=nope: allowed: embedded, hf, ngram, synthetic"),
     ("drafter=ngrams", "drafter=ngrams: allowed: embedded, hf, ngram, synthetic; did you mean 'ngram'?"),
     ("target=null", "target=null: allowed: embedded, hf"),
+    ("target=gpt2", "target=gpt2: allowed: embedded, hf; or a model: its folder, or OWNER/NAME of the hub"),
+    ("target=/a,/b", "target=/a,/b: several values are a sweep, which needs -m"),
     ("target={a:b}", "target={a:b}: allowed: embedded, hf"),
     ("experiment=demos", "experiment=demos: allowed: "),
     ("target=hf", "target.model: required with target=hf"),
@@ -61,6 +77,18 @@ def test_a_mistake_is_one_line_that_names_it(override: str, message: str) -> Non
         compose_config([override])
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("others", [[], ["workload=smoke"], ["sampling.max_new_tokens=5"]])
+def test_the_number_of_tokens_has_two_names_and_one_result(others: list[str]) -> None:
+    sampling = compose_config(["sampling.max_tokens=5", *others]).sampling
+    assert (sampling.max_new_tokens, sampling.max_tokens) == (5, None)
+
+
+def test_the_number_of_tokens_is_given_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config(["sampling.max_tokens=5", "sampling.max_new_tokens=128"])
+    assert str(caught.value) == "sampling.max_tokens=5: is sampling.max_new_tokens, which is 128; give one"
 
 
 def test_without_overrides_the_defaults_of_the_package_hold() -> None:
@@ -93,7 +121,7 @@ def test_every_experiment_compares_or_generates_with_few_tokens_on_the_embedded_
         assert config.target.kind == "embedded"
         assert config.drafter.kind in ("embedded", "ngram", "synthetic")
         assert config.sampling.max_new_tokens <= 128
-        assert config.workload.num_prompts <= 16
+        assert (config.workload.num_prompts or 0) <= 16
 
 
 def test_a_file_changes_what_it_names_and_an_override_wins_over_it() -> None:
@@ -111,6 +139,87 @@ def test_a_pair_without_checkpoints_is_three_words() -> None:
     assert config.engine().drafters == (DrafterConfig(kind="synthetic", accept=0.8),)
     assert expand_sweep(["accept=0.5,0.9", "drafter.shape=llama-1b"])[1] == ("accept=0.9", "drafter.shape=llama-1b")
     assert "qwen3-8b" in keys()["drafter.shape"].allowed
+
+
+OWN_EXPERIMENT = """\
+defaults:
+  - demo
+  - override /drafter: ngram
+sampling: {max_new_tokens: 7}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder of the user's, whose name is nothing that a grammar likes."""
+    folder = tmp_path / "my 'own' conf"
+    for name, text in {
+        "mine.yaml": "defaults: [config, _self_]\nmax_lookahead: 5\nsampling: {seed: 3}\n",
+        "target/big.yaml": "kind: hf\nmodel: /models/big\n",
+        "experiment/short.yaml": "# @package _global_\nsampling: {max_new_tokens: 6}\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_an_experiment_may_lie_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "my experiments, all" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text(OWN_EXPERIMENT)
+    config = compose_config([f"experiment={path}", "max_lookahead=9"])
+    assert (config.drafter.kind, config.sampling.max_new_tokens, config.max_lookahead) == ("ngram", 7, 9)
+    assert config.compare.drafters == ("embedded", "ngram")  # of `demo`, on which it builds
+    path.write_text("sampling: {seed: 4}")
+    assert compose_config([f"experiment={path}"]).sampling.seed == 4, "it was read anew"
+    assert compose_config(["experiment=demo"]).sampling.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("modee: synchronous", "modee: no such key; did you mean 'mode'?"),
+        ("mode: quick", "mode=quick: allowed: autoregressive, synchronous, asynchronous"),
+        ("sampling: 3", "sampling=3: has keys of its own"),
+        ("a: [", "experiment=mine.yaml: while parsing"),
+        ("- a", "experiment=mine.yaml: expected keys and values"),
+        ("defaults: {override /drafter: ngram}", "experiment=mine.yaml: Invalid defaults list in"),
+        ("defaults: [{override /drafter: nope}]", "experiment=mine.yaml: In 'config': Could not find 'drafter/nope'"),
+    ],
+)
+def test_a_mistake_in_an_own_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose_config(["experiment=mine.yaml", "sampling.stop=x"])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_ones_own_adds_choices_and_a_configuration_to_start_from(own: Path) -> None:
+    config = compose_config([f"--config-dir={own}", "target=big", "experiment=short", "drafter=ngram"])
+    assert config.target == TargetConfig(kind="hf", model="/models/big")
+    assert config.sampling.max_new_tokens == 6
+    config = compose_config([f"--config-dir={own}", "--config-name=mine", "max_lookahead=6", "target=big"])
+    assert (config.max_lookahead, config.sampling.seed, config.target.model) == (6, 3, "/models/big")
+    with pytest.raises(
+        ConfigError, match=r"^target=bigg: allowed: big, embedded, hf; did you mean 'big'\?; or a model: its folder"
+    ):
+        compose_config([f"--config-dir={own}", "target=bigg"])
+    with pytest.raises(ConfigError, match=r"^target=big: allowed: embedded, hf"):
+        compose_config(["target=big"])
+    with pytest.raises(ConfigError, match=f"^--config-name=yours: not in {re.escape(str(own))}$"):
+        compose_config([f"--config-dir={own}", "--config-name=yours"])
+
+
+def test_a_sweep_goes_over_files_of_ones_own(own: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("sampling: {seed: 4}")
+    jobs = expand_sweep([f"--config-dir={own}", f"experiment={path},short"])
+    assert [compose_config(job).sampling.seed for job in jobs] == [4, 0]
+    assert compose_config(jobs[1]).sampling.max_new_tokens == 6
 
 
 @given(text=st.text(st.characters(exclude_characters="\0", codec="utf-8")))
@@ -138,6 +247,40 @@ def test_free_text_reaches_the_configuration_unchanged() -> None:
     assert config.sampling.stop == (text,)
 
 
+@pytest.mark.parametrize("group", ["target", "drafter"])
+@pytest.mark.parametrize("model", ["/models/of mine, 1", "owner/name", "./here", "~/models/x", "{a}/${b}"])
+def test_a_model_alone_means_hf(group: str, model: str) -> None:
+    config_of = TargetConfig if group == "target" else DrafterConfig
+    assert getattr(compose_config([f"{group}.model={model}"]), group) == config_of(kind="hf", model=model)
+    if "," not in model:
+        assert getattr(compose_config([f"{group}={model}"]), group) == config_of(kind="hf", model=model)
+
+
+def test_a_folder_that_is_there_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "hf"):
+        (tmp_path / name).mkdir()
+    assert compose_config(["target=mine"]).target == TargetConfig(kind="hf", model="mine")
+    with pytest.raises(ConfigError, match=r"^target\.model: required with target=hf"):
+        compose_config(["target=hf"])
+
+
+def test_models_are_swept_as_choices_are() -> None:
+    assert expand_sweep(["drafter=~/a {b}", "target=embedded,/c"]) == [
+        ("drafter=~/a {b}", "target=embedded"),
+        ("drafter=~/a {b}", "target=/c"),
+    ]
+
+
+def test_two_models_for_one_role_are_one_line() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^target\.model=/b: target=/a names a model as well; leave one of them out$"
+    ):
+        compose_config(["target=/a", "target.model=/b"])
+    with pytest.raises(ConfigError, match=r"^target\.model=/b: only allowed with target=hf, not with target=embedded$"):
+        compose_config(["target=embedded", "target.model=/b"])
+
+
 def test_a_complete_quoted_string_loses_its_quotes_and_null_is_no_text() -> None:
     config = compose_config(["prompt='it\\'s'", "sampling.stop=[\"a, b\", '${c}']", "run_dir=null"])
     assert config.prompt == "it's"
@@ -152,6 +295,12 @@ def test_a_sweep_is_the_product_of_its_choices_in_order() -> None:
         ("mode=synchronous", f"num_speculative_tokens={length}", f"max_lookahead={lookahead}")
         for length in (2, 3, 4)
         for lookahead in (8, 16)
+    ]
+
+
+def test_of_a_key_that_is_swept_twice_the_last_choice_holds() -> None:
+    assert expand_sweep(["max_lookahead=4,16", "mode=synchronous", "max_lookahead=8"]) == [
+        ("max_lookahead=8", "mode=synchronous")
     ]
 
 

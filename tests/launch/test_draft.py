@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
 
 from amusd.child.lives import Ended
+from amusd.runtime.succession import MAX_RESTARTS
 from launch import draft
 from launch.draft import supervise_draft
 from launch.job import Options
+from launch.lifetime import PEER_FAILED
 from launch.store import Place
 
 
@@ -43,7 +46,8 @@ def ends_with(monkeypatch: pytest.MonkeyPatch, *codes: int, said: str = "") -> l
     """Lives that end with these, one after another; returns the list of those that were started."""
     started: list[int] = []
 
-    def live(_lives: object, incarnation: int) -> Ended:
+    def live(_lives: object, incarnation: int, *, is_first: bool) -> Ended:
+        assert is_first == (incarnation == 1 or not said)
         started.append(incarnation)
         return Ended(pid=7, code=codes[min(incarnation, len(codes)) - 1], said=said)
 
@@ -54,9 +58,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch, *codes: int, said: str = "") -> l
 @pytest.mark.parametrize(
     ("is_away", "code", "said", "line"),
     [
-        (False, -9, "", "killed by signal 9"),
         (False, 1, "", "exit code 1, for the reason above"),
-        (True, -9, "", "killed by signal 9"),
         (True, 1, "", None),
         (False, 1, "reported", None),
         (False, 2, "", None),
@@ -70,6 +72,25 @@ def test_the_target_hears_of_a_first_process_that_could_not_tell_it_itself(
     supervise_draft(Options(), place(is_away=is_away))
     assert started == [1]
     assert told == ({} if line is None else {"draft_failure": {"users_mistake": False, "line": line}})
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+@pytest.mark.parametrize("code", [-9, -15, 128 + 15])
+def test_one_that_is_killed_before_it_is_ready_is_followed_so_many_times_and_then_the_target_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], is_away: bool, code: int
+) -> None:
+    started = ends_with(monkeypatch, code)
+    supervise_draft(Options(), place(is_away=is_away))
+    assert started == list(range(1, MAX_RESTARTS + 2))
+    line = f"killed by signal {9 if code == -9 else 15}, as {MAX_RESTARTS} before it"
+    assert told == {"draft_failure": {"users_mistake": False, "line": line}}
+
+
+def test_one_whose_run_is_over_is_followed_by_none(monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]) -> None:
+    for code in (0, 128 + PEER_FAILED, -signal.SIGALRM):
+        assert ends_with(monkeypatch, code, said="met") == []
+        supervise_draft(Options(), place(is_away=False))
+    assert told == {}
 
 
 @pytest.mark.parametrize(("is_away", "code"), [(False, 0), (True, 1)])

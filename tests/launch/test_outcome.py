@@ -23,6 +23,11 @@ def test_what_rank_0_tells_is_read_at_any_time(tmp_path: Path) -> None:
     assert read_outcome(path) == Outcome(job_codes=(0, 2), num_begun=2, exit_code=2)
 
 
+def test_an_outcome_is_whole_when_the_last_job_or_the_rank_has_ended() -> None:
+    assert [Outcome(job_codes=(0,) * number).is_whole(2) for number in range(3)] == [False, False, True]
+    assert Outcome(exit_code=1).is_whole(2)
+
+
 @pytest.mark.parametrize(
     ("codes", "num_begun", "exit_code", "torchrun", "signum", "expected"),
     [

@@ -31,7 +31,7 @@ NUM_TOKENS_OF_A_RESTART = 3000
 def test_a_rank_that_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     done = run(amusd_command("generate", FAKE, TWO, "prompt=follower crashes", "run_dir=out"), tmp_path)
     assert done.returncode == 1
-    assert "PeerFailedError: rank 1 of the target failed: a bug in rank 1 of generate" in done.stderr
+    assert "amusd: rank 1 of the target failed: a bug in rank 1 of generate\n" in done.stderr
     assert "ChildFailedError" not in done.stderr
 
 
@@ -109,7 +109,7 @@ def test_a_killed_rank_ends_the_run_with_one_clear_error(tmp_path: Path, pair: l
     code, errors = running.end()
     assert code == 1
     assert f"rank 1 of the target (pid {running.workers['target'][1]}) was killed by signal 9" in errors
-    assert "RankLostError: rank 1 of the target is gone" in errors
+    assert "amusd: rank 1 of the target is gone" in errors
     assert "ChildFailedError" not in errors
 
 

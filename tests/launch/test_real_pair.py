@@ -174,7 +174,7 @@ def test_ctrl_c_ends_everything_and_keeps_what_was_written(tmp_path: Path) -> No
 
 
 def test_a_pair_with_different_tokenizers_is_refused_in_one_line(tmp_path: Path) -> None:
-    tiny.save_checkpoint(tmp_path / "other", tiny.tiny_config(), tiny.byte_tokenizer())
+    tiny.save_checkpoint(tmp_path / "other", tiny.tiny_config(vocab_size=257), tiny.byte_tokenizer())
     done = run(amusd_command("generate", PROMPT, "drafter=hf", f"drafter.model={tmp_path / 'other'}"), tmp_path)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if "run directory" not in line]

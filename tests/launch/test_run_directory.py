@@ -8,9 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
+from launch.main import main
 from launch.report import refresh_report
 from launch.run_directory import (
     choose_folder,
@@ -64,6 +66,14 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         claim_folder(tmp_path / "file" / "run")
 
 
+def test_a_run_whose_first_files_do_not_fit_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    for num_bytes in (100, 3000):
+        with files_of_at_most(num_bytes), pytest.raises(ConfigError, match=r"cannot be written \(File too large\)$"):
+            create_run_directory(RunConfig(), tmp_path / "run", {"much": "x" * 5000})
+        assert list(tmp_path.iterdir()) == []
+    assert create_run_directory(RunConfig(), tmp_path / "run") == tmp_path / "run"
+
+
 def test_a_refused_run_leaves_nothing_and_a_measured_one_stays(tmp_path: Path) -> None:
     refused = create_run_directory(RunConfig(), tmp_path / "refused")
     write_workers(refused, target=[1], draft=[2])
@@ -83,7 +93,16 @@ def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: 
     clear_run(tmp_path / "nowhere")
     directory = create_run_directory(RunConfig(), tmp_path / "run")
     write_workers(directory, target=[1], draft=[2])
-    for name in ("result.json", "partial.txt", "report.html", "timeline.svg", "events/draft.jsonl", "notes.txt"):
+    for name in (
+        "result.json",
+        "answers.jsonl",
+        "prompts.csv",
+        "partial.txt",
+        "report.html",
+        "timeline.svg",
+        "events/draft.jsonl",
+        "notes.txt",
+    ):
         (directory / name).write_text("{}")
     clear_run(directory)
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
@@ -102,6 +121,21 @@ def test_the_page_of_a_comparison_is_made_again_with_its_timeline_and_its_date(t
     assert refresh_report(directory)
     assert "2001-09-09" in page.read_text()
     assert "data:image/svg+xml;base64,PHN2Zy8+" in page.read_text()
+
+
+def test_the_directory_of_a_sweep_names_the_traces_of_its_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [{"job": number, "swept": {"seed": str(seed), "mode": "x"}} for number, seed in enumerate((4, 5, 6))]
+    (tmp_path / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+    for number in (0, 2):
+        create_run_directory(RunConfig(), tmp_path / str(number))
+    assert main(["trace", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{tmp_path}: a sweep; each of its jobs has events of its own:",
+        f"amusd trace {tmp_path / '0'}  # seed=4 mode=x",
+        f"amusd trace {tmp_path / '2'}  # seed=6 mode=x",
+    ]
 
 
 def test_the_workers_are_recorded_whole(tmp_path: Path) -> None:

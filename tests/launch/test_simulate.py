@@ -26,7 +26,7 @@ def test_the_result_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFi
     assert {path.name for path in folder.iterdir()} == {"config.yaml", "environment.json", "events", "result.json"}
     assert {path.name for path in (folder / "events").iterdir()} == {"target.jsonl", "draft.jsonl"}
     assert main(["simulate", *SMALL, f"calibration={folder}", f"run_dir={tmp_path / 'again'}"]) == 0
-    assert "chain (2, configured)" in capsys.readouterr().out
+    assert "chain, waits for 2" in capsys.readouterr().out
 
 
 def test_the_map_is_a_picture_with_the_runs_that_were_measured(
@@ -54,5 +54,5 @@ def test_nothing_is_left_behind_by_a_mistake(tmp_path: Path, capsys: pytest.Capt
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     code = "import sys; from launch.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code, *GIVEN, *SMALL, f"run_dir={tmp_path / 'run'}"]
-    done = subprocess.run(command, env=environment(), capture_output=True, timeout=60)
+    done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr

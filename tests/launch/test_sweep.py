@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from amusd.errors import ConfigError
+from amusd.reporting.answers import KEYS, MEASURES, answers_jsonl, prompts_csv
 from launch import sweep
+from launch.compose import compose_config
 from launch.group import Group
 from launch.jobs import GroupOutcome
+from launch.run_directory import create_run_directory
 from launch.sweep_plan import groups_of, plan_sweep
 from tests.launch.processes import FAKE, amusd_command, run
 
@@ -39,6 +42,9 @@ class FakeGroups:
                 rows = [{"mode": "asynchronous", "tokens_per_second": 12.345, "by_position": [1, 2]}]
                 result = {"complete": True, "rows": rows, "environment": {"cpu": {"model": "A Processor"}}}
                 (job.run_directory / "result.json").write_text(json.dumps(result))
+                record = dict.fromkeys((*KEYS, *MEASURES), 1) | {"text": f"answer\u2028{number}", "token_ids": [number]}
+                (job.run_directory / "answers.jsonl").write_text(answers_jsonl([record, record]))
+                (job.run_directory / "prompts.csv").write_text(prompts_csv([record, record]))
             elif code != 2:
                 break
         signum = ended[-1] - 128 if ended[-1] > 128 else None
@@ -83,7 +89,8 @@ def test_the_summary_is_a_table_a_file_for_spreadsheets_and_a_page(
 ) -> None:
     run_sweep(FakeGroups(job3=1))
     table = capsys.readouterr().out.splitlines()
-    header = ["job", "drafter.kind", "max_lookahead", "mode", "tokens/s", "x plain", "x best sync", "accepted"]
+    header = ["job", "drafter.kind", "max_lookahead", "mode", "tokens/s", "x plain", "quartiles", "x best sync"]
+    header.append("accepted")
     assert table[0].split() == " ".join([*header, "tokens/pass"]).split()
     assert [line.split()[:5] for line in table[2:]] == [
         ["0", "ngram", "8", "asynchronous", "12.3"],
@@ -101,6 +108,14 @@ def test_the_summary_is_a_table_a_file_for_spreadsheets_and_a_page(
         "mode": "asynchronous",
         "tokens_per_second": "12.345",
     }
+    answers = [json.loads(line) for line in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
+    assert [(answer["job"], answer["text"]) for answer in answers] == [
+        (job, f"answer\u2028{job}") for job in (0, 0, 1, 1, 2, 2)
+    ]
+    with (tmp_path / "out" / "prompts.csv").open(newline="") as file:
+        prompts = list(csv.DictReader(file))
+    assert [prompt["job"] for prompt in prompts] == ["0", "0", "1", "1", "2", "2"]
+    assert list(prompts[0]) == ["job", "swept.drafter.kind", "swept.max_lookahead", *KEYS, *MEASURES]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "over drafter.kind, max_lookahead" in page
     assert "A Processor" in page
@@ -143,6 +158,21 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(
     assert "1 of them done before" in told
 
 
+def test_jobs_that_ran_elsewhere_in_their_folders_are_collected(run_sweep: Sweep, tmp_path: Path) -> None:
+    """How a sweep is spread over machines that share a folder."""
+    for number, keys in (
+        (1, ["drafter.kind=ngram", "max_lookahead=16"]),
+        (2, ["drafter.kind=embedded", "max_lookahead=8"]),
+    ):
+        directory = create_run_directory(compose_config([*keys, f"run_dir={tmp_path / 'out' / str(number)}"]))
+        (directory / "result.json").write_text(json.dumps({"complete": True, "rows": [{"mode": "asynchronous"}]}))
+    groups = FakeGroups()
+    code, jobs = run_sweep(groups)
+    assert code == 0
+    assert groups.groups == [[0], [3]]
+    assert [job["exit_code"] for job in jobs] == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("told", [{"draft_failure": "killed"}, {"draft_losses": ["killed"]}], ids=str)
 def test_a_job_whose_draft_was_lost_is_run_again(run_sweep: Sweep, tmp_path: Path, told: dict[str, object]) -> None:
     run_sweep(FakeGroups())
@@ -167,7 +197,7 @@ def test_the_folder_of_another_sweep_is_refused_and_left_alone(run_sweep: Sweep,
 def test_results_with_other_settings_are_refused_and_left_alone(run_sweep: Sweep, tmp_path: Path) -> None:
     run_sweep(FakeGroups())
     saved = tmp_path / "out" / "1" / "config.yaml"
-    saved.write_text(saved.read_text().replace("num_prompts: 4", "num_prompts: 5"))
+    saved.write_text(saved.read_text().replace("num_prompts: null", "num_prompts: 5"))
     with pytest.raises(ConfigError, match=r"job 1 was measured with other settings \(1/config.yaml\)"):
         run_sweep(FakeGroups())
 

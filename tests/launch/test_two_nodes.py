@@ -136,7 +136,10 @@ def test_two_nodes_that_have_their_parts_of_the_keys_give_the_answer_of_one(
     with nodes.target(f"transport.keys={of_target}") as target:
         draft = nodes.draft(f"transport.keys={of_draft}")
         end = end_of(target)
-    assert (end.code, draft) == (0, End(0, "", "")), end.err
+    assert (end.code, draft.code, draft.out) == (0, 0, ""), end.err
+    assert waits(end) == ["the draft's machine (NODE_RANK=1)", "the draft's process on its machine", "both models"]
+    assert waits(draft) == ["the target's machine (NODE_RANK=0)", "the target's job", "both models"]
+    assert draft.err.splitlines()[-1] == "amusd: the target has finished, and so has this draft"
     answer = json.loads(end.out)
     assert answer["metrics"]["num_draft_tokens"] > 0
     assert answer["metrics"]["num_tokens_alone"] == 0
@@ -224,9 +227,18 @@ def test_a_plain_peer_is_not_spoken_to_even_if_it_knows_where_and_when(
     assert processes_in(network) == []
 
 
+def waits(end: End) -> list[str]:
+    """What a node said it waited for, and had in the end."""
+    begun = re.findall(r"^amusd: waiting for (.+?)(?: at \S+| to load .*)?(?:: \d+ s at most)?$", end.err, re.MULTILINE)
+    done = re.findall(r"^amusd: waited \d+ s for (.+?)(?: at \S+| to load .*)?: done$", end.err, re.MULTILINE)
+    assert begun == done
+    return begun
+
+
 def assert_refused(end: End, reason: str) -> None:
     """It says why in a line, ends as after a user's mistake, and has told nobody a token."""
-    lines = [line for line in end.err.splitlines() if line.startswith("amusd: ") and "run directory" not in line]
+    said = [line for line in end.err.splitlines() if line.startswith("amusd: ")]
+    lines = [line for line in said if not re.match("amusd: (run directory|waiting|still waiting|waited)", line)]
     assert len(lines) == 1, end.err
     assert re.search(reason, lines[0])
     assert (end.code, end.out) == (2, "")

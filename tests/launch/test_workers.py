@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -41,6 +42,7 @@ def test_a_run_streams_to_stdout_fills_its_folder_and_says_nothing_else(tmp_path
     ("prompt", "line"),
     [
         ("target refuses", "target.model=/nowhere: no such folder"),
+        ("target refuses late", "target.model=/damaged: cut short"),
         ("draft refuses", "drafter.model=/nowhere: no such folder"),
     ],
 )
@@ -48,21 +50,22 @@ def test_a_mistake_found_by_a_worker_is_one_line_and_exit_code_2(tmp_path: Path,
     done = run(amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out"), tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"amusd: run directory: {tmp_path / 'out'}\namusd: {line}\n"
-    assert not (tmp_path / "out").exists() or prompt == "draft refuses"  # that target had begun to measure
+    assert not (tmp_path / "out").exists() or prompt != "target refuses"  # that one had not begun to measure
 
 
 def test_a_bug_in_a_worker_shows_its_traceback_and_no_report_of_torchrun(tmp_path: Path) -> None:
     done = run(amusd_command("generate", FAKE, "prompt=draft crashes", "run_dir=out"), tmp_path)
     assert done.returncode == 1
     assert "ValueError: a bug in the draft" in done.stderr
-    assert "PeerFailedError: the draft worker could not start: a bug in the draft" in done.stderr
+    assert done.stderr.splitlines()[-1] == "amusd: the draft worker could not start: a bug in the draft"
     assert "ChildFailedError" not in done.stderr
 
 
 def test_a_draft_that_ends_without_a_word_ends_the_run(tmp_path: Path) -> None:
     done = run(amusd_command("generate", FAKE, "prompt=draft vanishes", "run_dir=out"), tmp_path)
     assert done.returncode == 1
-    assert "PeerFailedError: the draft worker could not start: exit code 1" in done.stderr
+    line = "the draft worker could not start: exit code 1, for the reason above"
+    assert done.stderr == f"amusd: run directory: {tmp_path / 'out'}\namusd: {line}\n"
     assert "ChildFailedError" not in done.stderr
 
 
@@ -73,8 +76,11 @@ def test_a_killed_draft_does_not_end_the_target(tmp_path: Path) -> None:
     assert f"pid {workers['draft'][0]}) was killed by signal 9" in done.stderr
 
 
-def test_a_killed_draft_is_followed_by_another_that_is_told_where_the_target_listens_now(tmp_path: Path) -> None:
-    done = run(amusd_command("generate", FAKE, "prompt=draft comes back", "run_dir=out"), tmp_path)
+@pytest.mark.parametrize("prompt", ["draft comes back", "draft comes late"])
+def test_a_killed_draft_is_followed_by_another_that_is_told_where_the_target_listens_now(
+    tmp_path: Path, prompt: str
+) -> None:
+    done = run(amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out"), tmp_path)
     assert done.returncode == 0, done.stderr
     second = (tmp_path / "out" / "second").read_text()
     assert json.loads((tmp_path / "out" / "workers.json").read_text())["draft"] == [int(second)]
@@ -116,7 +122,11 @@ def test_an_interruption_ends_every_process_within_two_seconds(
         assert (tmp_path / "out" / "config.yaml").exists()
         assert (tmp_path / "out" / "result.json").exists() == (prompt == "wait")
         assert process.stderr is not None
-        assert process.stderr.read().endswith(f"what was measured so far is in {tmp_path / 'out'}\n")
+        where = tmp_path / "out"
+        assert process.stderr.read().splitlines() == [
+            f"amusd: run directory: {where}",
+            f"amusd: interrupted; what was measured so far is in {where}",
+        ]
 
 
 def test_a_killed_target_ends_every_process_and_the_run_with_an_error(tmp_path: Path) -> None:
@@ -133,6 +143,79 @@ def test_a_killed_target_ends_every_process_and_the_run_with_an_error(tmp_path: 
         f"amusd: local rank 0 (pid {target}) was killed by SIGKILL",
         "amusd: the workers ended without a result (torchrun: 1); what they said is above",
     ]
+
+
+@pytest.mark.parametrize("prompt", ["supervisor is stopped", "torchrun is stopped"])
+def test_a_process_that_is_stopped_does_not_hold_up_the_end(tmp_path: Path, prompt: str) -> None:
+    program = (
+        "from launch import main, process_tree\nprocess_tree.END_SECONDS = 2.0\nraise SystemExit(main.main())",
+        *amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out")[3:],
+    )
+    done = run([sys.executable, "-c", *program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"generate {prompt}\n"
+    assert re.fullmatch(
+        r"amusd: run directory: .*\n"
+        r"amusd: processes that had not ended 2 s after the result were killed \(pid [\d, ]+\)\n",
+        done.stderr,
+    )
+    for pid in done.stderr.rpartition("(pid ")[2].rstrip(")\n").split(", "):
+        assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "line"),
+    [
+        (signal.SIGKILL, 143, "torchrun was killed"),
+        (signal.SIGHUP, 129, "the workers were interrupted"),
+    ],
+)
+def test_a_torchrun_that_is_ended_is_one_line(tmp_path: Path, signum: int, code: int, line: str) -> None:
+    with started(tmp_path, "wait") as process:
+        tree = descendants(process.pid)
+        os.kill(tree[0], signum)
+        assert process.wait(SECONDS) == code
+        assert [pid for pid in tree if Path(f"/proc/{pid}").exists()] == []
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+    where = tmp_path / "out"
+    assert lines == [f"amusd: run directory: {where}", f"amusd: {line}; what was measured so far is in {where}"]
+    assert list(temporary(tmp_path).iterdir()) == []
+
+
+def test_what_a_killed_launcher_leaves_holds_no_prompt_and_is_taken_away_by_the_next_run(tmp_path: Path) -> None:
+    with started(tmp_path, "wait") as process:
+        handles = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+        (folder,) = temporary(tmp_path).iterdir()
+        assert (folder / "seal").exists()
+        assert [path for path in folder.rglob("*") if path.is_file() and b'"wait"' in path.read_bytes()] == []
+        done = run(
+            amusd_command("generate", FAKE, "prompt=beside it", "run_dir=beside"), tmp_path, TMPDIR=str(folder.parent)
+        )
+        assert (done.returncode, folder.exists()) == (0, True), done.stderr
+        process.kill()
+        for handle in handles:
+            assert wait_for_end(handle, SECONDS), "a worker outlived the launcher"
+            os.close(handle)
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+    assert len(lines) == 2, lines
+    where = tmp_path / "out"
+    assert lines[1] == f"amusd: the amusd command is gone, and its run with it; what was measured so far is in {where}"
+    assert folder.exists()
+    done = run(amusd_command("generate", FAKE, "prompt=next", "run_dir=next"), tmp_path, TMPDIR=str(folder.parent))
+    assert done.returncode == 0, done.stderr
+    assert list(temporary(tmp_path).iterdir()) == []
+
+
+def test_a_hang_up_that_is_ignored_ends_nothing(tmp_path: Path) -> None:
+    """As `nohup` has it."""
+    program = (
+        "import os, signal\nfrom launch.process_tree import run_tree\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "print(run_tree(['sh', '-c', 'kill -HUP $PPID; exit 5'], os.environ, lambda: False))"
+    )
+    done = run([sys.executable, "-c", program], tmp_path)
+    assert done.stdout == "Ended(exit_code=5, signum=None, stuck=())\n", done.stderr
 
 
 def test_workers_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
@@ -169,7 +252,7 @@ class started:  # noqa: N801 - reads as a function where it is used
         self._process = subprocess.Popen(
             amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out"),
             cwd=folder,
-            env=environment(),
+            env=environment(TMPDIR=str(temporary(folder))),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -184,6 +267,13 @@ class started:  # noqa: N801 - reads as a function where it is used
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate(timeout=SECONDS)
+
+
+def temporary(folder: Path) -> Path:
+    """Where a run that was `started` in this folder keeps its temporary files."""
+    path = folder / "t"
+    path.mkdir(exist_ok=True)
+    return path
 
 
 def wait_for_end(handle: int, timeout: float) -> bool:

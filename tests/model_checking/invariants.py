@@ -53,8 +53,8 @@ class Invariants:
     def _across_target(self, before: Target, after: Target) -> Iterator[Breach]:
         if after.committed[: len(before.committed)] != before.committed:
             yield "I1", f"{before.committed} was committed, and now {after.committed}"
-        if after.incarnation == before.incarnation and after.floor < before.floor:
-            yield "I3", f"the floor goes back from {before.floor} to {after.floor}"
+        if after.incarnation == before.incarnation and after.epoch < before.epoch:
+            yield "I3", f"the target's epoch goes back from {before.epoch} to {after.epoch}"
 
     def _across_draft(self, before: Draft, after: Draft) -> Iterator[Breach]:
         if after.incarnation != before.incarnation:
@@ -69,12 +69,10 @@ class Invariants:
             yield "I2", f"{target.committed} is committed, 0 is the target's token everywhere"
         if len(target.committed) > self._model.bounds.max_length:
             yield "I5", f"{len(target.committed)} tokens are committed, the limit is {self._model.bounds.max_length}"
-        if target.block is not None:
-            prefix = target.committed
-            for token in self._model.judged(target):
-                if token.drafted_from != prefix:
-                    yield "I6", f"{token.value} was drafted from {token.drafted_from}, is judged behind {prefix}"
-                prefix = (*prefix, token.value)
+        for node in target.tree:
+            prefix = target.committed + node.path[:-1]
+            if node.drafted_from != prefix:
+                yield "I6", f"{node.path[-1]} was drafted from {node.drafted_from}, stands behind {prefix}"
         if not self._finishes_alone(target):
             yield "L1", "the target cannot finish without the draft"
 

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from model_checking.protocol_model import (
     Candidate,
     Draft,
+    Drafted,
+    Placed,
     ProtocolModel,
     State,
     Step,
     Target,
     Token,
+    Values,
     Verdict,
-    num_equal,
-    values_of,
 )
 
 
@@ -28,54 +29,61 @@ class NoIncarnation(ProtocolModel):
         return super().is_news(draft, verdict._replace(incarnation=draft.incarnation))
 
 
-class RejectionKeepsEpoch(ProtocolModel):
-    """The floor does not rise on a rejection."""
+class TreeKept(ProtocolModel):
+    """The target keeps what follows a rejected candidate."""
 
-    def reject(self, target: Target) -> Target:
-        return target._replace(tail=())
+    def survives(self, node: Placed, values: Values) -> bool:
+        return True
 
 
 class LateContradictionIgnored(ProtocolModel):
-    """A bonus token, or one of a pass without candidates, is not compared with the chain's own that arrives later."""
+    """A bonus token, or one of a pass without candidates, is not compared with the draft's own that arrives later."""
 
-    def is_contradicted(self, target: Target, candidate: Candidate) -> bool:
-        return False
-
-
-class EpochIgnored(ProtocolModel):
-    """The target takes candidates from before a rollback."""
-
-    def is_stale(self, target: Target, candidate: Candidate) -> bool:
-        return False
-
-
-class PositionIgnored(ProtocolModel):
-    """The target takes candidates wherever they start."""
-
-    def connects(self, start: int, known_end: int) -> bool:
+    def agrees(self, target: Target, position: int, token: Token) -> bool:
         return True
+
+
+class RootIgnored(ProtocolModel):
+    """The target takes a node without a parent wherever its own text ends."""
+
+    def root_position(self, target: Target, root: int) -> int:
+        return len(target.committed)
+
+
+class PassedForgotten(ProtocolModel):
+    """What follows a committed node counts as following the end of the text."""
+
+    def position_behind(self, target: Target, position: int) -> int:
+        return len(target.committed)
+
+
+class OrphansTaken(ProtocolModel):
+    """A node whose parent was contradicted, or lost, hangs behind the end of the text."""
+
+    def place_orphan(self, target: Target, number: int, token: Token) -> Target:
+        return self.hang(target, number, (token.value,), token)
+
+
+class TreeKeptOverRestart(ProtocolModel):
+    """The target takes the new life for the continuation of the old one, numbers included."""
+
+    def attach(self, target: Target) -> Target:
+        return super().attach(target)._replace(tree=target.tree, passed=target.passed)
 
 
 class SpeculationKept(ProtocolModel):
     """The draft goes on behind a token that was rejected."""
 
-    def chain_after_rollback(self, draft: Draft, values: tuple[int, ...]) -> tuple[Token, ...]:
-        return draft.chain[len(values) :]
+    def tree_after_miss(self, draft: Draft, values: Values) -> tuple[Drafted, ...]:
+        depth = len(values)
+        return tuple(node._replace(path=node.path[depth:]) for node in draft.tree if len(node.path) > depth)
 
 
-class TailKept(ProtocolModel):
-    """The target keeps what follows a rejected candidate."""
+class ParentsUnnamed(ProtocolModel):
+    """Every node claims to follow what is committed."""
 
-    def reject(self, target: Target) -> Target:
-        return super().reject(target)._replace(tail=target.tail)
-
-
-class ChainKeptOverRestart(ProtocolModel):
-    """The target takes the new life for the continuation of the old one, at the same epoch."""
-
-    def attach(self, target: Target) -> Target:
-        kept = {"floor": target.floor, "chain_epoch": target.chain_epoch, "chain_end": target.chain_end}
-        return super().attach(target)._replace(**kept)
+    def parent_number(self, numbers: dict[Values, int], node: Drafted) -> int:
+        return 0
 
 
 class OldVerdictHeard(ProtocolModel):
@@ -86,15 +94,15 @@ class OldVerdictHeard(ProtocolModel):
 
     def hear(self, draft: Draft, verdict: Verdict) -> Draft:
         end = verdict.start + len(verdict.values)
-        if end >= len(draft.known):
+        if end >= len(draft.known) or not self.is_news(draft, verdict):
             return super().hear(draft, verdict)
-        return draft._replace(epoch=max(draft.epoch, verdict.floor), known=draft.known[:end], chain=(), offered=end)
+        return draft._replace(epoch=max(draft.epoch, verdict.epoch), known=draft.known[:end], tree=())
 
 
 class DoubleBonus(ProtocolModel):
     """Behind a block of which all is accepted, the target commits two tokens of its own."""
 
-    def choose(self, target: Target) -> tuple[int, ...]:
+    def choose(self, target: Target) -> Values:
         values = super().choose(target)
         return (*values, 0) if len(values) > len(target.block or ()) else values
 
@@ -113,34 +121,13 @@ class DraftNeeded(ProtocolModel):
         return (begun for begun in super().begin(target) if begun.block)
 
 
-class FloorPlusOne(ProtocolModel):
-    """`floor + 1` instead of `max(floor, epoch + 1)`."""
-
-    def break_chain(self, target: Target) -> Target:
-        return target._replace(tail=(), floor=target.floor + 1)
-
-
-class EpochKeptOnRollback(ProtocolModel):
-    """The draft throws tokens away and does not raise its epoch."""
-
-    def epoch_after(self, draft: Draft, rollback: bool) -> int:
-        return draft.epoch
-
-
-class HeardWhileGone(ProtocolModel):
-    """The target takes what a draft sent that it has detached."""
-
-    def is_addressed(self, target: Target, candidate: Candidate) -> bool:
-        return candidate.incarnation == target.incarnation
-
-
 class LateCandidateUnjudged(ProtocolModel):
-    """The target commits the candidate behind the block in place of a token of its own."""
+    """The target commits a candidate behind the block in place of a token of its own."""
 
-    def choose(self, target: Target) -> tuple[int, ...]:
-        values, judged = super().choose(target), self.judged(target)
-        all_accepted = num_equal(values, values_of(judged)) == len(values) - 1 == len(target.block or ())
-        return values_of(judged) if all_accepted and len(judged) == len(values) else values
+    def choose(self, target: Target) -> Values:
+        values, block = super().choose(target), target.block or ()
+        late = [node.path[-1] for node in target.tree if node.path[:-1] == block]
+        return (*values[:-1], max(late)) if late and len(values) > len(block) else values
 
 
 class TokenTakenBack(ProtocolModel):
@@ -150,12 +137,11 @@ class TokenTakenBack(ProtocolModel):
         return super().attach(target._replace(committed=target.committed[:-1]))
 
 
-class FloorTakenForEpoch(ProtocolModel):
-    """A draft that throws nothing away takes the target's floor for its epoch, also a lower one."""
+class EpochTakenOver(ProtocolModel):
+    """The draft takes the target's epoch for its own, also a lower one."""
 
-    def hear(self, draft: Draft, verdict: Verdict) -> Draft:
-        heard = super().hear(draft, verdict)
-        return heard if heard.epoch > draft.epoch or heard == draft else heard._replace(epoch=verdict.floor)
+    def epoch_after(self, draft: Draft, verdict: Verdict) -> int:
+        return verdict.epoch
 
 
 class VerdictNotCumulative(ProtocolModel):
@@ -166,19 +152,25 @@ class VerdictNotCumulative(ProtocolModel):
         return super().verdict(target)._replace(start=start, values=target.committed[start:])
 
 
-class RestartGuessesEpoch(ProtocolModel):
-    """A new life begins at any epoch."""
+class HeardWhileGone(ProtocolModel):
+    """The target takes what a draft sent that it has detached."""
+
+    def is_addressed(self, target: Target, candidate: Candidate) -> bool:
+        return candidate.incarnation == target.incarnation
+
+
+class RestartGuessesNumber(ProtocolModel):
+    """A new life begins at any number."""
 
     def steps(self, state: State) -> Iterator[Step]:
         for step in super().steps(state):
             yield step
             if step.action == "target attaches a new life":
-                for epoch in range(1, self.bounds.max_epoch + 1):
-                    yield step._replace(state=step.state._replace(draft=step.state.draft._replace(epoch=epoch)))
+                yield step._replace(state=step.state._replace(draft=step.state.draft._replace(next_number=2)))
 
 
 class LostNotOfferedAgain(ProtocolModel):
-    """In a new epoch the draft offers only what is new, not the tail that the target lacks."""
+    """In a new epoch the draft offers only what is new, not what the target lacks."""
 
-    def offered_after(self, draft: Draft, end: int, epoch: int) -> int:
-        return max(draft.offered, end)
+    def offered_again(self, draft: Draft) -> Draft:
+        return draft

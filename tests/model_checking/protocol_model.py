@@ -1,14 +1,17 @@
-"""The protocol of `amusd/protocol` (one chain) as a transition system that is small enough to be explored completely.
+"""The protocol of `amusd/protocol` as a transition system that is small enough to be explored completely.
 
 Written from the rules in `docs/protocol.md` and on its own: it shares no code with the sessions. `conformance.py` ties
-the two together.
+the two together. With a `fan_out` of 1 the draft's tree is a chain.
 
 What it leaves out, and why nothing is lost by that
     the prompt      Position 0 is the first token behind it.
     the text        The target's own token is 0 everywhere, and every other value is wrong. Tokens are compared with
                     others of the same position alone, so any text can be renamed to this one, position by position.
                     Whether a token stands where it belongs is told by its ghost, at which no rule looks.
-    the hash        It is off: the epochs have to suffice.
+    the hash        It is off: numbers have to suffice.
+    weights         A pass verifies any path of the tree, so also the likeliest. One over several paths commits what one
+                    over the right one of them does; and I6 is asked of the whole tree.
+    late ones       A candidate that is judged in the place of the bonus token changes no token, only how it is counted.
     `more`, sizes   The draft may offer what it has, or nothing, whenever it likes.
     death           A dead draft is one that takes no more steps. `Open` is part of `attach`, as a draft that gets it
                     late is one that begins late.
@@ -17,54 +20,75 @@ What it leaves out, and why nothing is lost by that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, TypeVar
 
+Values = tuple[int, ...]
+
 
 class Token(NamedTuple):
     value: int
-    drafted_from: tuple[int, ...]
+    drafted_from: Values
     """Ghost: everything before it in the draft's stream when it was drafted."""
 
 
 class Candidate(NamedTuple):
     incarnation: int
-    epoch: int
     base: int
-    start: int
+    first: int
+    parents: tuple[int, ...]
     tokens: tuple[Token, ...]
 
 
 class Verdict(NamedTuple):
     incarnation: int
-    floor: int
+    epoch: int
     start: int
-    values: tuple[int, ...]
+    values: Values
+
+
+class Placed(NamedTuple):
+    """A node of the target's tree under one of its numbers: the newest, or an older one that is still known."""
+
+    number: int
+    path: Values
+    """The values behind the committed prefix that lead to it, its own last."""
+    drafted_from: Values
 
 
 class Target(NamedTuple):
-    committed: tuple[int, ...] = ()
-    tail: tuple[Token, ...] = ()
-    floor: int = 0
-    chain_epoch: int = 0
-    chain_end: int = 0
+    committed: Values = ()
+    tree: frozenset[Placed] = frozenset()
+    passed: frozenset[tuple[int, int]] = frozenset()
+    """Number and position of committed nodes that the draft may still name."""
+    epoch: int = 0
+    next_number: int = 1
     draft_base: int = 0
     attached: bool = True
     incarnation: int = 1
-    block: tuple[Token, ...] | None = None
+    block: Values | None = None
     """The candidates of the pass under way."""
+
+
+class Drafted(NamedTuple):
+    """A node of the draft's tree."""
+
+    number: int
+    """0: not offered yet."""
+    path: Values
+    drafted_from: Values
 
 
 class Draft(NamedTuple):
     incarnation: int = 1
     epoch: int = 0
-    known: tuple[int, ...] = ()
+    known: Values = ()
     """The committed tokens that it has heard of."""
-    chain: tuple[Token, ...] = ()
-    offered: int = 0
-    """Position up to which the stream has been offered in this epoch."""
+    tree: tuple[Drafted, ...] = ()
+    """Offered nodes by number, then the others in the order in which they will be offered."""
+    next_number: int = 1
 
 
 class State(NamedTuple):
@@ -86,14 +110,17 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Bounds:
+    fan_out: int = 1
     max_length: int = 3
     max_lookahead: int = 2
+    max_nodes: int = 9
+    """Of the draft's tree at a time."""
     vocab_size: int = 2
     max_lives: int = 2
     """Lives of the draft, the first included."""
-    max_epoch: int = 3
+    max_epoch: int = 1
     """Losses can raise epochs without end; steps beyond this one are not followed."""
-    max_in_flight: int | None = 2
+    max_in_flight: int | None = 1
     """Messages on their way in each direction: one more is lost, or takes the place of another. None: no limit."""
 
 
@@ -104,18 +131,19 @@ class Refused(Exception):  # noqa: N818 - an outcome
 Message = TypeVar("Message", Candidate, Verdict)
 
 
-def values_of(tokens: tuple[Token, ...]) -> tuple[int, ...]:
-    return tuple([token.value for token in tokens])
-
-
-def num_equal(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+def num_equal(left: Values, right: Values) -> int:
     """Length of the common prefix."""
     length = min(len(left), len(right))
     return next((i for i in range(length) if left[i] != right[i]), length)
 
 
-def contradicts(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+def contradicts(left: Values, right: Values) -> bool:
     return num_equal(left, right) < min(len(left), len(right))
+
+
+def in_order(tree: Iterable[Drafted]) -> tuple[Drafted, ...]:
+    """Offered nodes by number; the others stay in their order."""
+    return tuple(sorted(tree, key=lambda node: node.number or float("inf")))
 
 
 class ProtocolModel:
@@ -134,13 +162,14 @@ class ProtocolModel:
             return
         yield from self._deliveries(state)
         for proposed in self.propose(draft):
-            yield Step("draft proposes", proposed.chain[-1], State(target, proposed, to_target, to_draft))
+            node = proposed.tree[-1]
+            token = Token(node.path[-1], node.drafted_from)
+            yield Step("draft proposes", token, State(target, proposed, to_target, to_draft))
         offering, candidate = self.offer(draft)
         for channel in self._sent(to_target, candidate):
             yield Step("draft offers", candidate, State(target, offering, channel, to_draft))
         for action, after in self.steps_alone(target):
-            if after.floor <= self.bounds.max_epoch:
-                yield Step(action, None, State(after, draft, to_target, to_draft))
+            yield Step(action, None, State(after, draft, to_target, to_draft))
         if target.attached:
             verdict = self.verdict(target)
             for channel in self._sent(to_draft, verdict):
@@ -159,7 +188,7 @@ class ProtocolModel:
                 yield "target begins", begun
 
     def without_spent(self, state: State) -> State:
-        """Without messages that change nothing now, nor ever again: floors, epochs, bases and lives only go up."""
+        """Without messages that change nothing now, nor ever again: numbers, epochs, bases and lives only go up."""
         target, draft, to_target, to_draft = state
         spent = [candidate for candidate in to_target if self.is_spent(target, candidate)]
         old = [verdict for verdict in to_draft if not self.is_news(draft, verdict)]
@@ -173,99 +202,147 @@ class ProtocolModel:
     def is_addressed(self, target: Target, candidate: Candidate) -> bool:
         return target.attached and candidate.incarnation == target.incarnation
 
-    def is_stale(self, target: Target, candidate: Candidate) -> bool:
-        return candidate.epoch < max(target.floor, target.chain_epoch)
-
     def is_spent(self, target: Target, candidate: Candidate) -> bool:
-        tells_base = candidate.base > target.draft_base
-        return not self.is_addressed(target, candidate) or (self.is_stale(target, candidate) and not tells_base)
+        says_nothing = (
+            not candidate.tokens and candidate.first <= target.next_number and candidate.base <= target.draft_base
+        )
+        return not self.is_addressed(target, candidate) or says_nothing
 
     def receive(self, target: Target, candidate: Candidate) -> Target:
         if not self.is_addressed(target, candidate):
             return target
-        _, epoch, base, start, tokens = candidate
-        length = len(target.committed)
-        if base > length or start < base or start + len(tokens) > base + self.bounds.max_lookahead:
+        _, base, first, parents, tokens = candidate
+        if base > len(target.committed):
             raise Refused
-        heard = target._replace(draft_base=max(target.draft_base, base))
-        if self.is_stale(target, candidate):
-            return heard
-        if epoch != target.chain_epoch:
-            heard = heard._replace(tail=(), chain_epoch=epoch, chain_end=base)
-        stream = heard.committed + values_of(heard.tail)
-        if contradicts(stream[max(start, length) :], values_of(tokens)[max(0, length - start) :]):
-            raise Refused
-        known_end = max(heard.chain_end, base)
-        if not self.connects(start, known_end) or self.is_contradicted(heard, candidate):
-            return self.break_chain(heard)
-        tail = heard.tail + tokens[max(0, len(stream) - start) :]
-        return heard._replace(tail=tail, chain_end=max(known_end, start + len(tokens)))
+        if base > target.draft_base:
+            passed = frozenset(entry for entry in target.passed if entry[1] >= base)
+            target = target._replace(draft_base=base, passed=passed)
+        target = target._replace(
+            epoch=target.epoch + (first > target.next_number),
+            next_number=max(target.next_number, first + len(tokens)),
+        )
+        for number, (parent, token) in enumerate(zip(parents, tokens, strict=True), start=first):
+            target = self.place(target, number, base, parent, token)
+        return target
 
-    def connects(self, start: int, known_end: int) -> bool:
-        return start <= known_end
+    def place(self, target: Target, number: int, root: int, parent: int, token: Token) -> Target:
+        """Under the parent; or compared with what is committed there."""
+        paths = {node.number: node.path for node in target.tree}
+        passed = dict(target.passed)
+        if number in paths or number in passed:
+            return target
+        if parent in paths:
+            return self.hang(target, number, (*paths[parent], token.value), token)
+        if parent == 0:
+            position = self.root_position(target, root)
+        elif parent in passed:
+            position = self.position_behind(target, passed[parent])
+        else:
+            return self.place_orphan(target, number, token)
+        if position == len(target.committed):
+            return self.hang(target, number, (token.value,), token)
+        if self.agrees(target, position, token):
+            return target._replace(passed=target.passed | {(number, self.passed_position(target, position, token))})
+        return target
 
-    def is_contradicted(self, target: Target, candidate: Candidate) -> bool:
-        return contradicts(target.committed[candidate.start :], values_of(candidate.tokens))
+    def hang(self, target: Target, number: int, path: Values, token: Token) -> Target:
+        return target._replace(tree=target.tree | {Placed(number, path, token.drafted_from)})
 
-    def break_chain(self, target: Target) -> Target:
-        return target._replace(tail=(), floor=max(target.floor, target.chain_epoch + 1))
+    def root_position(self, target: Target, root: int) -> int:
+        return root
+
+    def position_behind(self, target: Target, position: int) -> int:
+        return position + 1
+
+    def place_orphan(self, target: Target, number: int, token: Token) -> Target:
+        return target
+
+    def agrees(self, target: Target, position: int, token: Token) -> bool:
+        return target.committed[position] == token.value
+
+    def passed_position(self, target: Target, position: int, token: Token) -> int:
+        return position
 
     def begin(self, target: Target) -> Iterator[Target]:
-        """A pass over the first few candidates, or over none."""
-        for number in range(min(len(target.tail), self.room(target) - 1) + 1):
-            yield target._replace(block=target.tail[:number])
+        """A pass over any path of the tree, or over none."""
+        paths = {node.path for node in target.tree if len(node.path) < self.room(target)}
+        for path in ((), *sorted(paths)):
+            yield target._replace(block=path)
 
-    def judged(self, target: Target) -> tuple[Token, ...]:
-        """The block and, if it is there by now, the candidate behind it."""
-        assert target.block is not None
-        tail = target.tail[: len(target.block) + 1]
-        return tail if values_of(tail)[: len(target.block)] == values_of(target.block) else target.block
-
-    def choose(self, target: Target) -> tuple[int, ...]:
+    def choose(self, target: Target) -> Values:
         """What the pass commits: what it accepts, then one token of the target's own where it has scored one."""
         assert target.block is not None
-        own = (0,) * (len(target.block) + 1)
-        num_accepted = num_equal(values_of(self.judged(target)), own)
-        return own[: min(num_accepted + 1, self.room(target))]
+        num_accepted = num_equal(target.block, (0,) * len(target.block))
+        return (0,) * min(num_accepted + 1, self.room(target))
 
     def commit(self, target: Target) -> Target:
         values = self.choose(target)
-        after = target._replace(committed=target.committed + values, tail=target.tail[len(values) :], block=None)
-        return self.reject(after) if contradicts(values_of(target.tail), values) else after
+        newest = {node.path: node.number for node in sorted(target.tree)}
+        passed = {
+            (newest[values[:depth]], len(target.committed) + depth - 1)
+            for depth in range(1, len(values) + 1)
+            if values[:depth] in newest
+        }
+        kept = frozenset(
+            Placed(node.number, node.path[len(values) :], node.drafted_from)
+            for node in target.tree
+            if node.number == newest[node.path] and len(node.path) > len(values) and self.survives(node, values)
+        )
+        committed = target.committed + values
+        return target._replace(committed=committed, tree=kept, passed=target.passed | passed, block=None)
 
-    def reject(self, target: Target) -> Target:
-        return self.break_chain(target)
+    def survives(self, node: Placed, values: Values) -> bool:
+        return node.path[: len(values)] == values
 
     def verdict(self, target: Target) -> Verdict:
-        return Verdict(target.incarnation, target.floor, target.draft_base, target.committed[target.draft_base :])
+        return Verdict(target.incarnation, target.epoch, target.draft_base, target.committed[target.draft_base :])
 
     def detach(self, target: Target) -> Target:
-        return target._replace(tail=(), attached=False)
+        return target._replace(tree=frozenset(), passed=frozenset(), attached=False)
 
     def attach(self, target: Target) -> Target:
-        length = len(target.committed)
-        fresh = Target(chain_end=length, draft_base=length, incarnation=target.incarnation + 1)
+        fresh = Target(draft_base=len(target.committed), incarnation=target.incarnation + 1)
         return fresh._replace(committed=target.committed, block=target.block)
 
     # The draft
 
     def open(self, target: Target) -> Draft:
-        return Draft(incarnation=target.incarnation, known=target.committed, offered=len(target.committed))
+        return Draft(incarnation=target.incarnation, known=target.committed)
 
     def propose(self, draft: Draft) -> Iterator[Draft]:
-        stream = draft.known + values_of(draft.chain)
-        if len(stream) < min(len(draft.known) + self.bounds.max_lookahead, self.bounds.max_length - 1):
-            for value in range(self.bounds.vocab_size):
-                yield draft._replace(chain=(*draft.chain, Token(value, stream)))
+        """One more node, wherever one may stand."""
+        base, bounds = len(draft.known), self.bounds
+        if len(draft.tree) >= bounds.max_nodes:
+            return
+        limit = min(base + bounds.max_lookahead, bounds.max_length - 1) - base
+        paths = [node.path for node in draft.tree]
+        for parent in ((), *paths):
+            values = {path[-1] for path in paths if path[:-1] == parent}
+            if len(parent) < limit and len(values) < bounds.fan_out:
+                for value in range(bounds.vocab_size):
+                    if value not in values:
+                        node = Drafted(0, (*parent, value), draft.known + parent)
+                        yield draft._replace(tree=(*draft.tree, node))
 
     def offer(self, draft: Draft) -> tuple[Draft, Candidate]:
-        base = len(draft.known)
-        candidate = Candidate(draft.incarnation, draft.epoch, base, draft.offered, draft.chain[draft.offered - base :])
-        return draft._replace(offered=base + len(draft.chain)), candidate
+        numbers = {(): 0} | {node.path: node.number for node in draft.tree}
+        parents, tokens, number = [], [], draft.next_number
+        for node in draft.tree:
+            if not node.number:
+                parents.append(self.parent_number(numbers, node))
+                tokens.append(Token(node.path[-1], node.drafted_from))
+                numbers[node.path] = number
+                number += 1
+        candidate = Candidate(draft.incarnation, len(draft.known), draft.next_number, tuple(parents), tuple(tokens))
+        tree = in_order(node._replace(number=numbers[node.path]) for node in draft.tree)
+        return draft._replace(tree=tree, next_number=number), candidate
+
+    def parent_number(self, numbers: dict[Values, int], node: Drafted) -> int:
+        return numbers[node.path[:-1]]
 
     def is_news(self, draft: Draft, verdict: Verdict) -> bool:
         base, end = len(draft.known), verdict.start + len(verdict.values)
-        is_newer = end > base or (end == base and verdict.floor > draft.epoch)
+        is_newer = end > base or (end == base and verdict.epoch > draft.epoch)
         return verdict.incarnation == draft.incarnation and is_newer
 
     def hear(self, draft: Draft, verdict: Verdict) -> Draft:
@@ -276,21 +353,32 @@ class ProtocolModel:
         is_too_long = end > self.bounds.max_length
         if verdict.start > base or is_too_long or contradicts(draft.known[verdict.start :], verdict.values):
             raise Refused
-        rollback = contradicts(values_of(draft.chain), values)
-        epoch = max(self.epoch_after(draft, rollback), verdict.floor)
-        chain = self.chain_after_rollback(draft, values) if rollback else draft.chain[len(values) :]
-        offered = end if rollback else self.offered_after(draft, end, epoch)
-        return draft._replace(epoch=epoch, known=draft.known + values, chain=chain, offered=offered)
+        is_foreseen = not values or any(node.path == values for node in draft.tree)
+        tree = self.tree_after(draft, values) if is_foreseen else self.tree_after_miss(draft, values)
+        after = draft._replace(
+            epoch=self.epoch_after(draft, verdict),
+            known=draft.known + values,
+            tree=tree,
+        )
+        return self.offered_again(after) if after.epoch > draft.epoch else after
 
-    def epoch_after(self, draft: Draft, rollback: bool) -> int:
-        return draft.epoch + rollback
+    def epoch_after(self, draft: Draft, verdict: Verdict) -> int:
+        return max(draft.epoch, verdict.epoch)
 
-    def chain_after_rollback(self, draft: Draft, values: tuple[int, ...]) -> tuple[Token, ...]:
+    def tree_after(self, draft: Draft, values: Values) -> tuple[Drafted, ...]:
+        depth = len(values)
+        return tuple(
+            node._replace(path=node.path[depth:])
+            for node in draft.tree
+            if node.path[:depth] == values and len(node.path) > depth
+        )
+
+    def tree_after_miss(self, draft: Draft, values: Values) -> tuple[Drafted, ...]:
         return ()
 
-    def offered_after(self, draft: Draft, end: int, epoch: int) -> int:
-        """In a new epoch the tail is offered again."""
-        return max(draft.offered, end) if epoch == draft.epoch else end
+    def offered_again(self, draft: Draft) -> Draft:
+        """In a new epoch all is, in the same order."""
+        return draft._replace(tree=tuple(node._replace(number=0) for node in draft.tree))
 
     # What is on its way
 
@@ -302,7 +390,7 @@ class ProtocolModel:
             except Refused:
                 yield Step("target refuses", candidate, state)
                 continue
-            if received.floor <= self.bounds.max_epoch:
+            if received.epoch <= self.bounds.max_epoch:
                 yield Step("target receives", candidate, State(received, draft, to_target, to_draft))
         for verdict in to_draft:
             try:
@@ -310,8 +398,7 @@ class ProtocolModel:
             except Refused:
                 yield Step("draft refuses", verdict, state)
                 continue
-            if heard.epoch <= self.bounds.max_epoch:
-                yield Step("draft hears", verdict, State(target, heard, to_target, to_draft))
+            yield Step("draft hears", verdict, State(target, heard, to_target, to_draft))
 
     def _sent(self, channel: frozenset[Message], message: Message) -> Iterator[frozenset[Message]]:
         limit = self.bounds.max_in_flight

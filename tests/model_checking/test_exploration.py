@@ -25,19 +25,20 @@ EVERY_ACTION = {
 @pytest.mark.parametrize(
     ("bounds", "num_states", "num_edges"),
     [
-        pytest.param(Bounds(), 92_000, 460_000, id="3 tokens"),
+        pytest.param(Bounds(), 38_000, 170_000, id="a chain"),
+        pytest.param(Bounds(fan_out=2, max_nodes=2), 116_000, 540_000, id="a tree"),
         pytest.param(
-            Bounds(max_length=4, max_lookahead=3),
-            2_000_000,
-            12_000_000,
-            id="4 tokens",
+            Bounds(fan_out=2, max_nodes=3, max_epoch=0),
+            90_000,
+            430_000,
+            id="a larger tree without losses",
             marks=[pytest.mark.long, pytest.mark.timeout(3000)],
         ),
         pytest.param(
-            Bounds(max_lives=3, max_in_flight=3),
-            170_000,
-            950_000,
-            id="3 lives",
+            Bounds(max_length=4),
+            100_000,
+            500_000,
+            id="4 tokens",
             marks=[pytest.mark.long, pytest.mark.timeout(3000)],
         ),
     ],
@@ -54,7 +55,7 @@ def test_every_invariant_holds_in_every_state(bounds: Bounds, num_states: int, n
 
 def test_messages_that_the_search_drops_would_never_have_changed_anything() -> None:
     """Once spent, a message that has been sent stays spent in all that follows, and receiving it changes nothing."""
-    model = ProtocolModel(Bounds(max_in_flight=1, max_epoch=1))
+    model = ProtocolModel(Bounds(max_epoch=0))
     states = explore(model).states
     steps = [(state, step.state) for state in states for step in model.steps(state)]
     candidates = set(chain.from_iterable(state.to_target for state in states))
@@ -72,4 +73,4 @@ def test_messages_that_the_search_drops_would_never_have_changed_anything() -> N
                 num_spent += 1
                 assert model.hear(before, verdict) == before
                 assert not model.is_news(after, verdict)
-    assert num_spent > 50_000
+    assert num_spent > 10_000

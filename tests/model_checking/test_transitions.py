@@ -11,26 +11,25 @@ from itertools import chain
 import pytest
 from model_checking import protocol_model
 from model_checking.explorer import Exploration, explore
-from model_checking.protocol_model import Bounds, Draft, ProtocolModel, Refused, Target, values_of
-from protocol.test_mutants import FloorPlusOne, TailNotOfferedAgain, Unhashed
+from model_checking.protocol_model import Bounds, Draft, Placed, ProtocolModel, Refused, Target, Values
+from protocol.mutants import NumbersGivenTwice, RootIgnored, Unhashed
 
 from amusd.errors import PeerProtocolError
-from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate, Open, Verdict
-from amusd.protocol.target_session import TargetSession
-from amusd.protocol.token_stream import TokenStream
+from amusd.protocol.committed_prefix import CommittedPrefix
+from amusd.protocol.draft_session import DraftSession, Node
+from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
+from amusd.protocol.target_session import TargetSession, _Node
 from amusd.protocol.verification import Block
 from amusd.sampling.equality import accept_equal
 
-BOUNDS = Bounds(max_in_flight=1, max_epoch=1)
 PROMPT = (0,)
 ORIGIN = len(PROMPT)
 REFUSED = "refused"
 
 
-@pytest.fixture(scope="module")
-def model() -> ProtocolModel:
-    return ProtocolModel(BOUNDS)
+@pytest.fixture(scope="module", params=[1, 2], ids=["chain", "tree"])
+def model(request: pytest.FixtureRequest) -> ProtocolModel:
+    return ProtocolModel(Bounds(fan_out=request.param, max_nodes=2, max_lives=1))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def test_the_target_receives_as_the_model_does(
     for target in targets:
         for candidate in candidates:
             expected = outcome(lambda: facts(model.receive(target, candidate)), Refused)  # noqa: B023 - called at once
-            assert received(target_session(target), candidate) == expected
+            assert received(target_session(model, target), candidate) == expected
             outcomes.add(expected == REFUSED)
     assert len(targets) * len(candidates) > 20_000
     assert outcomes == {True, False}
@@ -75,17 +74,20 @@ def test_the_target_receives_as_the_model_does(
 def test_the_targets_own_steps_are_the_models(model: ProtocolModel, targets: set[Target]) -> None:
     for target in targets:
         if target.block is not None:
-            assert committed(target_session(target)) == facts(model.commit(target))
+            assert committed(target_session(model, target)) == facts(model.commit(target))
         elif model.room(target) > 0:
-            blocks = {begun(target_session(target), number) for number in range(len(target.tail) + 1)}
-            assert blocks == {facts(after) for after in model.begin(target)}
-        session = target_session(target)
+            blocks = {facts(after) for after in model.begin(target)}
+            for number in range(4):
+                session = target_session(model, target)
+                session.begin(number)
+                assert session_facts(session) in blocks
+        session = target_session(model, target)
         verdict = session.verdict()
-        found = (verdict.incarnation, verdict.epoch_floor, verdict.start - ORIGIN, verdict.token_ids)
+        found = (verdict.incarnation, verdict.epoch, verdict.start - ORIGIN, verdict.token_ids)
         assert found == model.verdict(target)
         session.detach()
         assert session_facts(session) == facts(model.detach(target))
-        session = target_session(target)
+        session = target_session(model, target)
         session.attach(target.incarnation + 1)
         assert session_facts(session) == facts(model.attach(target))
 
@@ -96,37 +98,49 @@ def test_the_draft_hears_as_the_model_does(
     for draft in drafts:
         for verdict in verdicts:
             expected = outcome(lambda: draft_facts(model.hear(draft, verdict)), Refused)  # noqa: B023 - called at once
-            assert heard(draft_session(draft), verdict) == expected
-    assert len(drafts) * len(verdicts) > 1_000
+            assert heard(draft_session(model, draft), verdict) == expected
+    assert len(drafts) * len(verdicts) > 700
 
 
 def test_the_drafts_own_steps_are_the_models(model: ProtocolModel, drafts: set[Draft]) -> None:
     for draft in drafts:
-        session = draft_session(draft)
-        assert (session.room > 0) == any(model.propose(draft))
+        session = draft_session(model, draft)
         after, candidate = model.offer(draft)
         message = session.offer()
         if message is None:
             assert not candidate.tokens  # the model may repeat what the draft has said
             continue
-        found = (message.incarnation, message.epoch, message.base - ORIGIN, message.start - ORIGIN, message.token_ids)
-        assert found == (*candidate[:4], values_of(candidate.tokens))
+        found = (message.incarnation, message.base - ORIGIN, message.first, message.parents, message.token_ids)
+        assert found == (*candidate[:4], tuple(token.value for token in candidate.tokens))
         assert session_draft_facts(session) == draft_facts(after)
 
 
+def test_a_draft_may_only_go_on_where_the_models_may(model: ProtocolModel, drafts: set[Draft]) -> None:
+    for draft in drafts:
+        session = draft_session(model, draft)
+        proposals = {next(iter(set(after.tree) - set(draft.tree))).path[:-1] for after in model.propose(draft)}
+        while nodes := session.next_nodes():
+            for node in nodes:
+                if len(draft.tree) < model.bounds.max_nodes:
+                    assert path_to(node) in proposals or node.children
+            session.grow(nodes, [[] for _ in nodes])
+
+
 def test_a_session_with_a_broken_rule_does_something_else(
+    model: ProtocolModel,
     targets: set[Target],
     candidates: set[protocol_model.Candidate],
     drafts: set[Draft],
     verdicts: set[protocol_model.Verdict],
 ) -> None:
     assert any(
-        received(target_session(target, FloorPlusOne), candidate) != received(target_session(target), candidate)
+        received(target_session(model, target, RootIgnored), candidate)
+        != received(target_session(model, target), candidate)
         for target in targets
         for candidate in candidates
     )
     assert any(
-        heard(draft_session(draft, TailNotOfferedAgain), verdict) != heard(draft_session(draft), verdict)
+        heard(draft_session(model, draft, NumbersGivenTwice), verdict) != heard(draft_session(model, draft), verdict)
         for draft in drafts
         for verdict in verdicts
     )
@@ -135,43 +149,61 @@ def test_a_session_with_a_broken_rule_does_something_else(
 # A session in a state of the model
 
 
-def target_session(target: Target, session_class: type[TargetSession] = Unhashed) -> TargetSession:
+def target_session(
+    model: ProtocolModel, target: Target, session_class: type[TargetSession] = Unhashed
+) -> TargetSession:
     """Without the hash, as the model is."""
     session = session_class(
         sequence_id=1,
         prompt=PROMPT,
-        max_length=ORIGIN + BOUNDS.max_length,
-        vocab_size=BOUNDS.vocab_size,
-        max_lookahead=BOUNDS.max_lookahead,
+        max_length=ORIGIN + model.bounds.max_length,
+        vocab_size=model.bounds.vocab_size,
+        fan_out=model.bounds.fan_out,
     )
-    session._stream = TokenStream(PROMPT + target.committed)
-    session._stream.extend_tail(values_of(target.tail))
-    session._epoch_floor = target.floor
-    session._chain_epoch = target.chain_epoch
-    session._chain_end = ORIGIN + target.chain_end
+    session._prefix = CommittedPrefix(PROMPT + target.committed)
+    nodes: dict[Values, _Node] = {}
+    for placed in sorted(target.tree, key=lambda placed: (len(placed.path), placed.number)):
+        path, number = placed.path, placed.number
+        if path not in nodes:
+            siblings = session._children if len(path) == 1 else nodes[path[:-1]].children
+            position = session.committed_length + len(path) - 1
+            nodes[path] = siblings[path[-1]] = _Node(path[-1], position, number, CERTAINTY, None)
+        nodes[path].number = number
+        session._nodes[number] = nodes[path]
+    session._passed = {number: ORIGIN + at for number, at in target.passed}
+    session._epoch = target.epoch
+    session._next_number = target.next_number
     session._draft_base = ORIGIN + target.draft_base
     session._attached = target.attached
     session._incarnation = target.incarnation
     if target.block is not None:
         start = session.committed_length - 1
-        session._block = Block(start, session.committed[start], values_of(target.block))
+        session._block = Block(start, session.committed[start], target.block)
     return session
 
 
-def draft_session(draft: Draft, session_class: type[DraftSession] = DraftSession) -> DraftSession:
+def draft_session(model: ProtocolModel, draft: Draft, session_class: type[DraftSession] = DraftSession) -> DraftSession:
+    bounds = model.bounds
     opening = Open(
         sequence_id=1,
         incarnation=draft.incarnation,
         token_ids=PROMPT + draft.known,
-        max_length=ORIGIN + BOUNDS.max_length,
+        max_length=ORIGIN + bounds.max_length,
         drafter="test",
-        max_lookahead=BOUNDS.max_lookahead,
+        max_lookahead=bounds.max_lookahead,
         tokens_per_message=1,
+        fan_out=bounds.fan_out,
     )
     session = session_class(opening)
-    session._stream.extend_tail(values_of(draft.chain))
+    nodes: dict[Values, Node] = {(): session.root}
+    for drafted in draft.tree:
+        parent = nodes[drafted.path[:-1]]
+        parent.computed = True
+        nodes[drafted.path] = session._guess(parent, drafted.path[-1], 1.0, 0)
+        nodes[drafted.path].number = drafted.number
+    session._unsent = [node for node in session._unsent if not node.number]
     session._epoch = draft.epoch
-    session._offered_length = ORIGIN + draft.offered
+    session._next_number = draft.next_number
     return session
 
 
@@ -179,14 +211,17 @@ def draft_session(draft: Draft, session_class: type[DraftSession] = DraftSession
 
 
 def received(session: TargetSession, candidate: protocol_model.Candidate) -> object:
+    number = len(candidate.tokens)
     message = Candidate(
         sequence_id=1,
         incarnation=candidate.incarnation,
-        epoch=candidate.epoch,
         base=ORIGIN + candidate.base,
-        start=ORIGIN + candidate.start,
-        token_ids=values_of(candidate.tokens),
+        root=ORIGIN + candidate.base,
         prefix_hash=0,
+        first=candidate.first,
+        parents=candidate.parents,
+        token_ids=tuple(token.value for token in candidate.tokens),
+        weights=() if session._is_chain else (CERTAINTY,) * number,
         more=True,
     )
 
@@ -201,7 +236,7 @@ def heard(session: DraftSession, verdict: protocol_model.Verdict) -> object:
     message = Verdict(
         sequence_id=1,
         incarnation=verdict.incarnation,
-        epoch_floor=verdict.floor,
+        epoch=verdict.epoch,
         start=ORIGIN + verdict.start,
         token_ids=verdict.values,
         num_accepted=0,
@@ -214,11 +249,6 @@ def heard(session: DraftSession, verdict: protocol_model.Verdict) -> object:
         return session_draft_facts(session)
 
     return outcome(act, PeerProtocolError)
-
-
-def begun(session: TargetSession, number: int) -> object:
-    session.begin(number)
-    return session_facts(session)
 
 
 def committed(session: TargetSession) -> object:
@@ -237,18 +267,28 @@ def outcome(act: Callable[[], object], refusal: type[Exception]) -> object:
         return REFUSED
 
 
+def path_to(node: Node) -> Values:
+    return () if node.parent is None else (*path_to(node.parent), node.token_id)
+
+
 def facts(target: Target) -> object:
-    block = None if target.block is None else values_of(target.block)
-    return tuple(target._replace(tail=values_of(target.tail), block=block))
+    return tuple(target._replace(tree=frozenset(placed._replace(drafted_from=()) for placed in target.tree)))
 
 
 def session_facts(session: TargetSession) -> object:
+    paths: dict[int, Values] = {}
+    rest: list[tuple[Values, dict[int, _Node]]] = [((), session._children)]
+    while rest:
+        path, children = rest.pop()
+        for node in children.values():
+            paths[id(node)] = (*path, node.token_id)
+            rest.append((paths[id(node)], node.children))
     return (
         session.committed[ORIGIN:],
-        session._stream.tail,
-        session.epoch_floor,
-        session._chain_epoch,
-        session._chain_end - ORIGIN,
+        frozenset(Placed(number, paths[id(node)], ()) for number, node in session._nodes.items()),
+        frozenset((number, at - ORIGIN) for number, at in session._passed.items()),
+        session.epoch,
+        session._next_number,
         session._draft_base - ORIGIN,
         session.attached,
         session._incarnation,
@@ -257,9 +297,10 @@ def session_facts(session: TargetSession) -> object:
 
 
 def draft_facts(draft: Draft) -> object:
-    return tuple(draft._replace(chain=values_of(draft.chain)))
+    return tuple(draft._replace(tree=tuple((node.number, node.path) for node in draft.tree)))
 
 
 def session_draft_facts(session: DraftSession) -> object:
-    stream, base = session.token_ids, session.base
-    return session.incarnation, session.epoch, stream[ORIGIN:base], stream[base:], session._offered_length - ORIGIN
+    offered = sorted((node for node in session.root.below() if node.number), key=lambda node: node.number)
+    tree = tuple((node.number, path_to(node)) for node in (*offered, *session._unsent))
+    return session.incarnation, session.epoch, session.committed[ORIGIN:], tree, session._next_number

@@ -14,7 +14,7 @@ from models import tiny
 from torch import Tensor
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.errors import DeviceError
+from amusd.errors import DeviceError, NotFiniteError
 from amusd.models import graphs
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
@@ -231,6 +231,24 @@ def test_a_drafter_takes_one_replay_for_several_tokens() -> None:
         for drafter in drafters:
             drafter.truncate(drafter.length - step)
             drafter.commit(random_ids(2, seed=step))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_a_logit_that_is_no_finite_number_comes_with_the_tokens(value: float) -> None:
+    _, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "transformers")
+    cache = replayed.new_cache(40)
+    replayed.prefill([5, 6, 7], cache)
+    assert len(replayed.choose([8, 9], cache)) == 2
+    network: Any = replayed._network
+    network._model.get_output_embeddings().weight.data[3].fill_(value)
+    for ask in (
+        lambda: replayed.choose([8, 9], cache),
+        lambda: replayed.choose_paths([8, 9, 10], [0, 0], cache),
+        lambda: replayed.extend([8], cache, STEPS),
+    ):
+        cache.truncate(3)
+        with pytest.raises(NotFiniteError, match=r"^the largest logit is (nan|inf)$"):
+            ask()
 
 
 def test_a_device_that_does_not_answer_is_an_error_and_not_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from models import tiny
 from models.thread_ranks import on_ranks
 
 from amusd.errors import ConfigError
+from amusd.models import embedded_draft
 from amusd.models.cached_model import CachedModel
-from amusd.models.draft_file import DraftWeights, read_draft, write_draft
-from amusd.models.embedded_draft import DRAFT_FILE, export_draft, load_embedded_draft
+from amusd.models.draft_file import DraftWeights, digest_of, read_draft, write_draft
+from amusd.models.embedded_draft import DRAFT_DIGEST, DRAFT_FILE, export_draft, load_embedded_draft
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -120,6 +121,26 @@ def test_an_export_leaves_a_folder_that_holds_something_alone(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="not empty; name a new folder"):
         export_draft(tmp_path / "target", tmp_path / "target", draft_file)
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("place", [100, 5_000_000, -1], ids=["header", "weights", "last byte"])
+def test_a_flipped_bit_in_what_ships_is_one_line(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, own = save_pair(tmp_path / "target")
+    content = bytearray(DRAFT_FILE.read_bytes())
+    content[place] ^= 1
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(content)
+    monkeypatch.setattr(embedded_draft, "DRAFT_FILE", damaged)
+    message = rf"^draft {damaged}: damaged, .*; install amusd again to replace it$"
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / "target", damaged)
+    with pytest.raises(ConfigError, match=message):
+        export_draft(tmp_path / "target", tmp_path / "out", damaged)
+    load(tmp_path / "target", own)  # of another file nobody knows what it is to be
+
+
+def test_the_checksum_is_that_of_what_ships() -> None:
+    assert digest_of(DRAFT_FILE) == DRAFT_DIGEST
 
 
 def test_what_ships_is_small_and_can_end_an_answer() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
+from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.split_attention import prefix_of
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.embedded
 
 WIDTH = 8
 NUM_TOKENS = 100
-FORWARD_PASSES = [("amusd", "bfloat16"), ("transformers", "bfloat16"), ("amusd", "float32")]
+FASTEST = fastest_dtype(torch.device("cpu"))
+"""The dtype that `target.dtype=auto` means here."""
+FORWARD_PASSES = sorted({("amusd", FASTEST), ("transformers", FASTEST), ("amusd", "float32")})
 """`model_impl` and dtype."""
 
 
@@ -100,7 +103,9 @@ def test_the_embedded_target_answers_sensibly(plain: Plain, embedded_folder: Pat
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
 def test_without_the_fixed_width_the_bits_do_differ(embedded_folder: Path, prompt: list[int], model_impl: str) -> None:
     numerics = Numerics(width=WIDTH, fixed=False)
-    model = load_model(embedded_folder, LoadOptions(numerics=numerics, max_model_len=512, model_impl=model_impl))
+    model = load_model(
+        embedded_folder, LoadOptions(numerics=numerics, max_model_len=512, dtype=FASTEST, model_impl=model_impl)
+    )
     tokens, expected = decode_plainly(model, prompt, 40)
     rows = decode_again(model, prompt, tokens, seed=0)
     largest = (rows.float() - expected.float()).abs().max().item()
@@ -115,7 +120,7 @@ def test_a_pass_over_several_paths_gives_the_bits_of_plain_decoding(
 ) -> None:
     """Over borders of keys and of blocks of keys, and with the rows of the right path in any track."""
     numerics = Numerics.for_device("cpu", width=WIDTH, fixed=True)
-    model = load_model(embedded_folder, LoadOptions(numerics=numerics, max_model_len=2048))
+    model = load_model(embedded_folder, LoadOptions(numerics=numerics, max_model_len=2048, dtype=FASTEST))
     long_prompt = filled_up(prompt, num_filled)
     tokens, logits = decode_plainly(model, long_prompt, NUM_TOKENS)
     found = decode_in_paths(model, [*long_prompt, *tokens[:-1]], num_filled - 1, seed=num_filled)
@@ -129,7 +134,9 @@ def test_behind_a_long_prompt_ragged_blocks_give_the_bits_of_plain_decoding(
 ) -> None:
     """Where attention computes most keys in products of their own."""
     numerics = Numerics.for_device("cpu", width=WIDTH, fixed=True)
-    model = load_model(embedded_folder, LoadOptions(numerics=numerics, max_model_len=4096, model_impl=model_impl))
+    model = load_model(
+        embedded_folder, LoadOptions(numerics=numerics, max_model_len=4096, dtype=FASTEST, model_impl=model_impl)
+    )
     long_prompt = filled_up(prompt, 1490)
     tokens, logits = decode_plainly(model, long_prompt, 60)
     rows = decode_again(model, long_prompt, tokens, seed=2)

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from models import tiny
 from torch import Tensor
 
-from amusd.config import DrafterConfig
+from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import UnsupportedModelError
+from amusd.models import linear
 from amusd.models.explanation import explain_drafter
 from amusd.models.huggingface import load_model
 from amusd.models.int8 import Int8Linear, quantize_rows, why_not_int8
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import draft_dtype
+from amusd.models.loading import draft_dtype, target_dtype
 from amusd.models.numerics import Numerics
 
 SMALLEST_STEP = 6.2e-5
@@ -112,6 +113,7 @@ def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypat
 
 def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amusd.models.loading.why_not_int8", lambda device: None if device.type == "cpu" else "no CPU")
+    monkeypatch.setattr(linear, "can_multiply_bfloat16", lambda: True)
     embedded = DrafterConfig()
     assert draft_dtype(embedded, "cpu", None) == draft_dtype(DrafterConfig(kind="synthetic"), "cpu", None) == "int8"
     assert draft_dtype(embedded, "cuda:0", None) == "bfloat16"
@@ -119,3 +121,14 @@ def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: p
     assert draft_dtype(DrafterConfig(kind="hf", model="m"), "cpu", None) == "bfloat16"
     assert draft_dtype(DrafterConfig(kind="synthetic"), "cpu", "llama-1b") == "bfloat16"
     assert draft_dtype(DrafterConfig(dtype="float32"), "cpu", None) == "float32"
+
+
+@pytest.mark.parametrize(("has_bfloat16", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_float32_on_cpus_without_bfloat16_products(
+    has_bfloat16: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "can_multiply_bfloat16", lambda: has_bfloat16)
+    assert target_dtype(EngineConfig(), "cpu") == expected
+    assert draft_dtype(DrafterConfig(kind="hf", model="m"), "cpu", None) == expected
+    assert target_dtype(EngineConfig(), "cuda:0") == "bfloat16"
+    assert target_dtype(EngineConfig(target=TargetConfig(dtype="float16")), "cpu") == "float16"

@@ -52,6 +52,20 @@ def test_joint_keys_and_values_are_kept_as_separate_ones_are(dtype: torch.dtype,
             cache.advance(rows)
 
 
+@pytest.mark.parametrize("joint", [True, False])
+def test_wiping_leaves_what_is_held_and_zeros_beyond(joint: bool) -> None:
+    cache, states = new_cache(), key_values(9)
+    cache.begin(9, ALLOCATED)
+    held = cache.update_joint(states, 0) if joint else cache.update(*split(states), 0)
+    cache.advance(9)
+    before = [part.clone() for part in held]
+    cache.truncate(4)
+    cache.wipe()
+    for part, old in zip(held, before, strict=True):
+        assert torch.equal(part[..., :4, :], old[..., :4, :])
+        assert not part[..., 4:, :].any()
+
+
 def test_slots_are_where_rows_go_and_nothing_else_changes() -> None:
     cache = new_cache()
     cache.begin(20, ALLOCATED)

@@ -123,20 +123,29 @@ def test_layers_are_converted_one_by_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen == [({torch.float32}, True)] * 2
 
 
-def test_a_name_of_the_hub_is_fetched_file_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = write(tmp_path, CONFIGS["Llama 3.2"])
+def test_of_a_model_on_the_hub_the_weights_that_its_index_names_are_fetched_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock = write(tmp_path / "hub", CONFIGS["Llama 3.2"])
     asked = []
 
-    def cached_file(name: str, file: str) -> str:
-        asked.append(file)
-        if not (tmp_path / file).exists():
-            raise OSError(f"{name} does not appear to have a file named {file}")
-        return str(tmp_path / file)
+    def snapshot_download(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        for file in (tmp_path / "hub").iterdir():
+            if any(file.match(pattern) for pattern in allow_patterns):
+                shutil.copy(file, tmp_path / "cache")
+        return str(tmp_path / "cache")
 
-    monkeypatch.setattr("transformers.utils.cached_file", cached_file)
-    checkpoint = open_checkpoint("someone/something")
-    assert asked[:2] == ["model.safetensors", "model.safetensors.index.json"]
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    name = "someone/fetched"
+    checkpoint = open_checkpoint(name)
     assert set(checkpoint.names) == {name for name, _ in stock.named_parameters()}
+    open_checkpoint(name)
+    texts, weights = asked
+    assert "*.json" in texts
+    assert not any("safetensors" in pattern for pattern in texts)
+    assert weights == sorted(file.name for file in (tmp_path / "hub").glob("*.safetensors"))
 
 
 def cut(file: Path) -> None:
@@ -175,7 +184,7 @@ def test_what_is_wrong_with_a_file_is_one_line(
 def test_a_checkpoint_in_pickled_files_is_refused_with_what_to_do(tmp_path: Path) -> None:
     write(tmp_path, CONFIGS["Llama 3.1"], shard="1GB")
     shutil.move(tmp_path / "model.safetensors", tmp_path / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"in it; convert pytorch_model\.bin with save_pretrained of transformers$"):
+    with pytest.raises(ConfigError, match=r"in it; convert pytorch_model\.bin: python -c .*\.save_pretrained\("):
         load(tmp_path)
 
 

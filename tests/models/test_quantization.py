@@ -11,9 +11,9 @@ import pytest
 import transformers
 from models.published import CONFIGS, write_config
 
-from amusd.config import DrafterConfig, EngineConfig, TargetConfig
+from amusd.config import DrafterConfig
 from amusd.errors import UnsupportedModelError
-from amusd.models.explanation import explain_drafter, explain_target
+from amusd.models.explanation import explain_drafter
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -134,8 +134,8 @@ def folder_of(folder: Path, settings: dict[str, Any], name: str = "Llama 3.1") -
 
 
 def explain(folder: Path, options: LoadOptions) -> Any:
-    target = TargetConfig(kind="hf", model=str(folder), dtype=options.dtype, model_impl=options.model_impl)
-    return explain_target(EngineConfig(target=target), options.device)
+    named: dict[str, Any] = {"dtype": options.dtype, "model_impl": options.model_impl}
+    return explain_drafter(DrafterConfig(kind="hf", model=str(folder), **named), options.device)
 
 
 @pytest.mark.parametrize("use", [load_model, explain], ids=["load", "explain"])
@@ -211,5 +211,5 @@ def test_the_products_of_fp8_are_explained(
 ) -> None:
     monkeypatch.setattr("amusd.models.fp8.device_capability", lambda _device: capability)
     folder_of(tmp_path, FP8_DYNAMIC)
-    drafter = DrafterConfig(kind="hf", model=str(tmp_path))
+    drafter = DrafterConfig(kind="hf", model=str(tmp_path), dtype="bfloat16")
     assert explain_drafter(drafter, device) == f"lean decoder (FP8 weights and rows: {text})"

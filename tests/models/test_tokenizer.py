@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,47 @@ def test_the_chat_template_is_applied_with_the_generation_prompt(tmp_path: Path)
     assert tokenizer.decode(ids) == "hi"
 
 
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_chat_template_that_loops_for_ever_is_stopped_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.models.tokenizer.TEMPLATE_SECONDS", 0.2)
+    tokenizer = HuggingFaceTokenizer(tiny.byte_tokenizer(chat_template=LOOP), frozenset())
+    said: list[str] = []
+
+    def ask() -> None:
+        with pytest.raises(ConfigError) as caught:
+            tokenizer.encode_chat(user_turn("hi"))
+        said.append(str(caught.value))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(60.0)
+    before = sys.gettrace()
+    ask()
+    assert sys.gettrace() is before
+    assert said == ["prompt: the target's chat template did not end within 0.2 seconds and was stopped"] * 2
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('roles\nmust alternate') }}", "roles must alternate"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ range(10**9) }}", "Range too big"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "maximum recursion depth exceeded"),
+        ("{{ 'a' + 1 }}", "can only concatenate str"),
+        ("{% if %}", "Expected an expression"),
+    ],
+)
+def test_a_chat_template_that_fails_is_one_line(template: str, reason: str) -> None:
+    tokenizer = HuggingFaceTokenizer(tiny.byte_tokenizer(chat_template=template), frozenset())
+    with pytest.raises(ConfigError) as caught:
+        tokenizer.encode_chat(user_turn("hi"))
+    assert str(caught.value).startswith(f"prompt: the target's chat template refuses it: {reason}")
+    assert "\n" not in str(caught.value)
+
+
 def test_without_a_template_a_chat_is_raw_text() -> None:
     tokenizer = TOKENIZERS["byte level"]
     assert tokenizer.encode_chat(user_turn("hi")) == tokenizer.encode("hi")
@@ -120,7 +163,7 @@ def test_an_id_out_of_range_is_refused() -> None:
 
 def test_end_tokens_come_from_every_place_that_names_one(tmp_path: Path) -> None:
     tokenizer = tiny.byte_tokenizer()
-    tiny.tiny_config(eos_token_id=5).save_pretrained(tmp_path)
+    tiny.tiny_config(eos_token_id=5, vocab_size=257).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     assert load_tokenizer(tmp_path).eos_token_ids == {5, 7, 8, tokenizer.eos_token_id}

@@ -166,7 +166,7 @@ def test_two_processes_at_once_convert_once(tmp_path: Path) -> None:
     root = Path(zoo.__file__).parents[2]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
     try:
-        outputs = [process.communicate(timeout=90)[0].strip() for process in processes]
+        outputs = [process.communicate(timeout=240)[0].strip() for process in processes]
     finally:
         for process in processes:
             process.kill()

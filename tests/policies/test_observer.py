@@ -6,15 +6,14 @@ import pytest
 
 from amusd.policies.base import TargetView
 from amusd.policies.observer import Observer
-from amusd.protocol.messages import CERTAINTY, Prepared
+from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.tree_target_session import TreeTargetSession
 from amusd.protocol.verification import PassOutcome
 
 
-def session() -> TargetSession[bytes]:
-    return TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, max_lookahead=4)
+def session() -> TargetSession:
+    return TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4)
 
 
 def passed(observer: Observer, start_ns: int, end_ns: int, num_accepted: int = 0, num_rescued: int = 0) -> None:
@@ -49,7 +48,7 @@ def test_passes_and_what_lies_between_them_are_told_apart() -> None:
 def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     """A stall of the machine costs one wait, and is not taken for the time that a candidate takes."""
     observer = Observer()
-    tree = TreeTargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, max_lookahead=4)
+    tree = TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, fan_out=2)
     tree.attach(1)
 
     def view() -> TargetView:
@@ -70,7 +69,7 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     assert view().candidate_seconds < 1.5 * before.candidate_seconds
     passed(observer, 0, 40_000_000)
     assert view().draft_is_mute
-    tree.receive(Prepared(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+    tree.receive(Candidate(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
     assert not view().draft_is_mute
     observer.waited(round(1e9 * view().longest_wait), num_before=1, num_after=1)
     assert view().draft_is_mute, "there is one, and no further one came"
@@ -84,7 +83,7 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     observer.draft_joined()
     passed(observer, 0, 40_000_000)
     assert view().draft_is_mute, "it has the whole answer to take in"
-    tree.receive(Prepared(1, 2, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+    tree.receive(Candidate(1, 2, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
     assert not view().draft_is_mute
 
 
@@ -170,9 +169,9 @@ def test_a_lead_is_worth_nothing_to_a_pass_that_is_full_or_that_no_candidate_can
 
 def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_was_too_sure_of_that() -> None:
     """And that a position with several candidates is accepted all the same."""
-    tree = TreeTargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, max_lookahead=4)
+    tree = TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4, fan_out=2)
     tree.attach(1)
-    tree.receive(Prepared(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
+    tree.receive(Candidate(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
 
     def seen(num_rescued: int) -> tuple[float, float]:
         observer = Observer()

@@ -279,7 +279,7 @@ def test_each_mode_has_its_policy() -> None:
 
 def test_auto_branches_where_the_draft_and_the_rule_can() -> None:
     assert make_policy(DecodingConfig(), can_branch=True).fan_out == DecodingConfig.fan_out
-    assert make_policy(DecodingConfig(), can_branch=False).fan_out == 0
+    assert make_policy(DecodingConfig(), can_branch=False).fan_out == 1
     assert [policy_name(DecodingConfig(mode=mode)) for mode in Mode] == [
         "auto" if mode is Mode.ASYNCHRONOUS else None for mode in Mode
     ]

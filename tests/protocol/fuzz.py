@@ -1,4 +1,4 @@
-"""Hostile frames by the thousand: valid ones with spoilt fields or bytes, for the decoder and all four sessions.
+"""Hostile frames by the thousand: valid ones with spoilt fields or bytes, for the decoder, and for a chain and a tree.
 
 Deterministic in its seed. A frame is decoded, encoded again where that worked, and handed to the session of its kind,
 which may refuse it with `PeerProtocolError` and nothing else. Between frames an honest peer goes on with its work.
@@ -15,12 +15,8 @@ from typing import Any
 from amusd.config import Distribution
 from amusd.errors import PeerProtocolError, WireError
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.drafting import Drafting
-from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Prepared, Progress, Verdict
-from amusd.protocol.target_session import TargetSession
-from amusd.protocol.tree_draft_session import TreeDraftSession
-from amusd.protocol.tree_target_session import MAX_NUMBERS, TreeTargetSession
-from amusd.protocol.verification import Verification
+from amusd.protocol.messages import Candidate, Close, Hello, Message, Open, Progress, Verdict
+from amusd.protocol.target_session import MAX_NUMBERS, TargetSession
 from amusd.protocol.wire import decode, encode, seal
 from amusd.types import FinishReason, Role
 
@@ -38,30 +34,26 @@ class Pair:
 
     def __init__(self, rng: random.Random, *, tree: bool) -> None:
         self._rng = rng
-        self._tree = tree
-        self.target: Verification[Any]
-        self.draft: Drafting
+        self._opening = TREE_OPENING if tree else OPENING
+        self.target: TargetSession
+        self.draft: DraftSession
         self.outcomes: Counter[str] = Counter()
         self.renew()
 
     def renew(self) -> None:
         """Another sequence."""
-        kinds = (TreeTargetSession, TreeDraftSession) if self._tree else (TargetSession, DraftSession)
-        self.target = kinds[0](
-            sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, max_lookahead=16
+        self.target = TargetSession(
+            sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, fan_out=self._opening.fan_out
         )
         self.target.attach(1)
-        self.draft = kinds[1](TREE_OPENING if self._tree else OPENING)
+        self.draft = DraftSession(self._opening)
 
     def step(self) -> list[Message]:
         """One honest step of each side; what they would send."""
-        draft = self.draft
-        if isinstance(draft, TreeDraftSession):
-            for node in draft.next_nodes():
-                draft.grow(node, [(self._rng.randrange(5), 0.6), (5 + self._rng.randrange(5), 0.3)])
-        elif isinstance(draft, DraftSession) and draft.room:
-            draft.extend([self._rng.randrange(5)])
-        offer = draft.offer()
+        nodes = self.draft.next_nodes()
+        guesses = [(self._rng.randrange(5), 0.6), (5 + self._rng.randrange(5), 0.3)]
+        self.draft.grow(nodes, [guesses[: self._opening.fan_out] for _ in nodes])
+        offer = self.draft.offer()
         self.target.begin(self._rng.randrange(4))
         judged = self.target.candidates_to_judge()
         num_accepted = self._rng.randint(0, min(len(judged), self.target.remaining - 1))
@@ -78,18 +70,14 @@ class Pair:
             self.outcomes["refused"] += 1
 
     def _hear(self, message: Message) -> None:
-        if (isinstance(message, Candidate) and isinstance(self.target, TargetSession)) or (
-            isinstance(message, Prepared) and isinstance(self.target, TreeTargetSession)
-        ):
+        if isinstance(message, Candidate):
             self.target.receive(message)
         elif isinstance(message, Verdict):
-            draft = self.draft
-            assert isinstance(draft, DraftSession | TreeDraftSession)
-            change = draft.preview(message)
-            if change is not None:
-                draft.apply(change)  # type: ignore[arg-type]  # the session's own kind of change
+            transition = self.draft.preview(message)
+            if transition is not None:
+                self.draft.apply(transition)
         elif isinstance(message, Open):
-            (TreeDraftSession if message.fan_out else DraftSession)(message)
+            DraftSession(message)
 
     def check(self) -> None:
         """What holds whatever was heard."""
@@ -97,9 +85,8 @@ class Pair:
         assert committed[: len(PROMPT)] == PROMPT
         assert len(committed) <= MAX_LENGTH
         assert max(committed) < VOCAB_SIZE
-        assert self.target.num_candidates <= MAX_LENGTH + 16
-        if isinstance(self.target, TreeTargetSession):
-            assert len(self.target._nodes) + len(self.target._passed) <= MAX_NUMBERS
+        assert self.target.num_candidates <= MAX_LENGTH
+        assert len(self.target._nodes) + len(self.target._passed) <= MAX_NUMBERS
         encode(self.target.verdict(), NONCE)
 
 

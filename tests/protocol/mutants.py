@@ -6,14 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from amusd.protocol.draft_session import DraftSession, Transition
-from amusd.protocol.messages import Candidate, Prepared, Verdict
-from amusd.protocol.target_session import Reception, TargetSession
-from amusd.protocol.tree_draft_session import Adoption, Node, TreeDraftSession
-from amusd.protocol.tree_target_session import TreeTargetSession
+from amusd.protocol.draft_session import DraftSession, Node, Transition
+from amusd.protocol.messages import Candidate, Verdict
+from amusd.protocol.target_session import Reception, TargetSession, _Node
 from amusd.protocol.verification import PassOutcome
-
-# A chain
 
 
 class Unhashed(TargetSession):
@@ -23,82 +19,77 @@ class Unhashed(TargetSession):
         return True
 
 
-class FloorPlusOne(Unhashed):
-    """`floor + 1` instead of `max(floor, epoch + 1)`."""
-
-    def _floor_above(self, epoch: int) -> int:
-        return self._epoch_floor + 1
-
-
-class RejectionKeepsEpoch(Unhashed):
-    """The floor does not rise on a rejection or a contradicted bonus token at the end of a pass."""
-
-    def _advance(self, token_ids: tuple[int, ...]) -> None:
-        start = self._stream.committed_length
-        self._stream.truncate(start + self._stream.matching_prefix(start, token_ids))
-        self._stream.extend_tail(token_ids[self._stream.length - start :])
-        self._stream.commit(start + len(token_ids))
-
-
-class LateContradictionIgnored(Unhashed):
-    """The chain's own token is not compared with a bonus token that was committed before it arrived."""
-
-    def _contradicts(self, start: int, token_ids: Sequence[int]) -> bool:
-        return False
-
-
-class StaleTailKept(Unhashed):
-    """What follows a rejected candidate stays in the tail."""
-
-    def _advance(self, token_ids: tuple[int, ...]) -> None:
-        start = self._stream.committed_length
-        rest = self._stream.slice(start + len(token_ids), self._stream.length)
-        super()._advance(token_ids)
-        self._stream.truncate(self._stream.committed_length)
-        self._stream.extend_tail(rest)
-
-
-class EpochIgnored(Unhashed):
-    """Candidates from before a rollback are taken."""
-
-    def _live_epoch(self) -> int:
-        return 0
-
-
-class BaseIgnored(Unhashed):
-    """A new chain is believed to connect, wherever it starts."""
-
-    def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
-        self._chain_end = max(self._chain_end, candidate.start)
-        return super().receive(candidate, rows)
-
-
 class IncarnationIgnored(Unhashed):
     """Candidates of an earlier life of the draft are taken."""
 
     def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
-        self._incarnation = candidate.incarnation
-        return super().receive(candidate, rows)
+        return super().receive(dataclasses.replace(candidate, incarnation=self._incarnation), rows)
 
 
-class HeardWhileGone(Unhashed):
-    """What a lost draft had sent is taken into the forgotten chain when it arrives late."""
+class TreeKeptOverRestart(Unhashed):
+    """The target takes the new life for the continuation of the old one, numbers included."""
 
-    def receive(self, candidate: Candidate, rows: Sequence[Any] = ()) -> Reception:
-        attached, self._attached = self._attached, True
-        try:
-            return super().receive(candidate, rows)
-        finally:
-            self._attached = attached
+    def attach(self, incarnation: int) -> None:
+        kept = self._children, self._nodes, self._passed, self._next_number
+        super().attach(incarnation)
+        self._children, self._nodes, self._passed, self._next_number = kept
+
+
+class ContradictedTreeKept(Unhashed):
+    """What follows a token that was not committed stays."""
+
+    def _advance(self, token_ids: tuple[int, ...]) -> None:
+        children = self._children
+        super()._advance(token_ids)
+        self._children = self._children or children
+
+
+class PassedNumbersForgotten(Unhashed):
+    """What was committed is forgotten as soon as it is, and what follows it counts as following the end."""
+
+    def _place(self, node: _Node, root: int, parent: int) -> Reception:
+        if parent in self._passed:
+            self._passed[parent] = self._prefix.length - 1
+        return super()._place(node, root, parent)
+
+
+class LateContradictionIgnored(Unhashed):
+    """The draft's own token is not compared with a token that was committed before it arrived."""
+
+    def _compare(self, node: _Node) -> Reception:
+        self._passed[node.number] = self._prefix.length - 1
+        return Reception.TAKEN
+
+
+class RootIgnored(Unhashed):
+    """A node without a parent hangs behind what is committed now, instead of its root."""
+
+    def _place(self, node: _Node, root: int, parent: int) -> Reception:
+        return super()._place(node, self._prefix.length, parent)
+
+
+class OrphansTaken(Unhashed):
+    """A node whose parent is not known, because it was contradicted or lost, hangs behind what is committed."""
+
+    def _place(self, node: _Node, root: int, parent: int) -> Reception:
+        if parent and parent not in self._nodes and parent not in self._passed:
+            return super()._place(node, self._prefix.length, 0)
+        return super()._place(node, root, parent)
+
+
+class LossUnnoticed(Unhashed):
+    """No new epoch begins where numbers are missing."""
+
+    def _note_numbers(self, first: int, number: int) -> None:
+        self._next_number = max(self._next_number, first + number)
 
 
 class LateCandidateUnjudged(Unhashed):
     """The pass commits the candidate behind the block without judging it."""
 
     def commit(self, token_ids: Sequence[int], num_accepted: int, *, ends: bool = False) -> PassOutcome:
-        judged = self.candidates_to_judge()
-        block = self._verifying()
-        if num_accepted == len(block.candidates) < len(judged):
+        block, judged = self._verifying(), self.candidates_to_judge()
+        if not block.alternatives and num_accepted == len(block.candidates) < len(judged):
             token_ids = (*token_ids[:-1], judged[-1])
             num_accepted = len(judged)
         return super().commit(token_ids, num_accepted, ends=ends)
@@ -112,113 +103,78 @@ class Overshoot(Unhashed):
         return super().remaining + 1
 
 
-class EpochKeptOnRollback(DraftSession):
-    """The draft throws tokens away without raising its epoch."""
-
-    def preview(self, verdict: Verdict) -> Transition | None:
-        transition = super().preview(verdict)
-        if transition is None:
-            return None
-        return Transition(
-            transition.keep,
-            transition.token_ids,
-            transition.committed_length,
-            transition.num_discarded,
-            max(self.epoch, verdict.epoch_floor),
-        )
-
-
-class TailKeptOverRollback(DraftSession):
-    """The draft goes on behind a token that was rejected."""
+class TreeKeptOverRollback(DraftSession):
+    """The draft goes on with its tree behind a token that was not in it."""
 
     def apply(self, transition: Transition) -> None:
-        tail = self._stream.slice(transition.committed_length, self._stream.length)
+        children = self._root.children
         super().apply(transition)
-        if transition.num_discarded:
-            self._stream.extend_tail(tail)
+        if not self._root.children:
+            self._root.children = [child for child in children if child not in transition.kept]
+            self._num_nodes = len(list(self._root.below()))
+            self._unsent += [node for node in self._root.below() if not node.number and node not in self._unsent]
 
 
-class FloorNotAdopted(DraftSession):
-    """The draft does not hear that the target waits for a higher epoch."""
+class ParentsUnnamed(DraftSession):
+    """Every node claims to follow the root."""
 
-    def preview(self, verdict: Verdict) -> Transition | None:
-        transition = super().preview(verdict)
-        if transition is None:
-            return None
-        epoch = self.epoch + (transition.num_discarded > 0)
-        return Transition(
-            transition.keep, transition.token_ids, transition.committed_length, transition.num_discarded, epoch
-        )
+    def _number_of(self, parent: Node | None) -> int:
+        return 0
 
 
-class TailNotOfferedAgain(DraftSession):
-    """After a lost message the draft takes up the new epoch, but not the tokens that the target lacks."""
+class NumbersGivenTwice(DraftSession):
+    """In a new epoch the draft counts from 1 again."""
 
     def apply(self, transition: Transition) -> None:
-        offered = self._offered_length
+        if transition.epoch > self._epoch:
+            self._next_number = 1
         super().apply(transition)
-        if not transition.num_discarded:
-            self._offered_length = max(offered, self.base)
+
+
+class EpochNotAdopted(DraftSession):
+    """The draft does not hear that something was lost."""
+
+    def preview(self, verdict: Verdict) -> Transition | None:
+        return super().preview(dataclasses.replace(verdict, epoch=0))
+
+
+class LostNotOfferedAgain(DraftSession):
+    """In a new epoch the draft offers only what is new, not what the target lacks."""
+
+    def apply(self, transition: Transition) -> None:
+        super().apply(dataclasses.replace(transition, epoch=self._epoch))
+        self._epoch = transition.epoch
 
 
 class OldVerdictApplied(DraftSession):
     """A verdict of an earlier life, or one that is already known, is applied again."""
 
     def preview(self, verdict: Verdict) -> Transition | None:
-        if verdict.start + len(verdict.token_ids) > self.base:
-            return super().preview(verdict)
-        self._stream._committed_length = verdict.start + len(verdict.token_ids)
+        length = verdict.start + len(verdict.token_ids)
+        if length < self.base:
+            self._prefix = type(self._prefix)(self._prefix.slice(0, length))
+            self._root = self._new_root()
+            self._num_nodes, self._unsent, self._guesses = 0, [], []
         return super().preview(verdict)
 
 
-# A tree
-
-
-class IgnoresTheLife(TreeTargetSession):
-    """Nodes of an earlier life of the draft are taken."""
-
-    def receive(self, prepared: Prepared) -> Reception:
-        return super().receive(dataclasses.replace(prepared, incarnation=self._incarnation))
-
-
-class KeepsTheTree(TreeTargetSession):
-    """What follows a token that was not committed stays."""
-
-    def _advance(self, token_ids: tuple[int, ...]) -> None:
-        children = self._children
-        super()._advance(token_ids)
-        self._children = self._children or children
-
-
-class DoesNotCompare(TreeTargetSession):
-    """A node whose place was committed by something else counts as committed."""
-
-    def _place(self, number: int, parent: int, root: int, token_id: int, weight: int) -> bool:
-        if not super()._place(number, parent, root, token_id, weight):
-            self._passed[number] = self._stream.committed_length - 1
-        return True
-
-
-class HangsEverythingOnTheEnd(TreeTargetSession):
-    """A node hangs behind what is committed now, instead of its root."""
-
-    def _place(self, number: int, parent: int, root: int, token_id: int, weight: int) -> bool:
-        return super()._place(number, parent, self._stream.committed_length, token_id, weight)
-
-
-class KeepsItsTree(TreeDraftSession):
-    """The draft goes on with its tree behind a token that was not in it."""
-
-    def apply(self, adoption: Adoption) -> None:
-        children = self._root.children
-        super().apply(adoption)
-        if not self._root.children:
-            self._root.children = [child for child in children if child not in adoption.kept]
-            self._num_nodes = len(list(self._root.below()))
-
-
-class NamesTheOldRoot(TreeDraftSession):
-    """The draft names no parents."""
-
-    def _number_of(self, parent: Node | None) -> int:
-        return 0
+TARGET_MUTANTS = (
+    IncarnationIgnored,
+    TreeKeptOverRestart,
+    ContradictedTreeKept,
+    PassedNumbersForgotten,
+    LateContradictionIgnored,
+    RootIgnored,
+    OrphansTaken,
+    LossUnnoticed,
+    LateCandidateUnjudged,
+    Overshoot,
+)
+DRAFT_MUTANTS = (
+    TreeKeptOverRollback,
+    ParentsUnnamed,
+    NumbersGivenTwice,
+    EpochNotAdopted,
+    LostNotOfferedAgain,
+    OldVerdictApplied,
+)

@@ -9,35 +9,23 @@ import tracemalloc
 import pytest
 from protocol.fuzz import MAX_LENGTH, OPENING, PROMPT, TREE_OPENING, VOCAB_SIZE, fuzz
 
+from amusd.config import MAX_FAN_OUT
 from amusd.errors import PeerProtocolError
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.drafting import MAX_FAN_OUT
-from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, Candidate, Open, Prepared, Verdict
+from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
-from amusd.protocol.target_session import Reception, TargetSession
-from amusd.protocol.tree_draft_session import TreeDraftSession
-from amusd.protocol.tree_target_session import MAX_NUMBERS, TreeTargetSession
+from amusd.protocol.target_session import MAX_NUMBERS, Reception, TargetSession
 from amusd.protocol.wire import MAX_TOKENS, encode
 
 PROMPT_HASH = EMPTY
 for token_id in PROMPT:
     PROMPT_HASH = extend(PROMPT_HASH, token_id)
-CANDIDATE = Candidate(1, 1, 0, 4, 4, (5, 6), PROMPT_HASH, more=True)
-PREPARED = Prepared(1, 1, 4, 4, PROMPT_HASH, 1, (0, 1), (5, 6), (CERTAINTY, 1), more=True)
+CHAIN = Candidate(1, 1, 4, 4, PROMPT_HASH, 1, (0, 1), (5, 6), (), more=True)
+TREE = dataclasses.replace(CHAIN, weights=(CERTAINTY, 1))
 
 
-def target() -> TargetSession[bytes]:
-    session = TargetSession[bytes](
-        sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, max_lookahead=16
-    )
-    session.attach(1)
-    return session
-
-
-def tree_target() -> TreeTargetSession:
-    session = TreeTargetSession(
-        sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, max_lookahead=16
-    )
+def target(fan_out: int = 1) -> TargetSession:
+    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=MAX_LENGTH, vocab_size=VOCAB_SIZE, fan_out=fan_out)
     session.attach(1)
     return session
 
@@ -60,64 +48,53 @@ def test_a_million_hostile_frames_are_refused_or_harmless_in_bounded_memory() ->
     assert grown < 50_000 * (1024 if sys.platform == "darwin" else 1)  # kilobytes, on macOS bytes
 
 
-HOSTILE_CANDIDATES = {
-    "an id beyond the vocabulary": dataclasses.replace(CANDIDATE, token_ids=(VOCAB_SIZE,)),
-    "more than the run-ahead": dataclasses.replace(CANDIDATE, token_ids=(5,) * 17),
-    "a base that is not committed": dataclasses.replace(CANDIDATE, base=5),
-    "a base inside the prompt": dataclasses.replace(CANDIDATE, base=3),
-    "a start before its base": dataclasses.replace(CANDIDATE, start=3),
-    "a start beyond all tokens": dataclasses.replace(CANDIDATE, start=2**63 - 1),
-    "an epoch that has no next": dataclasses.replace(CANDIDATE, epoch=2**63 - 1),
-    "an epoch too high to count": dataclasses.replace(CANDIDATE, epoch=MAX_EPOCH + 1),
-    "rows that nobody asked for": (CANDIDATE, (b"",)),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE_CANDIDATES)
-def test_a_hostile_candidate_is_refused_and_an_honest_one_taken_after_it(name: str) -> None:
-    session, hostile = target(), HOSTILE_CANDIDATES[name]
-    with pytest.raises(PeerProtocolError):
-        session.receive(*hostile) if isinstance(hostile, tuple) else session.receive(hostile)
-    assert session.num_candidates == 0
-    assert session.receive(CANDIDATE) is Reception.TAKEN
-    assert session.begin(2).candidates == (5, 6)
-
-
-def test_the_floor_above_any_epoch_that_is_taken_fits_a_frame() -> None:
-    session = target()
-    gap = dataclasses.replace(CANDIDATE, epoch=MAX_EPOCH, start=9)
-    assert session.receive(gap) is Reception.GAP
-    assert session.epoch_floor == MAX_EPOCH + 1
-    encode(session.verdict(), 1)
-
-
-HOSTILE_NODES = {
-    "an id beyond the vocabulary": dataclasses.replace(PREPARED, token_ids=(5, VOCAB_SIZE)),
-    "a root beyond its base": dataclasses.replace(PREPARED, root=5),
-    "a base that is not committed": dataclasses.replace(PREPARED, base=2**62),
-    "a parent that comes later": dataclasses.replace(PREPARED, parents=(0, 2)),
-    "a number that is none": dataclasses.replace(PREPARED, first=0),
-    "a weight above certainty": dataclasses.replace(PREPARED, weights=(1, CERTAINTY + 1)),
-    "a weight too few": dataclasses.replace(PREPARED, weights=(1,)),
+HOSTILE = {
+    "an id beyond the vocabulary": dataclasses.replace(TREE, token_ids=(5, VOCAB_SIZE)),
+    "a root beyond its base": dataclasses.replace(TREE, root=5),
+    "a root inside the prompt": dataclasses.replace(TREE, root=3),
+    "a base that is not committed": dataclasses.replace(TREE, base=2**62),
+    "a base inside the prompt": dataclasses.replace(TREE, base=3, root=3),
+    "a parent that comes later": dataclasses.replace(TREE, parents=(0, 2)),
+    "a number that is none": dataclasses.replace(TREE, first=0),
+    "a weight above certainty": dataclasses.replace(TREE, weights=(1, CERTAINTY + 1)),
+    "a weight too few": dataclasses.replace(TREE, weights=(1,)),
+    "no weights": CHAIN,
     "more nodes than a tree has": dataclasses.replace(
-        PREPARED, parents=(0,) * (MAX_NUMBERS + 1), token_ids=(5,) * (MAX_NUMBERS + 1), weights=(1,) * (MAX_NUMBERS + 1)
+        TREE, parents=(0,) * (MAX_NUMBERS + 1), token_ids=(5,) * (MAX_NUMBERS + 1), weights=(1,) * (MAX_NUMBERS + 1)
     ),
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE_NODES)
-def test_hostile_nodes_are_refused_and_honest_ones_taken_after_them(name: str) -> None:
-    session = tree_target()
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_candidates_are_refused_and_honest_ones_taken_after_them(name: str) -> None:
+    session = target(fan_out=2)
     with pytest.raises(PeerProtocolError):
-        session.receive(HOSTILE_NODES[name])
+        session.receive(HOSTILE[name])
     assert session.num_nodes == 0
-    assert session.receive(PREPARED) is Reception.TAKEN
+    assert session.receive(TREE) is Reception.TAKEN
     assert session.begin(2).candidates == (5, 6)
 
 
+def test_a_chain_with_weights_or_rows_that_nobody_asked_for_is_refused() -> None:
+    session = target()
+    with pytest.raises(PeerProtocolError):
+        session.receive(TREE)
+    with pytest.raises(PeerProtocolError):
+        session.receive(CHAIN, (b"", b""))
+    assert session.receive(CHAIN) is Reception.TAKEN
+    assert session.begin(2).candidates == (5, 6)
+
+
+def test_an_epoch_after_any_number_that_is_taken_fits_a_frame() -> None:
+    session = target()
+    assert session.receive(dataclasses.replace(CHAIN, first=2**62)) is Reception.TAKEN
+    assert session.epoch == 1
+    encode(session.verdict(), 1)
+
+
 def test_a_node_offered_for_ever_under_new_numbers_takes_no_more_memory() -> None:
-    session, number = tree_target(), 1
-    same = dataclasses.replace(PREPARED, parents=(0,) * 1000, token_ids=(5,) * 1000, weights=(1,) * 1000)
+    session, number = target(fan_out=2), 1
+    same = dataclasses.replace(TREE, parents=(0,) * 1000, token_ids=(5,) * 1000, weights=(1,) * 1000)
     tracemalloc.start()
     try:
         for _ in range(50):
@@ -140,7 +117,8 @@ HOSTILE_OPENINGS = {
     "no tokens in a message": {"tokens_per_message": 0},
     "a fan without end": {"fan_out": MAX_FAN_OUT + 1},
     "rows without end": {"fan_out": 1, "rows_per_step": 2**63 - 1},
-    "a tree without rows": {"fan_out": 1, "rows_per_step": 0},
+    "a tree without rows": {"rows_per_step": 0},
+    "no candidates behind a token": {"fan_out": 0},
 }
 
 
@@ -148,10 +126,10 @@ HOSTILE_OPENINGS = {
 def test_a_hostile_opening_is_refused(name: str) -> None:
     opening: Open = dataclasses.replace(OPENING, **HOSTILE_OPENINGS[name])  # type: ignore[arg-type]  # any field
     with pytest.raises(PeerProtocolError):
-        (TreeDraftSession if opening.fan_out else DraftSession)(opening)
+        DraftSession(opening)
 
 
-@pytest.mark.parametrize("session_type", [DraftSession, TreeDraftSession])
+@pytest.mark.parametrize("opening", [OPENING, TREE_OPENING], ids=["chain", "tree"])
 @pytest.mark.parametrize(
     "verdict",
     [
@@ -163,10 +141,8 @@ def test_a_hostile_opening_is_refused(name: str) -> None:
         Verdict(1, 1, 0, 3, (9, 5), 0),
     ],
 )
-def test_a_hostile_verdict_is_refused_and_an_honest_one_taken_after_it(
-    session_type: type[DraftSession | TreeDraftSession], verdict: Verdict
-) -> None:
-    session = session_type(TREE_OPENING)
+def test_a_hostile_verdict_is_refused_and_an_honest_one_taken_after_it(opening: Open, verdict: Verdict) -> None:
+    session = DraftSession(opening)
     with pytest.raises(PeerProtocolError):
         session.preview(verdict)
     assert session.base == 4

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol.harness import Harness
-from protocol.schedule import Faults
+from protocol.harness import Faults, Harness
 
 from amusd.protocol.target_session import Reception
 
@@ -29,15 +28,15 @@ def test_text_is_the_targets_under_any_schedule(name: str, seed: int, max_lookah
     harness = Harness(seed=seed, faults=FAULTS[name], max_lookahead=max_lookahead, max_length=max_length)
     harness.run()
     assert Reception.FOREIGN not in harness.receptions
-    if name == "perfect draft":
+    if name == "perfect draft" and harness.fan_out == 1:
         assert harness.num_rollbacks == 0
-        assert not {Reception.CONTRADICTED, Reception.GAP} & set(harness.receptions)
+        assert Reception.CONTRADICTED not in harness.receptions
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_really_happens(name: str) -> None:
     """The runs above prove something only if acceptances, rollbacks, gaps and stale messages occur in them."""
-    harnesses = [Harness(seed=seed, faults=FAULTS[name]) for seed in range(40)]
+    harnesses = [Harness(seed=seed, faults=FAULTS[name]) for seed in range(240)]
     for harness in harnesses:
         harness.run()
     receptions = {reception for harness in harnesses for reception in harness.receptions}
@@ -50,7 +49,10 @@ def test_every_fault_really_happens(name: str) -> None:
     if FAULTS[name].vanish:
         assert sum(harness.num_alone for harness in harnesses) > 0
     if name == "losses":
-        assert Reception.GAP in receptions
+        assert sum(harness.num_gaps for harness in harnesses) > 0
+    assert sum(harness.num_adopted for harness in harnesses) > 50
+    assert sum(harness.num_alternatives for harness in harnesses) > 100
+    assert sum(harness.num_rescued for harness in harnesses) > 10 or name in ("weak draft", "perfect draft")
 
 
 @settings(max_examples=200, deadline=None)
@@ -62,6 +64,7 @@ def test_a_flawless_draft_is_heard_again_after_any_faults(seed: int, num_steps: 
         harness.step()
     harness.settle()
     assert harness.target.num_candidates > 0
+    assert harness.knows_all
     harness.check()
 
 
@@ -85,4 +88,5 @@ def test_a_draft_that_comes_back_is_heard_whatever_was_committed_without_it(
     harness.restart_draft()
     harness.settle()
     assert harness.target.num_candidates > 0
+    assert harness.knows_all
     harness.check()

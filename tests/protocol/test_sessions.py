@@ -9,7 +9,7 @@ import pytest
 from amusd.errors import InvariantError, PeerProtocolError
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate, Open
+from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import Reception, TargetSession
 
 PROMPT = (1, 2, 3)
@@ -23,25 +23,36 @@ def hash_of(tokens: tuple[int, ...]) -> int:
     return value
 
 
-def target(attached: bool = True) -> TargetSession:
-    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, max_lookahead=6)
-    if attached:
-        session.attach(1)
+def target(**options: bool) -> TargetSession:
+    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, **options)
+    session.attach(1)
     return session
 
 
 def candidate(
-    *tokens: int, behind: tuple[int, ...] = PROMPT, base: int = 3, epoch: int = 0, more: bool = True
+    *tokens: int, first: int = 1, parent: int = 0, root: tuple[int, ...] = PROMPT, base: int = 3, more: bool = True
 ) -> Candidate:
-    return Candidate(1, 1, epoch, base, len(behind), tokens, hash_of(behind), more)
+    """A path, numbered from `first` on, behind node `parent`."""
+    parents = (parent, *range(first, first + len(tokens) - 1)) if tokens else ()
+    return Candidate(1, 1, base, len(root), hash_of(root), first, parents, tokens, (), more)
+
+
+def grow(session: DraftSession, *tokens: int) -> None:
+    session.grow(session.next_nodes(), [[(token_id, 1.0)] for token_id in tokens])
 
 
 def draft(*tail: int) -> DraftSession:
+    """What it has drafted was offered token by token, under the numbers 1, 2, ..."""
     session = DraftSession(OPENING)
     for token_id in tail:
-        session.extend((token_id,))
+        grow(session, token_id)
         session.offer()
     return session
+
+
+def text(session: DraftSession) -> tuple[int, ...]:
+    """The whole chain."""
+    return (*session.committed, *(node.token_id for node in session.root.below()))
 
 
 def judge(session: TargetSession, *tokens: int, accepted: int, block: int = 6) -> None:
@@ -69,10 +80,10 @@ def test_all_accepted_and_the_next_token_is_the_drafts_own() -> None:
     transition = other.preview(session.verdict())
     assert transition is not None
     other.apply(transition)
-    assert transition.num_discarded == 0
-    assert (other.token_ids, other.base, other.epoch) == ((*PROMPT, 4, 5, 6, 7), 6, 0)
+    assert (transition.num_discarded, transition.token_ids) == (0, ())
+    assert (text(other), other.base) == ((*PROMPT, 4, 5, 6, 7), 6)
     # What was on its way is still good: it overlaps the bonus token, and goes on behind it.
-    assert session.receive(candidate(6, 7, behind=(*PROMPT, 4, 5))) is Reception.TAKEN
+    assert session.receive(candidate(6, 7, first=3, parent=2)) is Reception.TAKEN
     assert session.begin(6).candidates == (7,)
 
 
@@ -80,15 +91,17 @@ def test_all_accepted_and_the_next_token_differs() -> None:
     session, other = target(), draft(4, 5, 6, 7)
     session.receive(candidate(4, 5))
     judge(session, 4, 5, 9, accepted=2)
-    assert session.epoch_floor == 0
-    assert session.receive(candidate(6, 7, behind=(*PROMPT, 4, 5))) is Reception.CONTRADICTED
-    assert session.epoch_floor == 1
+    assert not session.draft_restarting
+    assert session.receive(candidate(6, first=3, parent=2)) is Reception.CONTRADICTED
     assert session.draft_restarting
+    session.begin(6)
+    assert session.receive(candidate(7, first=4, parent=3)) is Reception.STALE
+    assert not session.draft_restarting  # what follows a contradicted token is no news
     transition = other.preview(session.verdict())
     assert transition is not None
     other.apply(transition)
-    assert (transition.num_discarded, other.epoch) == (2, 1)
-    assert other.token_ids == (*PROMPT, 4, 5, 9)
+    assert transition.num_discarded == 2
+    assert text(other) == (*PROMPT, 4, 5, 9)
 
 
 def test_all_accepted_and_the_next_token_comes_before_the_drafts_own() -> None:
@@ -98,9 +111,8 @@ def test_all_accepted_and_the_next_token_comes_before_the_drafts_own() -> None:
     transition = other.preview(session.verdict())
     assert transition is not None
     other.apply(transition)
-    assert (transition.num_discarded, other.epoch, other.token_ids) == (0, 0, (*PROMPT, 4, 5, 9))
-    # No tokens were thrown away, so the chain goes on in the same epoch.
-    other.extend((8,))
+    assert (transition.num_discarded, text(other)) == (0, (*PROMPT, 4, 5, 9))
+    grow(other, 8)
     message = other.offer()
     assert message is not None
     assert session.receive(message) is Reception.TAKEN
@@ -112,12 +124,12 @@ def test_rejected_at_each_index(index: int) -> None:
     session, other = target(), draft(4, 5, 6, 7)
     session.receive(candidate(4, 5, 6, 7))
     judge(session, *(4, 5, 6, 7)[:index], 9, accepted=index)
-    assert session.epoch_floor == 1
+    assert session.draft_restarting
     transition = other.preview(session.verdict())
     assert transition is not None
     other.apply(transition)
     assert transition.num_discarded == 4 - index
-    assert (other.token_ids, other.epoch) == ((*PROMPT, *(4, 5, 6, 7)[:index], 9), 1)
+    assert text(other) == (*PROMPT, *(4, 5, 6, 7)[:index], 9)
 
 
 def test_no_candidate_in_time() -> None:
@@ -131,21 +143,18 @@ def test_a_late_candidate_is_judged_in_the_place_of_the_bonus_token() -> None:
     session = target()
     session.receive(candidate(4))
     session.begin(6)
-    session.receive(candidate(5, 6, behind=(*PROMPT, 4)))
+    session.receive(candidate(5, 6, first=2, parent=1))
     assert session.candidates_to_judge() == (4, 5)
     session.commit((4, 5), 2)
     assert session.begin(6).candidates == (6,)
 
 
-def test_a_block_keeps_what_it_was_drawn_from_when_its_chain_ends_during_the_pass() -> None:
-    session = TargetSession(
-        sequence_id=1, prompt=PROMPT, max_length=20, vocab_size=100, max_lookahead=6, wants_rows=True
-    )
-    session.attach(1)
+def test_a_block_keeps_what_it_was_drawn_from_when_the_draft_is_lost_during_the_pass() -> None:
+    session = target(wants_rows=True)
     session.receive(candidate(4, 5), ("row of 4", "row of 5"))
     session.begin(1)
     assert session.rows_to_judge() == ("row of 4", "row of 5")  # a late candidate is judged too
-    assert session.receive(candidate(7, behind=(*PROMPT, 4, 5, 6)), ("row of 7",)) is Reception.GAP
+    session.detach()
     assert session.candidates_to_judge() == (4,)
     assert session.rows_to_judge() == ("row of 4",)
 
@@ -158,20 +167,21 @@ def test_a_verdict_carries_all_that_the_draft_may_not_know() -> None:
     transition = other.preview(session.verdict())
     assert transition is not None
     other.apply(transition)
-    assert other.token_ids == (*PROMPT, 4, 5, 6)
+    assert text(other) == (*PROMPT, 4, 5, 6)
 
 
-def test_a_lost_candidate_is_offered_again_under_the_next_epoch() -> None:
+def test_a_lost_candidate_is_offered_again_in_the_next_epoch() -> None:
     session, other = target(), draft(4)
-    other.extend((5,))
+    grow(other, 5)
     message = other.offer()
     assert message is not None
-    assert session.receive(message) is Reception.GAP
+    assert session.receive(message) is Reception.STALE  # number 1 was lost
+    assert session.epoch == 1
     judge(session, 4, accepted=0)
     transition = other.preview(session.verdict())
     assert transition is not None
     other.apply(transition)
-    assert (transition.num_discarded, other.epoch, other.token_ids) == (0, 1, (*PROMPT, 4, 5))
+    assert (transition.num_discarded, other.epoch, text(other)) == (0, 1, (*PROMPT, 4, 5))
     message = other.offer()
     assert message is not None
     assert session.receive(message) is Reception.TAKEN
@@ -188,9 +198,9 @@ def test_candidates_of_an_earlier_life_are_stale() -> None:
 def test_a_late_message_of_an_earlier_request_changes_nothing() -> None:
     session = target()
     session.receive(candidate(4))
-    before = (session.committed, session.num_candidates, session.epoch_floor, session.verdict())
+    before = (session.committed, session.num_candidates, session.verdict())
     assert session.receive(dataclasses.replace(candidate(9), sequence_id=0)) is Reception.STALE
-    assert (session.committed, session.num_candidates, session.epoch_floor, session.verdict()) == before
+    assert (session.committed, session.num_candidates, session.verdict()) == before
     newer = draft(4)
     verdict = dataclasses.replace(session.verdict(), sequence_id=0, token_ids=(9,))
     assert newer.preview(verdict) is None
@@ -203,22 +213,54 @@ def test_a_candidate_from_another_prefix_is_dropped() -> None:
     assert session.num_candidates == 0
 
 
+def test_a_number_is_given_once() -> None:
+    session = target()
+    session.receive(candidate(4))
+    session.receive(candidate(5))
+    assert session.begin(6).candidates == (4,)
+
+
 def test_a_draft_that_is_done_says_so_once() -> None:
     other = DraftSession(dataclasses.replace(OPENING, max_lookahead=2))
-    other.extend((4,))
+    grow(other, 4)
     first = other.offer()
-    other.extend((5,))
+    grow(other, 5)
     second = other.offer()
     assert first is not None
     assert second is not None
     assert (first.more, second.more) == (True, False)
     assert other.offer() is None
-    assert other.room == 0
+    assert not other.has_work
+
+
+def test_several_tokens_of_one_step_make_one_path_and_a_message_of_so_many() -> None:
+    other = DraftSession(dataclasses.replace(OPENING, tokens_per_message=3))
+    grow(other, 4, 5)
+    assert other.offer() is None
+    assert [node.token_id for node in other.next_nodes()] == [5]
+    grow(other)  # nothing more to propose: what there is goes out
+    message = other.offer()
+    assert message is not None
+    assert (message.parents, message.token_ids, message.weights, message.more) == ((0, 1), (4, 5), (), False)
+
+
+def test_a_token_travels_with_what_it_was_drawn_from_also_when_it_is_offered_again() -> None:
+    other = DraftSession(OPENING)
+    other.grow(other.next_nodes(), [[(4, 1.0)], [(5, 1.0)]], [b"row of 4", b"row of 5"])
+    message = other.offer()
+    assert message is not None
+    assert message.draft_probs == (b"row of 4", b"row of 5")
+    transition = other.preview(Verdict(1, 1, 1, 3, (4,), 0))
+    assert transition is not None
+    other.apply(transition)
+    message = other.offer()
+    assert message is not None
+    assert (message.token_ids, message.draft_probs) == ((5,), (b"row of 5",))
 
 
 def test_a_drafter_without_a_proposal_says_so() -> None:
     other = draft()
-    other.extend(())
+    grow(other)
     message = other.offer()
     assert message is not None
     assert (message.token_ids, message.more) == ((), False)
@@ -239,30 +281,36 @@ def test_a_drafter_without_a_proposal_says_so() -> None:
     "message",
     [
         candidate(4, base=4),
-        candidate(4, base=2, behind=(1, 2)),
-        candidate(4, behind=(1, 2), base=3),
+        candidate(4, base=2, root=(1, 2)),
+        candidate(4, root=(1, 2)),
+        candidate(4, root=(*PROMPT, 4)),
         candidate(100),
         candidate(-1),
-        candidate(4, 5, 6, 7, 8, 9, 10),
-        candidate(5),
+        candidate(4, parent=1),
+        candidate(4, first=0),
+        dataclasses.replace(candidate(4), parents=()),
+        dataclasses.replace(candidate(4), weights=(1,)),
     ],
     ids=[
         "base beyond committed",
         "base in prompt",
-        "start before base",
+        "root in prompt",
+        "root beyond base",
         "id too large",
         "negative id",
-        "too far",
-        "changed",
+        "parent that comes later",
+        "number that is none",
+        "no parent",
+        "weight in a chain",
     ],
 )
 def test_an_illegal_candidate_is_refused_and_changes_nothing(message: Candidate) -> None:
     session = target()
     session.receive(candidate(4))
-    before = (session.committed, session.num_candidates, session.epoch_floor, session.verdict())
+    before = (session.committed, session.num_candidates, session.verdict())
     with pytest.raises(PeerProtocolError):
         session.receive(message)
-    assert (session.committed, session.num_candidates, session.epoch_floor, session.verdict()) == before
+    assert (session.committed, session.num_candidates, session.verdict()) == before
     assert session.begin(6).candidates == (4,)
 
 
@@ -290,7 +338,7 @@ def test_an_impossible_commit_is_refused_and_changes_nothing(tokens: tuple[int, 
 
 
 def test_the_limit_is_kept() -> None:
-    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=5, vocab_size=100, max_lookahead=6)
+    session = TargetSession(sequence_id=1, prompt=PROMPT, max_length=5, vocab_size=100)
     session.attach(1)
     session.receive(candidate(4, 5, 6))
     assert session.begin(6).candidates == (4,)
@@ -325,14 +373,14 @@ def test_a_detached_draft_is_not_heard_and_not_waited_for() -> None:
     session.receive(candidate(4))
     session.detach()
     assert (session.num_candidates, session.may_get_more) == (0, False)
-    assert session.receive(candidate(5, behind=(*PROMPT, 4))) is Reception.STALE
+    assert session.receive(candidate(5, first=2, parent=1)) is Reception.STALE
 
 
 def test_more_tokens_than_room_are_refused() -> None:
     other = draft()
     with pytest.raises(ValueError, match="room"):
-        other.extend((1,) * 7)
-    assert other.length == 3
+        grow(other, *(1,) * 7)
+    assert text(other) == PROMPT
 
 
 @pytest.mark.parametrize(
@@ -342,6 +390,8 @@ def test_more_tokens_than_room_are_refused() -> None:
         dataclasses.replace(OPENING, max_length=2),
         dataclasses.replace(OPENING, max_lookahead=0),
         dataclasses.replace(OPENING, tokens_per_message=0),
+        dataclasses.replace(OPENING, fan_out=0),
+        dataclasses.replace(OPENING, rows_per_step=0),
     ],
 )
 def test_an_illegal_opening_is_refused(opening: Open) -> None:

@@ -24,7 +24,6 @@ from amusd.protocol.messages import (
     Hello,
     Message,
     Open,
-    Prepared,
     Shutdown,
     Verdict,
 )
@@ -45,24 +44,25 @@ FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES
 BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
 """Without their checksum."""
 DRAWN = Distribution(temperature=0.5, top_k=3, seed=9, logit_bias=((4, -1.5), (5, 2.0)))
-CANDIDATE = Candidate(7, 1, 3, 10, 12, (5, 6), 2**64 - 1, more=True)
+CANDIDATE = Candidate(7, 1, 10, 9, 2**64 - 1, 4, (0, 4), (5, 6), (), more=True)
+TREE = Candidate(7, 1, 10, 9, 5, 4, (0, 4), (5, 6), (60_000, 1), more=False)
 GOLDEN = {
-    CANDIDATE: "414d5344 0500 0300 efcdab8967452301 1500000000000000"
-    "0700000000000000 0100000000000000 0300000000000000 0a00000000000000 0c00000000000000"
-    "02000000 ffffffffffffffff 01 00000000 05000000 06000000",
-    Prepared(7, 1, 10, 9, 5, 4, (0, 4), (5, 6), (60_000, 1), more=False): "414d5344 0500 0900 efcdab8967452301"
-    "1500000000000000 0700000000000000 0100000000000000 0a00000000000000 0900000000000000 0500000000000000"
-    "0400000000000000 02000000 02000000 02000000 00 00000000 04000000 05000000 06000000 60ea0000 01000000",
-    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8): "414d5344 0500 0200 efcdab8967452301 1500000000000000"
+    CANDIDATE: "414d5344 0600 0300 efcdab8967452301 1500000000000000"
+    "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 ffffffffffffffff 0400000000000000"
+    "02000000 02000000 00000000 01 00000000 00000000 04000000 05000000 06000000",
+    TREE: "414d5344 0600 0300 efcdab8967452301 1500000000000000"
+    "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 0500000000000000 0400000000000000"
+    "02000000 02000000 02000000 00 00000000 00000000 04000000 05000000 06000000 60ea0000 01000000",
+    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8): "414d5344 0600 0200 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
     "02000000 0300000000000000 0800000000000000 05000000 61 06000000 08000000"
     "000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
     "0000000000000000 0300000000000000 0900000000000000 00 04000000 000000000000f8bf 05000000 0000000000000040",
-    Close(7, FinishReason.LENGTH): "414d5344 0500 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
-    Failed(Role.DRAFT, "E", "ü"): "414d5344 0500 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
-    Shutdown(): "414d5344 0500 0800 efcdab8967452301 1500000000000000",
+    Close(7, FinishReason.LENGTH): "414d5344 0600 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
+    Failed(Role.DRAFT, "E", "ü"): "414d5344 0600 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
+    Shutdown(): "414d5344 0600 0800 efcdab8967452301 1500000000000000",
 }
-"""Frames of version 5, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
+"""Frames of version 6, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
 
 
 def with_a_bit_flipped(frame: bytes) -> Iterator[bytes]:
@@ -156,18 +156,18 @@ def test_bytes_behind_the_end_are_refused(name: str) -> None:
     ("offset", "value", "reason"),
     [
         (0, b"AMSE", "not a frame"),
-        (4, b"\x01\x00", "protocol version 1, this side speaks 5"),
+        (4, b"\x01\x00", "protocol version 1, this side speaks 6"),
         (6, b"\x00\x00", "unknown message kind 0"),
         (6, b"\x63\x00", "unknown message kind 99"),
         (24, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
-        (64, b"\xff" * 4, "4294967295 token ids, at most"),
-        (64, struct.pack("<I", MAX_TOKENS), "token ids announced, 19 bytes left"),
-        (77, b"\xff" * 4, "4294967295 rows, at most"),
-        (77, struct.pack("<I", 9), "9 rows announced, 11 bytes left"),
-        (89, struct.pack("<I", MAX_ROW_BYTES + 1), "bytes of a row, at most"),
-        (89, struct.pack("<I", 100), "bytes of a row announced, 7 bytes left"),
-        (76, b"\x02", "none of"),
-        (81, b"\xff" * 4, "negative token id"),
+        (72, b"\xff" * 4, "4294967295 token ids, at most"),
+        (72, struct.pack("<I", MAX_TOKENS), "token ids announced, 43 bytes left"),
+        (85, b"\xff" * 4, "4294967295 rows, at most"),
+        (85, struct.pack("<I", 9), "9 rows announced, 11 bytes left"),
+        (121, struct.pack("<I", MAX_ROW_BYTES + 1), "bytes of a row, at most"),
+        (121, struct.pack("<I", 100), "bytes of a row announced, 7 bytes left"),
+        (84, b"\x02", "none of"),
+        (93, b"\xff" * 4, "negative token id"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_reason(offset: int, value: bytes, reason: str) -> None:
@@ -193,7 +193,7 @@ def test_bad_utf8_and_oversized_texts_and_names_are_refused() -> None:
 
 def test_an_announced_length_allocates_nothing_before_it_is_checked() -> None:
     frame = bytearray(BODIES["Candidate"])
-    frame[64:68] = struct.pack("<I", MAX_TOKENS)
+    frame[72:76] = struct.pack("<I", MAX_TOKENS)
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
@@ -253,9 +253,9 @@ def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value
         Verdict(0, 0, 0, 0, (0,) * (MAX_TOKENS + 1), 0),
         Verdict(0, 0, 0, 0, (0.5,), 0),  # type: ignore[arg-type]  # the mistake under test
         Verdict(None, 0, 0, 0, (), 0),  # type: ignore[arg-type]  # the mistake under test
-        Candidate(0, 0, 0, 0, 0, (), -1, more=True),
-        Candidate(0, 0, 0, 0, 0, (), 2**64, more=True),
-        Candidate(0, 0, 0, 0, 0, (), 0, more=2),  # type: ignore[arg-type]  # the mistake under test
+        Candidate(0, 0, 0, 0, -1, 0, (), (), (), more=True),
+        Candidate(0, 0, 0, 0, 2**64, 0, (), (), (), more=True),
+        Candidate(0, 0, 0, 0, 0, 0, (), (), (), more=2),  # type: ignore[arg-type]  # the mistake under test
         Close(0, "tired"),  # type: ignore[arg-type]  # the mistake under test
         Failed(Role.DRAFT, "E", "x" * (MAX_TEXT_BYTES + 1)),
         Failed(Role.DRAFT, "E", "\ud800"),

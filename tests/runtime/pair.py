@@ -14,7 +14,6 @@ from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.oracle import OracleDrafter, Schedule
-from amusd.drafters.tree import TreeDrafter
 from amusd.engine import Engine
 from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
@@ -29,7 +28,7 @@ VOCAB_SIZE = 50
 WIDTH = 9
 PROMPT = (3, 1, 4, 1, 5)
 TIMEOUT_SECONDS = 30.0
-NO_TREES: Mapping[str, Callable[[], TreeDrafter]] = MappingProxyType({})
+NO_TREES: Mapping[str, Callable[[], Drafter]] = MappingProxyType({})
 
 
 class PacedModel(TableModel):
@@ -79,7 +78,7 @@ class DraftThread:
     def run(
         self,
         factories: Mapping[str, Callable[[], Drafter]],
-        tree_factories: Mapping[str, Callable[[], TreeDrafter]] = NO_TREES,
+        tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
     ) -> None:
         drafters = LoadedDrafters(factories, vocab_size=0, tokenizer_hash="", tree_factories=tree_factories)
         try:
@@ -100,7 +99,7 @@ class KeepingRecorder(Recorder):
 @contextmanager
 def pair(
     factories: Mapping[str, Callable[[], Drafter]],
-    tree_factories: Mapping[str, Callable[[], TreeDrafter]] = NO_TREES,
+    tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
     *,
     eos_token_id: int | None = None,
     seed: int = 0,

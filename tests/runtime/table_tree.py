@@ -9,11 +9,12 @@ from runtime.pair import VOCAB_SIZE, target_model
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
+from amusd.drafters.base import Drafter
 from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.oracle import right_with_probability
-from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, Guesses
+from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT
 from amusd.models.table import TableModel
-from amusd.protocol.tree_draft_session import Node
+from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
 
 WEIGHTS = (0.8, 0.1, 0.05, 0.03)
@@ -38,7 +39,7 @@ def spread(seed: int, accept: float = 0.6, accept_next: float = 0.5) -> Places:
     return place
 
 
-class TableTreeDrafter:
+class TableTreeDrafter(Drafter):
     """Ranks by `model`, recomputing each node's path; where `places` says so, the best token stands at another rank."""
 
     def __init__(
@@ -50,10 +51,14 @@ class TableTreeDrafter:
         self._distribution = GREEDY
         self._row = lru_cache(maxsize=4096)(self._compute_row)
 
+    @property
+    def length(self) -> int:
+        return len(self._context)
+
     def set_distribution(self, distribution: Distribution) -> None:
         self._distribution = distribution
 
-    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         assert len(token_ids) <= capacity
         self._fan_out = fan_out
         self._context = list(token_ids)
@@ -62,7 +67,7 @@ class TableTreeDrafter:
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
 
-    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
         assert (root.position, root.token_id) == (len(self._context) - 1, self._context[-1])
         assert nodes[0] is root or (root.computed and root not in nodes)
         assert len(nodes) == 1 or nodes[0] is not root
@@ -74,7 +79,8 @@ class TableTreeDrafter:
             self._computed.add(node)
         return found
 
-    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+    def follow(self, transition: Transition) -> None:
+        kept, token_ids, alive = transition.kept, transition.token_ids, transition.alive
         assert not (token_ids and alive)
         assert [node.position for node in kept] == [len(self._context) + number for number in range(len(kept))]
         self._context += [*(node.token_id for node in kept), *token_ids]

@@ -28,8 +28,8 @@ def opening(lookahead: int = 8) -> Open:
     return Open(1, 1, PROMPT, 100, "same", lookahead, 1)
 
 
-def verdict(start: int, token_ids: tuple[int, ...], floor: int = 0) -> Verdict:
-    return Verdict(1, 1, floor, start, token_ids, 0)
+def verdict(start: int, token_ids: tuple[int, ...], epoch: int = 0) -> Verdict:
+    return Verdict(1, 1, epoch, start, token_ids, 0)
 
 
 @pytest.mark.parametrize(("num_drafted", "divergence"), [(n, d) for n in range(1, 8) for d in range(n)])
@@ -37,15 +37,16 @@ def test_after_a_rollback_at_any_index_the_draft_equals_a_fresh_one(num_drafted:
     """R1 and R10: the crop is exact at the first index, the last and all between, and so is what is proposed next."""
     drafter = AutoregressiveDrafter(target_model())
     manager = RollbackManager(opening(), drafter)
-    while manager.session.length < len(PROMPT) + num_drafted:
+    while manager.length < len(PROMPT) + num_drafted:
         manager.propose()
-    kept = manager.session.token_ids[len(PROMPT) : len(PROMPT) + divergence]
-    other = (manager.session.token_ids[len(PROMPT) + divergence] + 1) % VOCAB_SIZE
-    transition = manager.apply(verdict(len(PROMPT), (*kept, other), floor=1))
+    path = tuple(node.token_id for node in manager.session.root.below())
+    kept, other = path[:divergence], (path[divergence] + 1) % VOCAB_SIZE
+    transition = manager.apply(verdict(len(PROMPT), (*kept, other)))
     assert transition is not None
     assert transition.num_discarded == num_drafted - divergence
     stream = (*PROMPT, *kept, other)
-    assert manager.session.token_ids == stream
+    assert manager.session.committed == stream
+    assert manager.session.num_nodes == 0
     assert drafter.length == len(stream)
     assert drafter.cache_length <= len(stream) - 1
     fresh = AutoregressiveDrafter(target_model())
@@ -136,18 +137,28 @@ class FailingOracle(OracleDrafter):
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)
-@pytest.mark.parametrize("fail_in", ["propose", "truncate"])
 @pytest.mark.parametrize("fail_at", [0, 4])
-def test_an_error_of_the_draft_surfaces_and_the_text_is_whole(mode: Mode, fail_in: str, fail_at: int) -> None:
+def test_an_error_of_the_draft_surfaces_and_the_text_is_whole(mode: Mode, fail_at: int) -> None:
     """R8: never printed and swallowed. The draft's own thread raises it, the target goes on alone and says why."""
-    with pair({"failing": lambda: FailingOracle(fail_in, fail_at)}) as (engine, draft):
+    with pair({"failing": lambda: FailingOracle("propose", fail_at)}) as (engine, draft):
         answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
         assert engine.draft_failure is not None
         again = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
     assert answer.token_ids == again.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
-    assert draft.error is not None
-    if fail_in == "propose":
-        assert isinstance(draft.error, MemoryError)
+    assert isinstance(draft.error, MemoryError)
+
+
+@pytest.mark.parametrize("mode", SPECULATIVE)
+def test_a_draft_that_cannot_follow_a_verdict_is_opened_again_and_says_so(
+    mode: Mode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pair({"failing": lambda: FailingOracle("truncate", 0)}) as (engine, draft):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(mode, 4))
+        assert engine.draft_failure is None
+    assert answer.token_ids == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert answer.metrics.num_accepted > 0
+    assert draft.error is None
+    assert any("opened again" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)

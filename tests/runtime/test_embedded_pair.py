@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runtime.pair import NO_TREES, DraftThread, KeepingRecorder
 
 from amusd.answer import Generation
@@ -22,11 +23,12 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.ngram_cache import NgramCache
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
-from amusd.drafters.tree import ModelTreeDrafter, TreeDrafter
+from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model
+from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
@@ -39,8 +41,9 @@ pytestmark = [pytest.mark.embedded, pytest.mark.timeout(600)]
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
 WIDTH = 8
-OF_TARGET = LoadOptions(numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512)
-OF_DRAFT = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=512)
+FASTEST = fastest_dtype(torch.device("cpu"))
+OF_TARGET = LoadOptions(numerics=Numerics(width=WIDTH, fixed=True), max_model_len=512, dtype=FASTEST)
+OF_DRAFT = LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=512, dtype=FASTEST)
 
 
 class UnevenOracle(OracleDrafter):
@@ -65,7 +68,7 @@ def engine_over(
     target: tuple[CachedModel, HuggingFaceTokenizer],
     factories: Mapping[str, Callable[[], Drafter]],
     max_delay_seconds: float = 0.0,
-    tree_factories: Mapping[str, Callable[[], TreeDrafter]] = NO_TREES,
+    tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
 ) -> Iterator[Engine]:
     target_end, draft_end = memory_pair(seed=3, max_delay_seconds=max_delay_seconds)
     draft = DraftThread(draft_end)
@@ -165,7 +168,7 @@ def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
     target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path, temperature: float
 ) -> None:
     draft = load_embedded_draft(embedded_folder, OF_DRAFT, vocab_size=8192)
-    trees: dict[str, Callable[[], TreeDrafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
+    trees: dict[str, Callable[[], Drafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=32)
     prompt = "Name a city and a river."
     with engine_over(target, {}, max_delay_seconds=0.005, tree_factories=trees) as engine:

@@ -51,7 +51,7 @@ HOSTILE = {
     ),
     "a verdict with an id that no model has": Verdict(1, 1, 0, 4, (VOCAB,), 0),
     "a verdict for nobody": Verdict(9, 1, 0, 4, (1,), 0),
-    "a message of its own side": Candidate(1, 1, 0, 4, 4, (1,), 0, more=True),
+    "a message of its own side": Candidate(1, 1, 4, 4, 0, 1, (0,), (1,), (), more=True),
 }
 
 
@@ -156,7 +156,7 @@ def test_a_drafter_that_there_is_not_is_refused_in_one_line_and_the_draft_goes_o
     worker.run()
     assert worker.num_ignored == 2
     lines = [record.getMessage() for record in caplog.records]
-    kind, there = ("a drafter of trees", "none") if opening.fan_out else ("a drafter", "ngram")
+    kind, there = ("a drafter of trees", "none") if opening.fan_out > 1 else ("a drafter", "ngram")
     assert lines == [
         f"opened no sequence: the target asks for {kind} '\\x1b[2Jwishful\\nthinking'; this draft has: {there}"
     ]

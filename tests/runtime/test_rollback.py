@@ -1,71 +1,213 @@
-"""Stream, cache and drafter state go back together, or not at all."""
+"""The tree of a draft and what its drafter keeps of it go back together, or not at all."""
 
 from __future__ import annotations
 
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, target_model
+from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.errors import PeerProtocolError, RollbackError
+from amusd.drafters.base import Drafter
+from amusd.drafters.ngram_cache import NgramCache
+from amusd.errors import PeerProtocolError, RankLostError, RollbackError
+from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager
 
-
-class BrittleDrafter(AutoregressiveDrafter):
-    """Fails in a method when told to, after having done half of its work."""
-
-    fail_in = ""
-
-    def truncate(self, length: int) -> None:
-        super().truncate(length)
-        if self.fail_in == "truncate":
-            raise RuntimeError("device lost")
-
-    def commit(self, token_ids: tuple[int, ...]) -> None:  # type: ignore[override]  # always a tuple here
-        super().commit(token_ids[:1])
-        if self.fail_in == "commit":
-            raise RuntimeError("device lost")
-        super().commit(token_ids[1:])
+OPENINGS = {
+    "chain": Open(1, 1, PROMPT, 100, "brittle", 8, 1),
+    "tree": Open(1, 1, PROMPT, 100, "brittle", 8, 1, fan_out=3, rows_per_step=2),
+}
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "chain": lambda: AutoregressiveDrafter(target_model()),
+    "tree": lambda: TableTreeDrafter(places=spread(5), ngrams=NgramCache(1, 3)),
+}
+Result = TypeVar("Result")
 
 
-def manager_with_tail(num_drafted: int = 4) -> RollbackManager:
-    manager = RollbackManager(Open(1, 1, PROMPT, 100, "brittle", 8, 1), BrittleDrafter(target_model()))
-    while manager.session.length < len(PROMPT) + num_drafted:
+class DeviceLostError(RuntimeError):
+    """In a call of this name."""
+
+
+class BrittleDrafter(Drafter):
+    """Another drafter, of which some calls fail: before they do their work, or behind it."""
+
+    def __init__(self, inner: Drafter, fails: Callable[[str], bool], *, behind: bool = False) -> None:
+        self._inner, self._fails, self._behind = inner, fails, behind
+
+    @property
+    def length(self) -> int:
+        return self._inner.length
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self._inner.tokens_per_step
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        self._call("open", lambda: self._inner.open(token_ids, capacity, fan_out))
+
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
+        return self._call("expand", lambda: self._inner.expand(root, nodes, num_tokens))
+
+    def follow(self, transition: Transition) -> None:
+        self._call("follow", lambda: self._inner.follow(transition))
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        return self._call("look_up", self._inner.look_up)
+
+    def close(self) -> None:
+        self._call("close", self._inner.close)
+
+    def _call(self, name: str, act: Callable[[], Result]) -> Result:
+        fails = self._fails(name)
+        if fails and not self._behind:
+            raise DeviceLostError(name)
+        result = act()
+        if fails:
+            raise DeviceLostError(name)
+        return result
+
+
+def failing_at(number: int) -> Callable[[str], bool]:
+    """The call with this number, from 0, whichever it is."""
+    calls = iter(range(10_000))
+    return lambda _: next(calls) == number
+
+
+def tree_of(manager: RollbackManager) -> object:
+    """What a rollback may change."""
+    session = manager.session
+    nodes = [(node.position, node.token_id, node.number, node.computed) for node in session.root.below()]
+    return session.committed, session.epoch, nodes
+
+
+def paths(root: Node) -> list[tuple[int, ...]]:
+    found = []
+    for child in root.children:
+        found += [(child.token_id, *path) for path in ((), *paths(child))]
+    return found
+
+
+def manager_of(kind: str, num_steps: int = 4, fails: Callable[[str], bool] = lambda _: False) -> RollbackManager:
+    manager = RollbackManager(OPENINGS[kind], BrittleDrafter(DRAFTERS[kind](), fails))
+    for _ in range(num_steps):
         manager.propose()
     return manager
 
 
 def contradiction(manager: RollbackManager) -> Verdict:
-    first = manager.session.token_ids[len(PROMPT)]
-    return Verdict(1, 1, 1, len(PROMPT), (first, (manager.session.token_ids[len(PROMPT) + 1] + 1) % VOCAB_SIZE), 1)
+    """The first token of the likeliest path, then one that nobody has foreseen."""
+    first = manager.session.root.children[0]
+    other = next(token for token in range(VOCAB_SIZE) if first.child(token) is None)
+    return Verdict(1, 1, 0, len(PROMPT), (first.token_id, other), 1)
 
 
-@pytest.mark.parametrize("fail_in", ["truncate", "commit"])
-def test_a_drafter_that_fails_halfway_leaves_everything_as_it_was(fail_in: str) -> None:
-    manager = manager_with_tail()
-    before = (manager.session.token_ids, manager.session.epoch, manager.session.base, manager.session.room)
-    proposed_before = manager_with_tail(6).session.token_ids[len(PROMPT) + 4 :]
-    manager.drafter.fail_in = fail_in  # type: ignore[attr-defined]  # a BrittleDrafter
-    with pytest.raises(RollbackError, match="could not follow"):
-        manager.apply(contradiction(manager))
-    assert (manager.session.token_ids, manager.session.epoch, manager.session.base, manager.session.room) == before
-    assert manager.drafter.length == manager.session.length
-    assert manager.propose() + manager.propose() == len(proposed_before)
-    assert manager.session.token_ids[len(PROMPT) + 4 :] == proposed_before
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("number", range(40))
+def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
+    kind: str, number: int, behind: bool
+) -> None:
+    """It follows a verdict all the same; any other failure surfaces, and has changed neither side alone."""
+    rng, failed_in = random.Random(number), ""
+    drafter = BrittleDrafter(DRAFTERS[kind](), failing_at(number), behind=behind)
+    try:
+        manager = RollbackManager(OPENINGS[kind], drafter)
+    except DeviceLostError:
+        assert number < 2
+        return
+    committed = list(PROMPT)
+    for _ in range(30):
+        before = tree_of(manager)
+        try:
+            if rng.random() < 0.6:
+                manager.propose()
+            else:
+                known = paths(manager.session.root)
+                new = rng.choice(known) if known and rng.random() < 0.7 else (rng.randrange(VOCAB_SIZE),)
+                committed += new
+                manager.apply(Verdict(1, 1, 0, manager.session.base, new, 0))
+                assert list(manager.session.committed) == committed
+        except DeviceLostError as error:
+            failed_in = str(error)
+            break
+        manager.offer()
+        assert drafter.length == manager.session.base + (kind == "chain") * manager.session.num_nodes
+    if failed_in:
+        assert failed_in in ("expand", "look_up")
+        assert failed_in == "look_up" or tree_of(manager) == before
+        return
+    while manager.session.has_work:
+        manager.propose()
+    if kind == "chain":
+        fresh = AutoregressiveDrafter(target_model())
+        fresh.open(committed, 100)
+        path = tuple(node.token_id for node in manager.session.root.below())
+        assert path == fresh.propose(len(path))
 
 
-def test_after_a_failure_the_same_verdict_can_be_applied() -> None:
-    manager = manager_with_tail()
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_commits(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = manager_of(kind, fails=lambda name: name == "follow")
     verdict = contradiction(manager)
-    manager.drafter.fail_in = "truncate"  # type: ignore[attr-defined]
-    with pytest.raises(RollbackError):
-        manager.apply(verdict)
-    manager.drafter.fail_in = ""  # type: ignore[attr-defined]
-    transition = manager.apply(verdict)
+    num_nodes = manager.session.num_nodes
+    with caplog.at_level(logging.WARNING):
+        transition = manager.apply(verdict)
     assert transition is not None
-    assert manager.session.token_ids == (*PROMPT, *verdict.token_ids)
+    assert transition.num_discarded == num_nodes
+    assert manager.session.committed == (*PROMPT, *verdict.token_ids)
+    assert manager.drafter.length == manager.session.base
+    assert "opened again: DeviceLostError('follow')" in caplog.text
+    assert manager.propose() > 0
 
 
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_drafter_that_cannot_be_opened_again_leaves_the_session_as_it_was(kind: str) -> None:
+    calls: list[str] = []
+
+    def fails(name: str) -> bool:
+        calls.append(name)
+        return name == "follow" or calls.count("open") > 1
+
+    manager = manager_of(kind, fails=fails)
+    before = tree_of(manager)
+    with pytest.raises(RollbackError, match="could not be opened again: open"):
+        manager.apply(contradiction(manager))
+    assert tree_of(manager) == before
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_foreseen_verdict_that_the_drafter_cannot_follow_costs_the_tree_and_no_token(kind: str) -> None:
+    manager = manager_of(kind, fails=lambda name: name == "follow")
+    manager.offer()
+    first = manager.session.root.children[0].token_id
+    manager.apply(Verdict(1, 1, 0, len(PROMPT), (first,), 1))
+    assert manager.session.committed == (*PROMPT, first)
+    manager.apply(Verdict(1, 1, 1, len(PROMPT) + 1, (), 0))  # only asks for all to be offered again
+    assert manager.session.epoch == 1
+    assert manager.drafter.length == manager.session.base == len(PROMPT) + 1
+
+
+def test_a_lost_rank_is_not_mended() -> None:
+    class Alone(BrittleDrafter):
+        def follow(self, transition: Transition) -> None:
+            raise RankLostError("rank 1 is gone")
+
+    manager = RollbackManager(OPENINGS["tree"], Alone(DRAFTERS["tree"](), lambda _: False))
+    before = tree_of(manager)
+    with pytest.raises(RankLostError):
+        manager.apply(Verdict(1, 1, 0, len(PROMPT), (1,), 0))
+    assert tree_of(manager) == before
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize(
     "verdict",
     [
@@ -75,15 +217,15 @@ def test_after_a_failure_the_same_verdict_can_be_applied() -> None:
     ],
     ids=["behind a gap", "changes the prompt", "beyond the limit"],
 )
-def test_an_impossible_verdict_is_refused_and_changes_nothing(verdict: Verdict) -> None:
-    manager = manager_with_tail()
-    before = (manager.session.token_ids, manager.session.epoch, manager.session.base)
+def test_an_impossible_verdict_is_refused_and_changes_nothing(kind: str, verdict: Verdict) -> None:
+    manager = manager_of(kind)
+    before, length = tree_of(manager), manager.drafter.length
     with pytest.raises(PeerProtocolError):
         manager.apply(verdict)
-    assert (manager.session.token_ids, manager.session.epoch, manager.session.base) == before
-    assert manager.drafter.length == manager.session.length
+    assert (tree_of(manager), manager.drafter.length) == (before, length)
 
 
+@pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize(
     "verdict",
     [
@@ -93,16 +235,19 @@ def test_an_impossible_verdict_is_refused_and_changes_nothing(verdict: Verdict) 
     ],
     ids=["nothing new", "another incarnation", "another sequence"],
 )
-def test_a_stale_verdict_is_counted_and_ignored(verdict: Verdict) -> None:
-    manager = manager_with_tail()
-    before = manager.session.token_ids
+def test_a_stale_verdict_is_counted_and_ignored(kind: str, verdict: Verdict) -> None:
+    manager = manager_of(kind)
+    before = tree_of(manager)
     assert manager.apply(verdict) is None
-    assert manager.session.token_ids == before
+    assert tree_of(manager) == before
     assert manager.session.num_stale == 1
 
 
 def test_a_disagreement_is_reported_with_both_lengths() -> None:
-    manager = manager_with_tail()
-    manager.drafter.truncate(len(PROMPT))
-    with pytest.raises(RollbackError, match=f"drafter holds {len(PROMPT) + 1} tokens, session {len(PROMPT) + 5}"):
+    drafter = AutoregressiveDrafter(target_model())
+    manager = RollbackManager(OPENINGS["chain"], drafter)
+    for _ in range(4):
+        manager.propose()
+    drafter.truncate(len(PROMPT))
+    with pytest.raises(RollbackError, match=f"drafter holds {len(PROMPT)} tokens, session {len(PROMPT) + 4}"):
         manager.propose()

@@ -7,12 +7,16 @@ import sys
 import pytest
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TransportConfig
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, PeerFailedError, UnsupportedModelError
 from amusd.models.language_model import LanguageModel
 from amusd.models.tokenizer import Tokenizer
-from amusd.runtime.startup import connect_target, link_devices, prepare_draft
+from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.runtime.handshake import await_hello
+from amusd.runtime.startup import connect_target, failure_report, link_devices, prepare_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
+from amusd.transport.memory import memory_pair
+from amusd.types import Role
 
 NGRAM = DrafterConfig(kind="ngram")
 ON_CPU = HardwareConfig(devices=("cpu", "cpu"))
@@ -55,3 +59,19 @@ def test_a_draft_on_a_cpu_is_prepared_once_for_all_its_lives() -> None:
 def test_elsewhere_each_process_loads_it_for_itself(config: EngineConfig) -> None:
     """So that one which cannot be loaded is reported by the process that drafts."""
     assert prepare_draft(config) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (UnsupportedModelError("model /m: quantized with AWQ"), ConfigError, r"^model /m: quantized with AWQ$"),
+        (ConfigError("model /\udcff: no such folder"), ConfigError, r"^model /\?: no such folder$"),
+        (MemoryError("a bug"), PeerFailedError, r"MemoryError: a bug$"),
+    ],
+)
+def test_what_a_draft_says_of_its_end_is_what_the_target_raises(error: Exception, kind: type, text: str) -> None:
+    here, there = memory_pair()
+    there.send(failure_report(error))
+    with pytest.raises(kind, match=text) as caught:
+        await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 5, "", ()), 60.0)
+    assert type(caught.value) is kind

@@ -19,6 +19,7 @@ from runtime.draft_processes import BABBLING, CRASHING, EXPECTED, FOREIGN, MUTE,
 from runtime.pair import PacedModel, decoding
 
 from amusd.config import DecodingConfig
+from amusd.errors import PeerLostError
 from amusd.policies.observer import Observer
 from amusd.runtime import succession
 from amusd.runtime.succession import MAX_RESTARTS
@@ -67,6 +68,23 @@ def test_a_draft_that_is_killed_again_and_again_costs_no_token(links_folder: Pat
         assert len(pair.engine.draft_losses) >= num_cycles / 2
         assert pair.engine.num_draft_restarts >= num_cycles / 2
     assert multiprocessing.active_children() == []
+    assert list(links_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_draft_that_is_killed_before_it_is_ready_is_replaced(links_folder: Path, kind: str) -> None:
+    with survivor(kind, {1: MUTE, 2: MUTE}) as pair:
+        assert pair.drafts.incarnation == 3
+        assert pair.await_help(SCHEDULES[0]).metrics.num_draft_restarts == 0
+    assert list(links_folder.iterdir()) == []
+
+
+def test_drafts_of_which_none_gets_ready_end_the_start(links_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "BACK_OFF_SECONDS", 0.01)
+    lives = dict.fromkeys(range(1, MAX_RESTARTS + 3), MUTE)
+    expected = pytest.raises(PeerLostError, match=f"^{MAX_RESTARTS} restarts in a row .*: .* ended with -9$")
+    with expected, survivor("shared_memory", lives):
+        pass
     assert list(links_folder.iterdir()) == []
 
 

@@ -23,7 +23,7 @@ from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
 from amusd.runtime.rollback import RollbackManager
 from amusd.sampling.logits import LogitsProcessor
-from amusd.sampling.rows import ProbabilityRow, unpack_rows
+from amusd.sampling.rows import unpack_rows
 from amusd.sampling.sampler import TargetSampler
 
 VOCAB_SIZE = 5
@@ -154,12 +154,11 @@ class Experiment:
     def _answer(self, seed: int, drafter: AutoregressiveDrafter) -> tuple[int, ...]:
         schedule = random.Random(seed)
         distribution = _seeded(self.distribution, seed)
-        session = TargetSession[ProbabilityRow](
+        session = TargetSession(
             sequence_id=1,
             prompt=PROMPT,
             max_length=MAX_LENGTH,
             vocab_size=VOCAB_SIZE,
-            max_lookahead=8,
             wants_rows=True,
         )
         session.attach(1)
@@ -175,14 +174,14 @@ class Experiment:
             if not self.asynchronous:
                 while verdicts:
                     self._hear(manager, verdicts)
-                while manager.session.room > 0:
+                while manager.has_work:
                     self._draft(manager, candidates)
                 while candidates:
                     self._take(session, candidates)
                 self._verify(session, sampler, cache, verdicts, candidates, schedule)
                 continue
             step = schedule.random()
-            if step < 0.4 and manager.session.room > 0:
+            if step < 0.4 and manager.has_work:
                 self._draft(manager, candidates)
             elif step < 0.6 and candidates:
                 self._take(session, candidates)
@@ -198,7 +197,7 @@ class Experiment:
         if offer is not None:
             candidates.append(encode(self.filter_offer(offer), 7))
 
-    def _take(self, session: TargetSession[ProbabilityRow], candidates: deque[bytes]) -> None:
+    def _take(self, session: TargetSession, candidates: deque[bytes]) -> None:
         message = decode(candidates.popleft()).message
         assert isinstance(message, Candidate)
         session.receive(message, unpack_rows(message.draft_probs, message.token_ids, VOCAB_SIZE))
@@ -210,7 +209,7 @@ class Experiment:
 
     def _verify(
         self,
-        session: TargetSession[ProbabilityRow],
+        session: TargetSession,
         sampler: TargetSampler,
         cache: Cache,
         verdicts: deque[bytes],

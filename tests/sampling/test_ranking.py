@@ -13,6 +13,7 @@ from torch import Tensor
 
 import amusd.sampling.kept_noise
 from amusd.config import GREEDY, Distribution
+from amusd.errors import NotFiniteError
 from amusd.sampling.digest import Digests
 from amusd.sampling.kept_noise import float_gumbel
 from amusd.sampling.logits import LogitsProcessor
@@ -177,9 +178,16 @@ def test_filters_leave_fewer_than_asked_for_unless_decoding_is_greedy() -> None:
     assert rank(row, Distribution(top_k=1)).token_ids == (0, 1, 2)
 
 
-def test_what_has_no_probability_and_what_is_no_number_is_left_out() -> None:
+def test_what_has_no_probability_is_left_out() -> None:
     assert rank([0.0, 300.0, 299.0, -np.inf]).token_ids == (1, 2)
-    assert rank([0.0, np.nan, 1.0]) == RankedTokens((), ())
+
+
+@pytest.mark.parametrize("make", [Ranking, make_ranking])
+@pytest.mark.parametrize("row", [[0.0, np.nan, 1.0], [0.0, np.inf, 1.0], [-np.inf, -np.inf, -np.inf]], ids=str)
+def test_a_row_without_a_largest_number_is_an_error(row: list[float], make: Any) -> None:
+    ranking = make(Distribution(temperature=1.0), 3, number=2)
+    with pytest.raises(NotFiniteError, match=f"the largest logit is {np.max(row)}$"):
+        ranking.rank(torch.tensor([row]), [0])
 
 
 def test_large_logits_do_not_round_the_noise_away() -> None:

@@ -244,7 +244,7 @@ def test_a_token_that_is_withheld_because_of_its_own_probability_is_exposed() ->
     def withhold(candidate: Candidate) -> Candidate:
         tokens = candidate.token_ids
         if tokens and unpack_row(candidate.draft_probs[0], tokens[0], VOCAB_SIZE).of(tokens[0]) < 0.3:
-            return replace(candidate, token_ids=(), draft_probs=(), more=False)
+            return replace(candidate, parents=(), token_ids=(), draft_probs=(), more=False)
         return candidate
 
     assert is_exposed(Experiment(TOP_3, asynchronous=False, filter_offer=withhold))
@@ -256,7 +256,7 @@ def test_a_draft_that_stops_where_it_is_unsure_changes_nothing() -> None:
     def stop(candidate: Candidate) -> Candidate:
         tokens = candidate.token_ids
         if tokens and unpack_row(candidate.draft_probs[0], tokens[0], VOCAB_SIZE).probabilities.max() < 0.5:
-            return replace(candidate, token_ids=(), draft_probs=(), more=False)
+            return replace(candidate, parents=(), token_ids=(), draft_probs=(), more=False)
         return candidate
 
     experiment = Experiment(TOP_3, asynchronous=False, filter_offer=stop)

@@ -15,6 +15,7 @@ from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
 from amusd.simulate.inputs import inputs_of
+from amusd.simulate.rows import advice
 from amusd.simulate.run import simulate, simulate_text
 from amusd.simulation.closed_forms import best_synchronous, chain, synchronous
 
@@ -157,11 +158,12 @@ def test_what_a_tree_costs_and_brings_is_given_or_measured(tmp_path: Path) -> No
     assert inputs(accept=0.5, drafter={"accept_next": 0.2}).accept_next == 0.2
 
 
-@pytest.mark.parametrize(("policy", "message"), [("chain", "candidate"), ("auto", "prepared")])
-def test_the_events_are_of_the_configured_policy(tmp_path: Path, policy: str, message: str) -> None:
+@pytest.mark.parametrize(("policy", "has_tree"), [("chain", False), ("auto", True)])
+def test_the_events_are_of_the_configured_policy(tmp_path: Path, policy: str, has_tree: bool) -> None:
     predicted(configured(policy=policy), tmp_path)
     events = [json.loads(line) for line in (tmp_path / "draft.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert {event["message"] for event in events if event["name"] == "send"} == {message, "progress"}
+    assert {event["message"] for event in events if event["name"] == "send"} == {"candidate", "progress"}
+    assert {event["fan_out"] > 1 for event in events if event["name"] == "draft_prefill"} == {has_tree}
 
 
 def test_a_run_is_simulated_from_its_own_events(tmp_path: Path) -> None:
@@ -194,15 +196,47 @@ def run_directory(path: Path) -> Path:
     return path / "events"
 
 
-def test_the_table_has_a_line_for_each_row_and_each_place_of_the_map(tmp_path: Path) -> None:
+def test_the_table_has_one_line_for_each_schedule_and_says_what_it_means_and_what_to_use(tmp_path: Path) -> None:
     result = predicted(configured({"grid": True, "grid_accepts": [0.6], "grid_ratios": [4, 8]}), tmp_path)
-    rows, places = simulate_text(result).split("\n\n")
-    assert len(rows.splitlines()) == 2 + len(result["rows"])
-    assert "chain (2, configured)" in rows
-    assert "branching (2, configured)" in rows
-    assert "synchronous (2, best)" in rows or "synchronous (4, best)" in rows
+    rows, legend, places, meaning, advice = simulate_text(result).split("\n\n")
+    lines = rows.splitlines()
+    assert [line.partition("  ")[0] for line in lines[2:]] == [
+        "autoregressive",
+        *["synchronous, 2 tokens", "synchronous, 4 tokens", "windowed, 2 tokens", "windowed, 4 tokens"],
+        *["chain, waits for 2", "chain, waits for 0", "chain, waits for 3"],
+        *["branching, waits for 2", "branching, waits for 0", "branching, waits for 3"],
+        "auto",
+    ]
+    assert "(" not in rows
+    chosen = {line.partition("  ")[0]: line.rpartition("%")[2].strip() for line in lines[2:]}
+    assert "configured" in chosen["chain, waits for 2"]
+    assert "configured" in chosen["branching, waits for 2"]
+    assert sum("best" in choice for choice in chosen.values()) == 4
+    assert (chosen["autoregressive"], chosen["auto"]) == ("", "")
+    for name in ("tokens", "waits for", "chosen", "accepted", "tokens/pass", "idle t/d", "wasted"):
+        assert f"{name}:" in legend
     assert places.splitlines()[0].split() == ["accept", "\\", "verify/draft", "4", "8"]
     assert places.splitlines()[2].startswith("0.6 ")
+    assert meaning.startswith("for each acceptance")
+    best = max(result["rows"], key=lambda row: float(row["tokens_per_second"]))
+    assert advice.startswith(f"Use mode={best['mode']} policy={best['policy']} ")
+    assert f": {best['speedup']:.2f} x plain" in advice
+
+
+def test_the_advice_is_what_a_run_can_be_told() -> None:
+    def row(mode: str, speed: float, **more: Any) -> dict[str, Any]:
+        knobs = {"policy": None, "num_speculative_tokens": None, "min_candidates": None, "num_groups": 1}
+        gains = {"tokens_per_second": speed, "speedup": speed, "speedup_vs_best_synchronous": speed}
+        return {"mode": mode, **knobs, **gains, **more}
+
+    auto = row("asynchronous", 2.0, policy="auto")
+    rows = [row("synchronous", 4.0, num_groups=2, num_speculative_tokens=4), auto]
+    assert advice(rows) == "Use mode=asynchronous policy=auto: 2.00 x plain, 2.00 x best sync."
+    rows.append(row("synchronous", 3.0, num_speculative_tokens=4))
+    own = "policy=auto, which finds its own setting: 2.00 x plain, 2.00 x best sync."
+    assert advice(rows) == f"Use mode=synchronous num_speculative_tokens=4: 3.00 x plain, 3.00 x best sync. {own}"
+    rows.append(row("autoregressive", 3.5))
+    assert advice(rows) == "Use mode=autoregressive: no schedule with a draft is faster here."
 
 
 def test_measured_runs_are_points_of_the_map_with_their_winner(tmp_path: Path) -> None:
@@ -262,9 +296,9 @@ def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path
     costs = four["inputs"]["costs"]
     assert (costs["row_ms"], costs["sequence_ms"], costs["draft_sequence_ms"], costs["knee_rows"]) == (1, 0.5, 0, None)
     head, _, header = simulate_text(four).splitlines()[:3]
-    assert "synchronous in turns (4, best)" in simulate_text(four)
+    assert "synchronous in turns, 4 tokens" in simulate_text(four)
     assert head == "4 answers at a time: tokens/s of all together, s/answer of each"
-    assert header.split() == [*simulate_text(one).splitlines()[0].split(), "s/answer"]
+    assert header.split() == [*simulate_text(one).splitlines()[0].split()[:-1], "s/answer", "chosen"]
 
 
 def test_there_are_as_many_drawn_answers_as_a_batch_has_places(tmp_path: Path) -> None:

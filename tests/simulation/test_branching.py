@@ -17,7 +17,8 @@ from amusd.simulation.tokens import guess_places
 from amusd.tracing.messages import RECEIVE, SEND
 from amusd.tracing.recorder import Event
 
-NARROW = {"fan_out": 1, "rows_per_step": 1, "max_lookahead": 64}
+NARROW = {"fan_out": 2, "rows_per_step": 1, "max_lookahead": 64}
+"""One path, as long as the second guess is never right (`accept_next` 0) and so not made."""
 
 
 def guessing(accept_next: float, machine: Simulator) -> Simulator:
@@ -123,7 +124,8 @@ def test_a_step_costs_what_its_nodes_cost() -> None:
 
 def test_more_guesses_foresee_more_verdicts() -> None:
     machine = guessing(0.5, simulator(0.7, costs(8), num_tokens=800))
-    outcomes = [machine.run(branching(1, fan_out=fan_out), keep_events=True) for fan_out in (1, 2, 4)]
+    one = guessing(0.0, machine).run(branching(1, fan_out=2), keep_events=True)
+    outcomes = [one, *(machine.run(branching(1, fan_out=fan_out), keep_events=True) for fan_out in (2, 4))]
     shares = [foreseen_share(outcome) for outcome in outcomes]
     assert all(more > fewer + 0.02 for fewer, more in pairwise(shares))
     speeds = [outcome.metrics.num_tokens / outcome.metrics.total_ns for outcome in outcomes]
@@ -153,9 +155,9 @@ def test_nothing_is_lost_between_draft_and_target() -> None:
 
     def prepared(events: tuple[Event, ...], name: str) -> list[tuple[int, int, int]]:
         return [
-            (event.fields["base"], event.fields["start"], event.fields["num_tokens"])
+            (event.fields["base"], event.fields["first"], event.fields["num_tokens"])
             for event in events
-            if event.name == name and event.fields["message"] == "prepared"
+            if event.name == name and event.fields["message"] == "candidate"
         ]
 
     sent, received = prepared(outcome.draft_events, SEND), prepared(outcome.target_events, RECEIVE)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from runtime.pair import PROMPT, VOCAB_SIZE, WIDTH, decoding, pair, params
 from simulation.builders import of_answers
 
-from amusd.config import DecodingConfig, Distribution
+from amusd.config import DecodingConfig
+from amusd.drafters.base import Drafter
 from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
-from amusd.drafters.tree import Guesses
 from amusd.engine import SYNTHETIC
-from amusd.protocol.tree_draft_session import Node
+from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.target import PROMPT_LENGTH
@@ -28,23 +28,19 @@ PASS_SECONDS = 0.03
 ACCEPT_NEXT = 0.5
 
 
-class NoModel:
-    """A `TreeDrafter` whose guesses another one replaces."""
+class NoModel(Drafter):
+    """Another drafter replaces its guesses."""
 
-    def set_distribution(self, distribution: Distribution) -> None:
-        """Nothing is drawn."""
+    length = 0
 
-    def open_tree(self, token_ids: Sequence[int], capacity: int, fan_out: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """No time at all."""
 
-    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
         return []
 
-    def adopt(self, kept: Sequence[Node], token_ids: Sequence[int], alive: Sequence[Node]) -> None:
+    def follow(self, transition: Transition) -> None:
         """Nothing is kept."""
-
-    def look_up(self) -> tuple[tuple[int, ...], float]:
-        return (), 0.0
 
     def close(self) -> None:
         """Nothing to release."""

@@ -17,7 +17,7 @@ from amusd.simulation import closed_forms
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer
-from amusd.tracing.drafted import Fate, accepted_positions, judge_steps
+from amusd.tracing.drafted import Fate, accepted_positions, drafts_tree, judge_steps
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.recorder import Event
 from amusd.tracing.timeline import by_sequence
@@ -198,7 +198,7 @@ def check_fates(outcome: Outcome) -> None:
             assert number not in draft
             continue
         assert sum(event.name == "rollback" for event in draft[number]) == answer.draft.num_rollbacks
-        if any(event.fields.get("message") == "prepared" for event in draft[number]):
+        if drafts_tree(draft[number]):
             check_kept(answer, draft[number], target[number])
             continue
         steps = judge_steps(draft[number], target[number])

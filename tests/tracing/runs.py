@@ -13,8 +13,7 @@ from runtime.table_tree import TableTreeDrafter, spread
 from amusd.answer import Generation
 from amusd.config import DecodingConfig
 from amusd.drafters.oracle import OracleDrafter, Schedule, right_with_probability
-from amusd.drafters.tree import Guesses
-from amusd.protocol.tree_draft_session import Node
+from amusd.protocol.draft_session import Guesses, Node
 from amusd.tracing.recorder import Event, Recorder
 from amusd.tracing.timeline import Timeline
 from amusd.types import Mode
@@ -67,9 +66,9 @@ def run(*schedules: DecodingConfig, accept: Schedule | None = None, tokens: int 
 class PacedTree(TableTreeDrafter):
     """Takes a while for each step, as a model would."""
 
-    def compute(self, root: Node, nodes: Sequence[Node]) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
         time.sleep(0.001)
-        return super().compute(root, nodes)
+        return super().expand(root, nodes)
 
 
 def run_branching(**changes: object) -> Run:

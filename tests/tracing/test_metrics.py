@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics, overlap_fraction, total
 from amusd.tracing.recorder import Event, Recorder
+from amusd.tracing.runs import SEQUENCES_PER_RUN, RunsRecorder
 from amusd.tracing.timeline import read_events, read_timeline
 
 ONE = GenerationMetrics(
@@ -79,3 +81,33 @@ def test_events_come_back_from_the_file(tmp_path: Path) -> None:
     assert timeline.draft_overlap({1}) == 0.5
     assert timeline.draft_overlap({2}) is None
     assert target.events == ()
+
+
+def test_events_that_a_file_cannot_take_are_dropped_whole_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "events").mkdir()
+    recorder = Recorder("target", tmp_path / "events" / "target.jsonl")
+    recorder.span("target_pass", 100, 200, 1)
+    recorder.flush()
+    assert recorder.is_whole
+    with files_of_at_most(1000):
+        for number in range(2, 4):
+            for _ in range(20):
+                recorder.span("target_pass", 100, 200, number)
+            recorder.flush()
+    assert not recorder.is_whole
+    recorder.span("target_pass", 100, 200, 4)
+    recorder.flush()
+    assert [event.sequence_id for event in read_events(tmp_path, "target")] == [-1, 1, 4]
+    assert caplog.messages == [f"{tmp_path}/events/target.jsonl: cannot be written (File too large)"]
+
+
+def test_a_run_whose_events_are_whole_is_not_blamed_for_the_one_before(tmp_path: Path) -> None:
+    recorder = RunsRecorder("target", [tmp_path / "nowhere" / "0.jsonl", tmp_path / "1.jsonl"])
+    recorder.instant("first", 1)
+    recorder.flush()
+    assert not recorder.is_whole
+    recorder.instant("second", SEQUENCES_PER_RUN + 1)
+    recorder.flush()
+    assert recorder.is_whole

@@ -1,0 +1,26 @@
+"""Files that a reader sees whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from amusd.errors import ConfigError
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or none. Raises `ConfigError` where it cannot be written."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path | str, error: OSError) -> ConfigError:
+    """What to tell the user of an output that failed: the disk is full, the folder read-only, the file too large."""
+    return ConfigError(f"{path}: cannot be written ({error.strerror})")

@@ -1,0 +1,43 @@
+"""The answers of a comparison one by one: what was said (`answers.jsonl`) and what it took (`prompts.csv`)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ANSWERS_FILE = "answers.jsonl"
+PROMPTS_FILE = "prompts.csv"
+KEYS = ("prompt", "mode", "policy", "drafter", "length", "repeat")
+"""What names an answer, in both files: line of the workload, how it was decoded, which time it was asked for."""
+MEASURES = ("tokens", "ms", "accepted", "identical")
+"""Columns of `prompts.csv`: tokens of the answer, its time, candidates accepted, whether it is plain decoding's."""
+
+Record = Mapping[str, Any]
+"""One answer: `KEYS`, `MEASURES`, and `text`, `token_ids` and `finish_reason`."""
+
+
+def answers_jsonl(records: Sequence[Record]) -> str:
+    """An object a line: all but the measures."""
+    return json_lines([{name: value for name, value in record.items() if name not in MEASURES} for record in records])
+
+
+def json_lines(records: Sequence[Record]) -> str:
+    """An object a line."""
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def prompts_csv(records: Sequence[Record]) -> str:
+    """A line for each answer, without its text."""
+    return csv_text([{name: record[name] for name in (*KEYS, *MEASURES)} for record in records])
+
+
+def csv_text(records: Sequence[Record]) -> str:
+    """A table with a column for every name in any of the records."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for record in records for name in record)))
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()

@@ -1,0 +1,66 @@
+"""A model that cannot be loaded, through the real commands: one line, exit code 2, and nothing of the other worker."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from amusd.bench.pair import measure_pair
+from amusd.config import BenchConfig
+from amusd.console import Console
+from amusd.doctor import run_doctor
+from amusd.errors import ConfigError
+from launch.compose import compose_config
+from tests.launch.processes import amusd_command, run
+from tests.launch.small_pair import save_pair
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="workers are forked on Linux alone"),
+]
+
+
+@pytest.fixture(scope="module", params=["target", "draft"])
+def broken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """The arguments of a pair one of which has a damaged file of weights, and the damaged one's folder."""
+    folder = tmp_path_factory.mktemp("pair")
+    arguments = save_pair(folder)
+    weights = folder / request.param / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return arguments, weights.parent
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line_and_nothing_is_left(
+    broken: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    arguments, folder = broken
+    command = "generate" if folder.name == "target" else "compare"
+    done = run(amusd_command(command, "prompt=x", "workload.num_prompts=1", *arguments), tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    first, line = done.stderr.splitlines()
+    assert first.startswith("amusd: run directory: ")
+    assert line.startswith(f"amusd: model {folder}: model.safetensors is damaged or cut short: ")
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_pair_that_is_measured_reports_it_as_the_users_mistake(
+    broken: tuple[list[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments, folder = broken
+    with pytest.raises(ConfigError, match=rf"^model {folder}: model.safetensors is damaged or cut short: [^\n]*$"):
+        measure_pair(compose_config(arguments).engine(), BenchConfig())
+    assert capfd.readouterr().err == ""
+
+
+def test_the_doctor_ends_with_the_code_of_a_users_mistake(
+    broken: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("amusd.doctor._links", lambda _engine: [])
+    arguments, folder = broken
+    assert run_doctor(compose_config(arguments), Console()) == 2
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
+    assert len(failed) == 1
+    assert f"model {folder}: model.safetensors is damaged" in failed[0]

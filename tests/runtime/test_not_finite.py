@@ -1,0 +1,192 @@
+"""Logits that are not numbers: of the target they end the answer in one line, of the draft they cost speed alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models import tiny
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, reference, target_model
+from runtime.table_tree import TableTreeDrafter
+
+from amusd.config import DecodingConfig, SamplingParams
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import say_once
+from amusd.drafters.oracle import OracleDrafter, always_right
+from amusd.drafters.tree import ModelTreeDrafter
+from amusd.engine import Engine
+from amusd.errors import NotFiniteError
+from amusd.models.numerics import Numerics
+from amusd.models.table import TableTokenizer
+from amusd.protocol.draft_session import DraftSession
+from amusd.protocol.messages import Open
+from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.target_worker import TargetWorker
+from amusd.tracing.recorder import Recorder
+from amusd.types import Mode
+
+NUM_TOKENS = 30
+NAN, INF = float("nan"), float("inf")
+SAMPLINGS = {
+    "greedy": {},
+    "logprobs": {"logprobs": True},
+    "temperature": {"temperature": 0.8},
+    "filters": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    "penalties": {"repetition_penalty": 1.2, "logit_bias": {3: 1.0}},
+    "ratio test": {"temperature": 0.8, "acceptance": "rejection"},
+}
+SCHEDULES = {
+    "plain": decoding(Mode.AUTOREGRESSIVE),
+    "synchronous": decoding(Mode.SYNCHRONOUS),
+    "chain": decoding(Mode.ASYNCHRONOUS, policy="chain"),
+}
+
+
+def spoil(model: Any, is_spoiled: Callable[[int, int], bool], value: float) -> None:
+    """Have `model` give one infinite or missing logit where `is_spoiled(token, position of the next)` says so."""
+    forward, forward_paths = model.forward, model.forward_paths
+
+    def spoilt(logits: torch.Tensor, token_ids: Any, positions: list[int]) -> None:
+        for row, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
+            if is_spoiled(token_id, position):
+                logits[row, :] = value if value == -INF else logits[row]
+                logits[row, 7] = value
+
+    def chain(token_ids: Any, cache: Any, wanted: Any = None) -> Any:
+        start = cache.length
+        output = forward(token_ids, cache, wanted)
+        spoilt(output.logits, token_ids, [start + 1 + row for row in range(len(token_ids))])
+        return output
+
+    def paths(token_ids: Any, parents: Any, cache: Any, wanted: Any = None) -> Any:
+        positions = [cache.length + 1]
+        for parent in parents:
+            positions.append(positions[parent] + 1)
+        output = forward_paths(token_ids, parents, cache, wanted)
+        spoilt(output.logits, token_ids, positions)
+        return output
+
+    model.forward, model.forward_paths = chain, paths
+
+
+def params(sampling: str) -> SamplingParams:
+    return SamplingParams(max_new_tokens=NUM_TOKENS, **SAMPLINGS[sampling])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_targets_end_the_answer_with_their_position(sampling: str, schedule: str, value: float) -> None:
+    with pair({"same": lambda: AutoregressiveDrafter(target_model())}) as (engine, draft):
+        whole = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["plain"])
+        spoil(engine.worker.model, lambda _, position: position >= len(PROMPT) + 12, value)
+        stream = engine.stream(PROMPT, params(sampling), decoding=SCHEDULES[schedule])
+        with pytest.raises(NotFiniteError) as caught:
+            list(stream)
+        assert str(caught.value).startswith(f"target: the largest logit is {value} at position {len(PROMPT) + 12}, ")
+        assert "\n" not in str(caught.value)
+        assert len(stream.token_ids) == 12
+        if sampling != "ratio test":
+            assert stream.token_ids == whole.token_ids[:12]
+        short = SamplingParams(max_new_tokens=5)
+        assert engine.generate(PROMPT, short).token_ids == reference(5)[len(PROMPT) :]
+    assert draft.error is None
+
+
+def test_the_targets_end_an_answer_over_several_paths() -> None:
+    with pair({}, {"tree": TableTreeDrafter}) as (engine, _):
+        spoil(engine.worker.model, lambda _, position: position >= len(PROMPT) + 12, NAN)
+        stream = engine.stream(PROMPT, params("greedy"), decoding=DecodingConfig(policy="branching"))
+        with pytest.raises(NotFiniteError, match=f"position {len(PROMPT) + 12}, "):
+            list(stream)
+        assert stream.token_ids == reference(12)[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "chain"])
+@pytest.mark.parametrize("sampling", ["greedy", "temperature", "logprobs"])
+def test_a_candidate_that_makes_the_target_fail_does_not_matter(sampling: str, schedule: str) -> None:
+    answer = reference(NUM_TOKENS + 20)
+    with pair({}) as (engine, _):
+        whole = engine.generate(PROMPT, params(sampling)).token_ids
+    poison = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in (*answer, *whole))
+
+    class Poisonous(OracleDrafter):
+        def propose(self, max_tokens: int) -> tuple[int, ...]:
+            proposed = super().propose(max_tokens)
+            self.truncate(self.length - len(proposed))
+            self.commit(spoilt := tuple(poison if self.length % 4 == 0 else token for token in proposed))
+            return spoilt
+
+    with pair({"poisonous": lambda: Poisonous(answer, always_right(), VOCAB_SIZE)}) as (engine, draft):
+        spoil(engine.worker.model, lambda token_id, _: token_id == poison, NAN)
+        found = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES[schedule])
+    assert found.token_ids == whole
+    assert found.metrics.num_verified > 0
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("sampling", [name for name in SAMPLINGS if name != "logprobs"])
+def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> AutoregressiveDrafter:
+        model = target_model()
+        spoil(model, lambda _, position: position >= len(PROMPT) + 6, NAN)
+        return AutoregressiveDrafter(model)
+
+    say_once.cache_clear()
+    with caplog.at_level(logging.WARNING), pair({"broken": broken}) as (engine, draft):
+        plain = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["plain"])
+        for _ in range(2):
+            answer = engine.generate(PROMPT, params(sampling), decoding=SCHEDULES["chain"])
+            assert len(answer.token_ids) == NUM_TOKENS
+            if sampling != "ratio test":
+                assert answer.token_ids == plain.token_ids
+            assert answer.metrics.draft is not None
+        assert engine.draft_losses == ()
+    assert draft.error is None
+    said = [record.getMessage() for record in caplog.records if "draft" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("draft: the largest logit is nan, which costs speed alone: its weights are damaged")
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "temperature", "filters", "penalties"])
+def test_a_tree_grows_nothing_behind_a_node_without_numbers(sampling: str) -> None:
+    _, model = tiny.wrapped_pair("LlamaConfig", Numerics(width=8, fixed=False, border=32, prefill_chunk=32))
+    forward_tree = model.forward_tree
+
+    def spoilt(*args: Any, **options: Any) -> Any:
+        output = forward_tree(*args, **options)
+        with torch.inference_mode():
+            output.logits[0, 5] = NAN
+        return output
+
+    drafter = ModelTreeDrafter(model)
+    distribution = params(sampling).distribution
+    drafter.set_distribution(distribution)
+    drafter.open([5, 6, 7], 40, 3)
+    session = DraftSession(Open(1, 1, (5, 6, 7), 40, "tree", 8, 1, (), distribution, 3, 4))
+    model.forward_tree = spoilt  # type: ignore[method-assign]
+    assert drafter.expand(session.root, session.next_nodes()) == [()]
+
+
+def engine_of(model: Any) -> Engine:
+    recorder = Recorder("target")
+    return Engine(TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size)), TableTokenizer(tiny.VOCAB))
+
+
+def test_a_prompt_that_overflows_leaves_nothing_to_the_next_one() -> None:
+    bad = 11
+    numerics = Numerics(width=8, fixed=True, border=128, prefill_chunk=128)
+    _, model = tiny.wrapped_pair("LlamaConfig", numerics, "amusd")
+    engine = engine_of(model)
+    short = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    whole = engine.generate([3, 4, 5], short).token_ids
+    network: Any = model._network
+    with torch.inference_mode():
+        network._embedding[bad] = NAN
+    assert bad not in whole
+    with pytest.raises(NotFiniteError, match="position 6, prompt included"):
+        engine.generate([3, 4, bad, 4, 5, 6], short)
+    assert engine.generate([3, 4, 5], short).token_ids == whole

@@ -1,0 +1,214 @@
+"""What a document shows can be pasted: commands compose, files are there, and the lines for an own pair run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.compose import compose_config
+from launch.main import _parse
+from launch.overrides import expand_sweep
+from tests.launch.processes import ROOT, SECONDS, environment
+from tests.launch.small_pair import save_pair
+
+DOCUMENTS = sorted(
+    path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")) if path.name not in ("CHANGELOG.md", "log.md")
+)
+PLACEHOLDERS = {
+    "ACCEPT": "0.8",
+    "verify_ms=...": "verify_ms=25",
+    "delay_ms=...": "delay_ms=0",
+    "batch_size=B": "batch_size=4",
+    "/path/to/mine.yaml": "mine.yaml",
+}
+"""What a document leaves open, and a value for it."""
+OWN_FILES = {
+    "mine.yaml": "sampling: {seed: 1}\n",
+    "pair.yaml": "mode: synchronous\n",
+    "my_conf/start.yaml": "defaults: [config, _self_]\n",
+    "my_conf/target/mine.yaml": "kind: embedded\n",
+}
+"""What its lines name as the reader's own."""
+PROGRAMS = {"amusd", "make", "python", ".venv/bin/python", "torchrun", "launch/two_nodes.sh", "examples/sweep.sh"}
+
+
+def blocks(path: Path, language: str = "") -> list[str]:
+    """Its fenced blocks in this language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """The command lines in its blocks, as words; a trailing comment is none of them."""
+    for block in blocks(path):
+        text = block.replace("\\\n", " ")
+        for placeholder, value in PLACEHOLDERS.items():
+            text = text.replace(placeholder, value)
+        for line in text.splitlines():
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError:  # a picture
+                continue
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words.pop(0)
+            if words and words[0] in PROGRAMS and "..." not in words:  # else a picture of processes
+                yield words
+
+
+LINES = [(path, words) for path in DOCUMENTS for words in commands(path)]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), LINES, ids=[f"{path.name}: {' '.join(words)[:60]}" for path, words in LINES]
+)
+def test_a_command_line_can_be_pasted(
+    path: Path, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in OWN_FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    program, *arguments = words
+    if program == "make":
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        assert {word for word in arguments if "=" not in word} <= targets
+    elif program == "amusd":
+        parsed = _parse(arguments)
+        if parsed.command not in ("trace", "keys", "export-draft"):
+            for job in expand_sweep(parsed.overrides) if "--multirun" in parsed.flags else [parsed.overrides]:
+                compose_config(job)
+    elif program in ("torchrun", "launch/two_nodes.sh"):
+        there = ["transport.address=tcp://10.0.0.1:29501"] if program != "torchrun" else []
+        compose_config([*there, *(word for word in arguments if "=" in word and not word.startswith("--"))])
+    else:
+        scripts = [word for word in words if word.endswith((".py", ".sh"))]
+        assert all((ROOT / script).is_file() for script in scripts)
+
+
+def test_there_is_something_to_paste() -> None:
+    shown = {path.name for path, _ in LINES}
+    assert {"README.md", "CONTRIBUTING.md", "commands.md", "your_own_pair.md", "benchmarks.md"} <= shown
+
+
+def test_every_file_that_a_document_names_is_there() -> None:
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(r"`((?:docs|tests|examples|experiments|launch|amusd|conf)/[\w./-]*\w)`", text)
+        missing = [name for name in named if not (ROOT / name).exists()]
+        assert missing == [], path.name
+
+
+@pytest.mark.parametrize(
+    "block", [block for path in DOCUMENTS for block in blocks(path, "python")], ids=lambda block: block[:40]
+)
+@pytest.mark.embedded
+@pytest.mark.timeout(600)
+def test_python_in_a_document_runs(block: str, tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text(block.replace("max_new_tokens=64", "max_new_tokens=8"))
+    command = [sys.executable, "shown.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+PAIR = ROOT / "docs" / "your_own_pair.md"
+SHORTER = {
+    "generate": "sampling.max_new_tokens=4",
+    "compare": "sampling.max_new_tokens=4 workload.num_prompts=1 compare.synchronous_lengths=[2]",
+    "simulate": "simulate.num_answers=1 simulate.num_tokens=32 simulate.min_candidates=[1]",
+    "bench": "bench.widths=[1,8] bench.context_length=16 bench.num_rounds=1 bench.num_decoding_rounds=1 "
+    "bench.num_tokens=4 bench.contexts=[] bench.num_messages=50 bench.num_pair_prompts=1 bench.num_pair_tokens=4 "
+    "bench.peer=false",
+}
+"""What a command's line gets in addition, so that it measures less."""
+RUNNABLE = [
+    line for block in blocks(PAIR) for line in block.splitlines() if line.startswith("amusd") and "two_gpus" not in line
+]
+ON_TWO_MACHINES = [line for block in blocks(PAIR) for line in block.splitlines() if line.startswith("TARGET_HOST")]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of somebody who has the project, `amusd` on the path and two small checkpoints."""
+    folder = tmp_path_factory.mktemp("reader")
+    save_pair(folder)
+    (folder / "big").symlink_to(folder / "target")
+    (folder / "small").symlink_to(folder / "draft")
+    (folder / "amusd").write_text(f'#!/bin/sh\nexec {sys.executable} -m launch.main "$@"\n')
+    (folder / "amusd").chmod(0o755)
+    for name in ("launch", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    (yaml,) = blocks(PAIR, "yaml")
+    assert yaml.startswith("# pair.yaml\n")
+    (folder / "pair.yaml").write_text(at(folder, yaml))
+    return folder
+
+
+def at(folder: Path, text: str) -> str:
+    """With the reader's checkpoints and an address that this machine has."""
+    return text.replace("/models/", f"{folder}/").replace("10.0.0.1", "127.0.0.2")
+
+
+def started(line: str, folder: Path) -> subprocess.Popen[str]:
+    variables = {**environment(), "PYTHON": sys.executable}
+    variables["PATH"] = f"{folder}:{variables['PATH']}"
+    return subprocess.Popen(
+        ["bash", "-c", at(folder, line)],
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(line: str, folder: Path) -> tuple[str, str]:
+    """Run it as the reader does; return what it wrote to standard output and standard error."""
+    shorter = SHORTER.get(line.split()[1], "")
+    with started(f"{line.partition('  #')[0]} {shorter}", folder) as process:
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    return out, err
+
+
+def make_before(name: str, reader: Path) -> None:
+    """Run the line that makes this folder, unless it has been run."""
+    (line,) = [line for line in RUNNABLE if line.endswith((f" {name}", f"run_dir={name}"))]
+    if not (reader / name).exists():
+        finish(line, reader)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("line", RUNNABLE)
+def test_a_line_for_ones_own_pair_runs_without_a_gpu(line: str, reader: Path) -> None:
+    for name in ("keys", "measured"):
+        if line.endswith((f" {name}", f"run_dir={name}")):
+            make_before(name, reader)
+            return
+    if "calibration=measured" in line:
+        make_before("measured", reader)
+    assert finish(line, reader)[0].strip()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="127.0.0.2 is up on Linux")
+def test_the_lines_for_two_machines_run_on_two_addresses(reader: Path) -> None:
+    assert len(ON_TWO_MACHINES) == 2
+    make_before("keys", reader)
+    processes = [started(line, reader) for line in ON_TWO_MACHINES]
+    try:
+        ends = [process.communicate(timeout=SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], ends
+    assert ends[0][0].strip()

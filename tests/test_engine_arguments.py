@@ -1,0 +1,155 @@
+"""What a caller from Python can get wrong is one line, whatever its type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runtime.pair import PROMPT, oracle, pair, params, reference, target_model
+
+from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams
+from amusd.drafters.oracle import always_right
+from amusd.engine import Engine
+from amusd.errors import ConfigError
+from amusd.models.table import TableTokenizer
+from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.target_worker import TargetWorker
+from amusd.tracing.recorder import Recorder
+from amusd.types import Mode
+
+FACTORIES = {"oracle": oracle(60, always_right())}
+
+
+def lone_engine() -> Engine:
+    """One without a drafter."""
+    model, recorder = target_model(), Recorder("target")
+    return Engine(TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size)), TableTokenizer(50))
+
+
+def one_line_of(make: Callable[[], Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (None, "prompt: expected text, a list of token ids, or a conversation, not NoneType"),
+        (torch.tensor([1, 2]), "prompt: expected text, a list of token ids, or a conversation, not Tensor"),
+        (np.array([1, 2]), "prompt: expected text, a list of token ids, or a conversation, not ndarray"),
+        (b"text", "prompt: expected text, a list of token ids, or a conversation, not bytes"),
+        ({"role": "user", "content": "a"}, "prompt: expected text, a list of token ids, or a conversation, not dict"),
+        ([1.5, 2], "prompt=[1.5, 2]: token ids are whole numbers"),
+        ([1, "a"], "prompt=[1, 'a']: token ids are whole numbers"),
+        (["a", 1], "prompts[1]: prompt: expected text, a list of token ids, or a conversation, not int"),
+        ([[1], []], "prompts[1]: prompt: has no tokens"),
+        ("a\ud800", "prompt: character 1 is half of a surrogate pair, which is no text"),
+        ([{"role": "user"}], "prompt: turn 0: expected a mapping with `role` and `content`"),
+        ([{"role": "user", "content": "a"}, 3], "prompt: turn 1: expected a mapping with `role` and `content`"),
+        ([{"role": 3, "content": "a"}], "prompt: turn 0: role: expected text, not int"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "prompt: turn 0: content: expected text, not list"),
+        ([{"role": "user", "content": "\udfff"}], "prompt: turn 0: content: character 0 is half of a surrogate pair"),
+        ([10**30], "prompt: token ids must be in [0, 50)"),
+    ],
+)
+def test_a_prompt_that_is_none_is_one_line(prompt: Any, message: str) -> None:
+    assert one_line_of(lambda: lone_engine().generate(prompt)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"params": {"max_new_tokens": 3}}, "params={'max_new_tokens': 3}: expected SamplingParams, not dict"),
+        ({"params": [SamplingParams()]}, "params=[SamplingParams("),
+        ({"decoding": "synchronous"}, "decoding=synchronous: expected DecodingConfig, not str"),
+        ({"drafter": 3, "decoding": DecodingConfig()}, "drafter=3: expected str, not int"),
+        ({"drafter": "", "decoding": DecodingConfig()}, "drafter=: this engine has oracle"),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_one_line(options: dict[str, Any], message: str) -> None:
+    with pair(FACTORIES) as (engine, _):
+        assert one_line_of(lambda: engine.generate("a", **options)).startswith(message)
+
+
+def test_a_list_of_prompts_gives_the_list_of_their_answers() -> None:
+    with pair(FACTORIES) as (engine, _):
+        letters = engine.tokenizer.decode(PROMPT)
+        answers = engine.generate([letters, list(PROMPT), [{"role": "user", "content": letters}]], params(7))
+        assert [answer.token_ids for answer in answers] == [reference(7)[len(PROMPT) :]] * 3
+        answers = engine.generate((letters, letters), [params(2), params(5)])
+        assert [len(answer.token_ids) for answer in answers] == [2, 5]
+        assert engine.generate([]) == []
+        message = one_line_of(lambda: engine.generate([letters, letters], [params(2)]))
+    assert message == "params: 1 for 2 prompts; give one for all, or one for each"
+
+
+def test_an_engine_without_a_drafter_decodes_plainly() -> None:
+    answer = lone_engine().generate(PROMPT, params(5))
+    assert (answer.mode, answer.token_ids) == (Mode.AUTOREGRESSIVE, reference(5)[len(PROMPT) :])
+    message = one_line_of(lambda: lone_engine().generate(PROMPT, decoding=DecodingConfig(mode=Mode.SYNCHRONOUS)))
+    assert message == "mode=synchronous: this engine has no drafter; allowed: autoregressive"
+
+
+def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
+    message = one_line_of(lambda: lone_engine().generate(PROMPT, SamplingParams(logit_bias={999999: 5})))
+    assert message == "sampling.logit_bias=[999999, 5.0]: the model has no such token; its ids are 0 to 49"
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        (lambda: Engine.launch(max_model_length=5), "max_model_length: no such key; did you mean 'max_model_len'?"),
+        (lambda: Engine.launch(max_model_len="long"), "max_model_len=long: expected a whole number"),
+        (lambda: Engine.launch(hardware="cpu"), "hardware=cpu: has keys of its own: devices, "),
+        (lambda: Engine.launch(hardware={"device": "cpu"}), "hardware.device: no such key; did you mean 'devices'?"),
+        (lambda: Engine.launch(target=None), "target=None: expected str, not NoneType"),
+        (lambda: Engine.launch(drafter=5), "drafter=5: expected str, not int"),
+        (lambda: Engine.start({"target": "embedded"}), "config={'target': 'embedded'}: expected EngineConfig"),
+        (lambda: EngineConfig(max_model_len=2.5), "max_model_len=2.5: expected a whole number"),
+        (lambda: EngineConfig(drafters="ngram"), "drafters=ngram: has keys of its own: kind, "),
+        (lambda: DrafterConfig(kind="ngrams"), "drafter.kind=ngrams: allowed: embedded, hf, ngram, synthetic; did"),
+        (lambda: DecodingConfig(mode="sync"), "mode=sync: allowed: autoregressive, synchronous, asynchronous; did"),
+        (lambda: DecodingConfig(max_silence_seconds=float("inf")), "max_silence_seconds=inf: must be above 0 and at"),
+        (lambda: SamplingParams(temperature="hot"), "sampling.temperature=hot: expected a number"),
+        (lambda: SamplingParams(temperature=10**400), "sampling.temperature=1000000"),
+        (lambda: SamplingParams(temperature=1e-30, seed=1), "sampling.temperature=1e-30: must be between 1e-06 and"),
+        (lambda: SamplingParams(max_new_tokens=None), "sampling.max_new_tokens=None: expected a whole number"),
+        (lambda: SamplingParams(max_new_tokens=True), "sampling.max_new_tokens=True: expected a whole number"),
+        (lambda: SamplingParams(seed=-1), "sampling.seed=-1: must be between 0 and 2^63 - 1"),
+        (lambda: SamplingParams(seed=10**5000), "sampling.seed=(a huge number): must be between"),
+        (lambda: SamplingParams(top_k=2**40), "sampling.top_k=1099511627776: must be below 2^31"),
+        (lambda: SamplingParams(repetition_penalty=1e300), "sampling.repetition_penalty=1e+300: must be between 1e-06"),
+        (lambda: SamplingParams(presence_penalty=-1e300), "sampling.presence_penalty=-1e+300: must be between -1e+06"),
+        (lambda: SamplingParams(logit_bias={5: 1e300}), "sampling.logit_bias=[5, 1e+300]: the bias must be between"),
+        (lambda: SamplingParams(logit_bias=5), "sampling.logit_bias=[5]: expected 2 values"),
+        (lambda: SamplingParams(logit_bias={"a": 1}), "sampling.logit_bias=a: expected a whole number"),
+        (lambda: SamplingParams(stop=5.5j), "sampling.stop=5.5j: expected text"),
+        (lambda: SamplingParams(stop="x" * 999 + "\n", top_p="y\n" * 999), "sampling.top_p=y y y"),
+        (
+            lambda: SamplingParams(max_tokens=5, max_new_tokens=6),
+            "sampling.max_tokens=5: is sampling.max_new_tokens, which is 6; give one",
+        ),
+        (lambda: SamplingParams(max_tokens=0), "sampling.max_new_tokens=0: must be at least 1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(launch: Callable[[], Any], message: str) -> None:
+    found = one_line_of(launch)
+    assert found.startswith(message)
+    assert len(found) < 400
+
+
+def test_what_python_has_other_types_for_is_converted() -> None:
+    made = SamplingParams(
+        temperature=1, seed=np.int64(3), top_p=np.float32(0.5), stop="end", logit_bias={3: 1, 4: -2.5}, max_tokens=9
+    )
+    assert made == SamplingParams(
+        temperature=1.0, seed=3, top_p=0.5, stop=("end",), logit_bias=((3, 1.0), (4, -2.5)), max_new_tokens=9
+    )
+    assert type(made.seed) is int
+    assert made.max_tokens is None
+    assert DecodingConfig(mode="synchronous").mode is Mode.SYNCHRONOUS  # type: ignore[arg-type]

@@ -1,0 +1,72 @@
+"""Every example runs, on a small pair that is made here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amusd.config import WorkloadConfig
+from amusd.workload import load_prompts
+from tests.launch.processes import ROOT, SECONDS, environment
+from tests.launch.small_pair import save_pair
+
+EXAMPLES = ROOT / "examples"
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_pair(folder)
+    return folder
+
+
+def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command, cwd=folder, env={**environment(), **variables}, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def script(name: str, models: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    pair = ["--target", str(models / "target"), "--drafter", str(models / "draft"), "--max-new-tokens=8"]
+    return run([sys.executable, str(EXAMPLES / name), *pair, *arguments], folder)
+
+
+def test_there_is_a_test_for_each() -> None:
+    assert {path.name for path in EXAMPLES.iterdir()} == {"compare.py", "prompts.jsonl", "stream.py", "sweep.sh"}
+
+
+def test_one_answer_is_streamed(models: Path, tmp_path: Path) -> None:
+    done = script("stream.py", models, tmp_path, "--prompt", "a sentence")
+    assert done.stdout.strip()
+    assert done.stderr.startswith("8 tokens, ")
+
+
+def test_the_modes_are_compared_on_prompts_of_ones_own(models: Path, tmp_path: Path) -> None:
+    done = script("compare.py", models, tmp_path, "--num-prompts=2")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["autoregressive", "synchronous", "asynchronous"]
+    assert done.stdout.splitlines()[0].endswith("2 of 2 answers as plain decoding's")
+
+
+def test_a_sweep_takes_further_keys(models: Path, tmp_path: Path) -> None:
+    pair = ["target=hf", f"target.model={models / 'target'}", "drafter=hf", f"drafter.model={models / 'draft'}"]
+    small = ["hardware=cpu", "max_lookahead=4", "min_candidates=0,1", "sampling.max_new_tokens=4"]
+    command = [str(EXAMPLES / "sweep.sh"), *pair, *small]
+    run(command, tmp_path, AMUSD=f"{sys.executable} -m launch.main")
+    jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]
+    assert [job["swept"] for job in jobs] == [{"min_candidates": "0"}, {"min_candidates": "1"}]
+    assert [job["exit_code"] for job in jobs] == [0, 0]
+    assert (tmp_path / "sweep" / "report.html").is_file()
+
+
+def test_the_prompts_show_every_layout() -> None:
+    prompts = load_prompts(WorkloadConfig(path=str(EXAMPLES / "prompts.jsonl")))
+    assert [prompt.turns[-1]["role"] for prompt in prompts] == ["user"] * 4
+    assert os.access(EXAMPLES / "sweep.sh", os.X_OK)

@@ -1,0 +1,247 @@
+"""Threads, interruptions and the end of an engine: answers are made one after another, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
+
+from amusd.drafters.oracle import right_with_probability
+from amusd.engine import Engine
+from amusd.errors import ConfigError, StateError
+from amusd.types import Mode
+
+FACTORIES = {"oracle": oracle(300, right_with_probability(0.7, 1))}
+SCHEDULE = decoding(Mode.ASYNCHRONOUS)
+DEADLINE_SECONDS = 60.0
+
+
+def answer_of(num_tokens: int) -> tuple[int, ...]:
+    return reference(num_tokens)[len(PROMPT) :]
+
+
+def run_all(works: list[Callable[[], Any]]) -> list[Any]:
+    """What each returned or raised, each having run in a thread of its own."""
+    found: list[Any] = [None] * len(works)
+
+    def run(number: int) -> None:
+        try:
+            found[number] = works[number]()
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_SECONDS)
+        assert not thread.is_alive()
+    return found
+
+
+def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:
+    """Call `act` in each pass of the target with its number, from 1; returns the numbers, as they come."""
+    model, passes = engine.worker.model, [0]
+    forward = model.forward
+
+    def counted(*args: Any, **options: Any) -> Any:
+        passes.append(passes[-1] + 1)
+        act(passes[-1])
+        return forward(*args, **options)
+
+    model.forward = counted  # type: ignore[method-assign]
+    return passes
+
+
+def test_six_threads_get_their_answers_one_after_another() -> None:
+    with pair(FACTORIES) as (engine, draft):
+        found = run_all([lambda: engine.generate(PROMPT, params(20), decoding=SCHEDULE).token_ids] * 6)
+    assert found == [answer_of(20)] * 6
+    assert draft.error is None
+
+
+def test_two_streams_that_are_read_in_turn_are_both_whole() -> None:
+    with pair(FACTORIES) as (engine, _):
+        first, second = (engine.stream(PROMPT, params(30), decoding=SCHEDULE) for _ in range(2))
+        pairs = list(zip(first, second, strict=True))
+        assert [(a.token_id, b.token_id) for a, b in pairs] == [(token, token) for token in answer_of(30)]
+        assert list(first) == []
+        assert first.generation.text == second.generation.text == second.text
+
+
+def test_a_thread_does_not_wait_for_a_stream_that_another_one_does_not_read() -> None:
+    with pair(FACTORIES) as (engine, _):
+        unread = engine.stream(PROMPT, params(40), decoding=SCHEDULE)
+        next(unread)
+        (found,) = run_all([lambda: engine.generate(PROMPT, params(10), decoding=SCHEDULE).token_ids])
+        assert found == answer_of(10)
+        assert len(unread.token_ids) == 1
+        assert [token.token_id for token in unread] == list(answer_of(40)[1:])
+
+
+def test_a_stream_that_nobody_can_read_any_more_is_ended() -> None:
+    with pair({}) as (engine, _):
+        passes = on_pass(engine, lambda _number: None)
+        stream = engine.stream(PROMPT, params(300))
+        next(stream)
+        del stream
+        gc.collect()
+        assert engine.generate(PROMPT, params(10)).token_ids == answer_of(10)
+        assert passes[-1] == 11
+
+
+def test_an_exception_of_the_one_who_reads_leaves_the_engine_free() -> None:
+    with pair(FACTORIES) as (engine, _):
+        with pytest.raises(ZeroDivisionError):
+            _ = [token.token_id / 0 for token in engine.stream(PROMPT, params(40), decoding=SCHEDULE)]
+        assert engine.generate(PROMPT, params(10), decoding=SCHEDULE).token_ids == answer_of(10)
+
+
+def test_an_answer_that_is_closed_gives_nothing_more() -> None:
+    with pair(FACTORIES) as (engine, _):
+        stream = engine.stream(PROMPT, params(40), decoding=SCHEDULE)
+        next(stream)
+        stream.close()
+        stream.close()
+        assert list(stream) == []
+        assert stream.token_ids == answer_of(1)
+        with pytest.raises(StateError, match=r"^the answer is not finished"):
+            _ = stream.generation
+
+
+def test_an_engine_can_be_closed_while_another_thread_generates() -> None:
+    with pair(FACTORIES, pass_seconds=0.01) as (engine, draft):
+        begun = threading.Event()
+        on_pass(engine, lambda _number: begun.set())
+
+        def close() -> None:
+            assert begun.wait(DEADLINE_SECONDS)
+            engine.close()
+
+        found, nothing = run_all([lambda: engine.generate(PROMPT, params(300), decoding=SCHEDULE), close])
+    assert isinstance(found, StateError)
+    assert str(found) == "the engine is closed: launch another one"
+    assert nothing is None
+    assert draft.error is None
+
+
+def test_an_engine_that_is_closed_amid_its_own_pass_is_released_when_that_ends() -> None:
+    """As a signal handler would close it."""
+    with pair(FACTORIES) as (engine, draft):
+        on_pass(engine, lambda number: engine.close() if number == 3 else None)
+        with pytest.raises(StateError, match="is closed"):
+            engine.generate(PROMPT, params(40), decoding=SCHEDULE)
+        assert engine.worker.line.link is not None
+        assert engine._turns._release is None
+    assert draft.error is None
+
+
+def test_nobody_can_ask_from_within_a_pass() -> None:
+    with pair(FACTORIES) as (engine, _):
+        errors: list[str] = []
+
+        def ask(number: int) -> None:
+            if number == 2:
+                with pytest.raises(StateError) as caught:
+                    engine.generate(PROMPT, params(5))
+                errors.append(str(caught.value))
+
+        on_pass(engine, ask)
+        assert engine.generate(PROMPT, params(10), decoding=SCHEDULE).token_ids == answer_of(10)
+    assert errors == ["the engine computes a pass in this thread: a signal handler cannot use it"]
+
+
+def test_a_closed_engine_says_so() -> None:
+    with pair(FACTORIES) as (engine, _):
+        stream = engine.stream(PROMPT, params(40), decoding=SCHEDULE)
+        next(stream)
+        engine.close()
+        for ask in (lambda: engine.generate("a"), lambda: engine.stream("a"), lambda: engine.logit_gap([1, 2], 1, 2)):
+            with pytest.raises(StateError, match=r"^the engine is closed"):
+                ask()
+        with pytest.raises(StateError, match=r"^the engine is closed"):
+            list(stream)
+        stream.close()
+
+
+def test_a_release_that_fails_in_part_is_carried_out_in_all_others() -> None:
+    class Stopped:
+        is_stopped = False
+
+        def stop(self) -> None:
+            self.is_stopped = True
+
+    def fail() -> None:
+        raise OSError("the link is gone")
+
+    with pair(FACTORIES) as (engine, _):
+        process: Any = Stopped()
+        engine._process = process
+        shut_down = engine.worker.shut_down
+        engine.worker.shut_down = fail  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="the link is gone"):
+            engine.close()
+        engine.worker.shut_down = shut_down  # type: ignore[method-assign]
+    assert process.is_stopped
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_ends_the_answer_and_not_the_engine(interruption: type[BaseException]) -> None:
+    with pair(FACTORIES) as (engine, draft):
+        stream = engine.stream(PROMPT, params(40), decoding=SCHEDULE)
+
+        def interrupt(number: int) -> None:
+            if number == 3:
+                raise interruption
+
+        on_pass(engine, interrupt)
+        with pytest.raises(interruption):
+            list(stream)
+        with pytest.raises(StateError, match="interrupted"):
+            next(stream)
+        assert engine.generate(PROMPT, params(20), decoding=SCHEDULE).token_ids == answer_of(20)
+    assert draft.error is None
+
+
+def test_an_error_is_raised_where_its_own_answer_is_read() -> None:
+    with pair(FACTORIES) as (engine, _):
+        failing, whole = (engine.stream(PROMPT, params(20), decoding=SCHEDULE) for _ in range(2))
+        next(failing)
+
+        def fail(number: int) -> None:
+            if number == 1:
+                raise ConfigError("a pass went wrong")
+
+        on_pass(engine, fail)
+        assert [token.token_id for token in whole] == list(answer_of(20))
+        with pytest.raises(ConfigError, match="went wrong"):
+            list(failing)
+
+
+def test_another_default_device_of_torch_is_refused_rather_than_computed_on() -> None:
+    with pair(FACTORIES) as (engine, _):
+        with torch.device("meta"), pytest.raises(StateError, match="torch's default device is meta: set it to cpu"):
+            engine.generate(PROMPT, params(5), decoding=SCHEDULE)
+        with torch.device("meta"), pytest.raises(StateError, match="torch's default device is meta: set it to cpu"):
+            Engine.launch()
+        assert engine.generate(PROMPT, params(5), decoding=SCHEDULE).token_ids == answer_of(5)
+
+
+def test_a_fork_leaves_the_engine_to_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair(FACTORIES) as (engine, draft):
+        stream = engine.stream(PROMPT, params(40), decoding=SCHEDULE)
+        next(stream)
+        own = os.getpid()
+        with monkeypatch.context() as fork:
+            fork.setattr(os, "getpid", lambda: own + 1)
+            with pytest.raises(StateError, match=f"^the engine belongs to process {own}, not to a fork of it"):
+                engine.generate(PROMPT)
+            engine.close()
+        assert [token.token_id for token in stream] == list(answer_of(40)[1:])
+    assert draft.error is None
