@@ -55,10 +55,14 @@ class TargetView:
         """Estimate that all candidates at hand are accepted; 1 where there are none."""
         return self.chances[-1] if self.chances else 1.0
 
+    def lacks(self, num_candidates: int) -> bool:
+        """Whether fewer are at hand, the next pass has room for one more, and one may come."""
+        return self.may_get_more and self.num_candidates < min(num_candidates, self.max_candidates)
+
     @property
     def can_grow(self) -> bool:
         """The next pass has room for one more candidate, and one may come."""
-        return self.may_get_more and self.num_candidates < self.max_candidates
+        return self.lacks(self.max_candidates)
 
     @property
     def gain(self) -> float:

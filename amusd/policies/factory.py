@@ -5,10 +5,13 @@ from __future__ import annotations
 from amusd.config import DecodingConfig
 from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
-from amusd.policies.branching import BranchingPolicy
-from amusd.policies.chain import ChainPolicy
-from amusd.policies.lockstep import AutoregressivePolicy, SynchronousPolicy
-from amusd.policies.windowed import WindowedPolicy
+from amusd.policies.fixed import (
+    AutoregressivePolicy,
+    BranchingPolicy,
+    ChainPolicy,
+    SynchronousPolicy,
+    WindowedPolicy,
+)
 from amusd.types import Mode
 
 

@@ -23,10 +23,7 @@ from protocol.mutants import Unhashed
 
 from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
-from amusd.policies.branching import BranchingPolicy
-from amusd.policies.chain import ChainPolicy
-from amusd.policies.lockstep import SynchronousPolicy
-from amusd.policies.windowed import WindowedPolicy
+from amusd.policies.fixed import BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.handshake import await_hello

@@ -10,12 +10,15 @@ import pytest
 from amusd.config import DecodingConfig
 from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import TargetView, Verify, Wait, because
-from amusd.policies.branching import BranchingPolicy
-from amusd.policies.chain import ChainPolicy
 from amusd.policies.estimates import Estimates
 from amusd.policies.factory import make_policy, policy_name
-from amusd.policies.lockstep import AutoregressivePolicy, SynchronousPolicy
-from amusd.policies.windowed import WindowedPolicy
+from amusd.policies.fixed import (
+    AutoregressivePolicy,
+    BranchingPolicy,
+    ChainPolicy,
+    SynchronousPolicy,
+    WindowedPolicy,
+)
 from amusd.types import Mode
 
 VIEW = TargetView(
