@@ -1,4 +1,4 @@
-"""From the configuration of a request to its policy."""
+"""The policy that the configuration of a request names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amusd.types import Mode
 
 
 def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy:
-    """The policy that `decoding` names; `auto` prepares for several verdicts where the draft and the rule can."""
+    """Make the policy that `decoding` names. `can_branch`: draft and acceptance rule allow trees."""
     if decoding.mode is Mode.AUTOREGRESSIVE:
         return AutoregressivePolicy()
     if decoding.mode is Mode.SYNCHRONOUS:
@@ -49,5 +49,5 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
 
 
 def policy_name(decoding: DecodingConfig) -> str | None:
-    """What results call the policy: None outside asynchronous mode."""
+    """Return the name of the policy in results; None outside asynchronous mode."""
     return decoding.policy if decoding.mode is Mode.ASYNCHRONOUS else None
