@@ -95,3 +95,11 @@ def test_a_target_that_never_rests_learns_nothing_wrong_of_rests() -> None:
         seconds = 0.02 if number % 2 else 0.01
         switch.passed(num_tokens=1, seconds=seconds, pass_seconds=seconds, rests=False)
     assert switch.plain_tokens_per_second == pytest.approx(100, rel=0.01)  # what the quickest pass allows
+
+
+def test_a_pass_that_seems_to_take_no_time_is_no_limit() -> None:
+    """A clock may be coarse."""
+    switch = DraftingSwitch()
+    for seconds in (0.0, 0.01):
+        switch.passed(num_tokens=1, seconds=seconds, pass_seconds=seconds, rests=False)
+    assert switch.plain_tokens_per_second == pytest.approx(100)

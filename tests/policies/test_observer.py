@@ -87,6 +87,30 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     assert not view().draft_is_mute
 
 
+@pytest.mark.parametrize("has_joined", [False, True])
+@pytest.mark.parametrize("next_drafter", ["a", "b"])
+def test_a_draft_that_was_mute_is_waited_for_in_the_next_answer(has_joined: bool, next_drafter: str) -> None:
+    observer = Observer()
+
+    def is_mute() -> bool:
+        decoding = session()
+        decoding.attach(1)
+        return observer.view(decoding, max_candidates=3, waited_ns=0).draft_is_mute
+
+    observer.open("a", has_tree=False)
+    passed(observer, 0, 10_000_000)
+    assert not is_mute()
+    if has_joined:
+        observer.draft_joined()
+    else:
+        observer.waited(10_000_000, num_before=0, num_after=0)
+    assert is_mute()
+    observer.open(next_drafter, has_tree=False)
+    assert not is_mute()
+    passed(observer, 0, 10_000_000)
+    assert not is_mute()
+
+
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
     observer = Observer()
     outcome = PassOutcome(
@@ -140,6 +164,19 @@ def test_each_drafter_with_and_without_trees_is_known_for_itself() -> None:
         assert observer.view(session(), max_candidates=3, waited_ns=0).acceptance == 0.5
     observer.open("a", has_tree=True)
     assert observer.view(session(), max_candidates=3, waited_ns=0).acceptance == good > 0.9
+
+
+def test_whether_drafting_pays_is_found_for_each_drafter_by_itself() -> None:
+    observer = Observer()
+
+    def drafting_pays(drafter: str) -> bool:
+        observer.open(drafter, has_tree=False)
+        return observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays
+
+    while drafting_pays("a"):
+        observer.passed(0, 1_000_000, outcome_of(2), foreseen=False)
+    assert drafting_pays("b")
+    assert not drafting_pays("a")
 
 
 def test_a_wait_that_brought_nothing_counts() -> None:

@@ -182,6 +182,50 @@ def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
     assert estimates.acceptance > 0.99
 
 
+def learn(estimates: Estimates, seconds: float, num_accepted: int, *, foreseen: bool, num_times: int = 800) -> None:
+    """Passes and waits of one kind, and what the draft says of its candidates."""
+    for _ in range(num_times):
+        estimates.waited(0, 2 * seconds, came=True)
+        estimates.waited(1, seconds, came=True)
+        estimates.judged_first(0.9, accepted=num_accepted > 0)
+        counts = {"num_judged": 3, "seconds": 10 * seconds, "gain": 0.1 * num_accepted}
+        estimates.passed(num_accepted=3, num_tokens=4, foreseen=True, **counts)  # type: ignore[arg-type]
+        for _ in range(9):
+            estimates.passed(
+                num_accepted=num_accepted,
+                num_tokens=num_accepted + 1,
+                foreseen=foreseen,
+                **counts,  # type: ignore[arg-type]
+            )
+
+
+def known(estimates: Estimates) -> list[float]:
+    return [
+        estimates.acceptance,
+        estimates.tokens_per_second,
+        estimates.candidate_seconds(0),
+        estimates.candidate_seconds(1),
+        estimates.longest_wait(0),
+        estimates.longest_wait(1),
+        estimates.rejection_loss,
+        estimates.lead_gain,
+        *estimates.chances(2, ()),
+        *estimates.chances(2, (0.9, 0.8)),
+    ]
+
+
+@pytest.mark.parametrize("is_first_slow", [True, False])
+def test_the_estimates_forget_a_past_that_is_over(is_first_slow: bool) -> None:
+    slow, fast = (0.02, 0, False), (0.004, 2, True)
+    before, after = (slow, fast) if is_first_slow else (fast, slow)
+    changed, fresh, old = Estimates(), Estimates(), Estimates()
+    for estimates, kinds in ((changed, (before, after)), (fresh, (after,)), (old, (before,))):
+        for seconds, num_accepted, foreseen in kinds:
+            learn(estimates, seconds, num_accepted, foreseen=foreseen)
+    assert known(changed) == pytest.approx(known(fresh), rel=0.02, abs=1e-3)
+    assert all(value != pytest.approx(past, rel=0.1) for value, past in zip(known(fresh), known(old), strict=True))
+
+
 def test_a_lead_is_worth_what_it_would_have_brought_lately() -> None:
     estimates = Estimates()
     assert estimates.lead_gain == 0
