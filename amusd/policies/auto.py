@@ -17,22 +17,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amusd.policies.base import Decision, TargetView, Verify, Wait
+from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 
 STEP_DONE = 0.5
 """The part of the draft's step under way that is done on average if the target has candidates."""
 
 
-@dataclass(frozen=True, slots=True)
-class AutoPolicy:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoPolicy(Policy):
     """Verify once waiting for more costs more than it brings; `fan_out` 1 keeps the draft to one chain."""
 
-    max_lookahead: int
-    fan_out: int
-    rows_per_step: int
     max_wait_passes: float
-    breadth: int = 1
-    tokens_per_message: int = 1
 
     def decide(self, view: TargetView) -> Decision:
         """Verify now what is worth its row, or wait for one more candidate."""

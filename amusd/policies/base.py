@@ -7,8 +7,9 @@ verified cannot depend on its own value (an independence condition of exact samp
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,34 +101,21 @@ def because(decision: Decision) -> dict[str, str]:
     return {"reason": decision.reason} if decision.reason else {}
 
 
-class Policy(Protocol):
-    """Decides when the target verifies, and how far the draft may run ahead."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy(ABC):
+    """Decides when the target verifies, and tells the draft how far and how wide to run ahead."""
 
-    @property
-    def max_lookahead(self) -> int:
-        """Tokens that the draft may be ahead of the committed prefix it knows."""
-        ...
+    max_lookahead: int = 1
+    """Tokens that the draft may be ahead of the committed prefix it knows."""
+    tokens_per_message: int = 1
+    """Candidates that the draft collects before it sends them."""
+    fan_out: int = 1
+    """The most candidates that a draft step makes behind a token; 1: the draft keeps to one chain."""
+    rows_per_step: int = 1
+    """The most nodes of a tree that one draft step computes."""
+    breadth: int = 1
+    """The most candidates of one position that a pass verifies, if it can verify several; 1: one path."""
 
-    @property
-    def tokens_per_message(self) -> int:
-        """Candidates that the draft collects before it sends them."""
-        ...
-
-    @property
-    def fan_out(self) -> int:
-        """The most candidates that a draft step makes behind a token; 1: the draft keeps to one chain."""
-        ...
-
-    @property
-    def rows_per_step(self) -> int:
-        """The most nodes of a tree that one draft step computes."""
-        ...
-
-    @property
-    def breadth(self) -> int:
-        """The most candidates of one position that a pass verifies, if it can verify several; 1: one path."""
-        ...
-
+    @abstractmethod
     def decide(self, view: TargetView) -> Decision:
         """Decide what the target does next."""
-        ...

@@ -20,7 +20,11 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
     if decoding.mode is Mode.AUTOREGRESSIVE:
         return AutoregressivePolicy()
     if decoding.mode is Mode.SYNCHRONOUS:
-        return SynchronousPolicy(decoding.num_speculative_tokens, decoding.draft_timeout_seconds)
+        return SynchronousPolicy(
+            max_lookahead=decoding.num_speculative_tokens,
+            tokens_per_message=decoding.num_speculative_tokens,
+            timeout_seconds=decoding.draft_timeout_seconds,
+        )
     if decoding.policy == "auto":
         return AutoPolicy(
             max_lookahead=decoding.max_lookahead,
@@ -39,7 +43,11 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
             breadth=decoding.verify_breadth,
         )
     if decoding.policy == "windowed":
-        return WindowedPolicy(decoding.num_speculative_tokens, decoding.draft_timeout_seconds)
+        return WindowedPolicy(
+            max_lookahead=2 * decoding.num_speculative_tokens,
+            tokens_per_message=decoding.num_speculative_tokens,
+            timeout_seconds=decoding.draft_timeout_seconds,
+        )
     return ChainPolicy(
         max_lookahead=decoding.max_lookahead,
         tokens_per_message=decoding.tokens_per_message,

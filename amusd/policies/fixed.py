@@ -4,60 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amusd.policies.base import Decision, TargetView, Verify, Wait
+from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
 
 
-@dataclass(frozen=True, slots=True)
-class AutoregressivePolicy:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoregressivePolicy(Policy):
     """Plain decoding: one token a pass, no draft. The draft-facing limits are never sent to anyone."""
-
-    max_lookahead: int = 1
-    tokens_per_message: int = 1
-    fan_out: int = 1
-    rows_per_step: int = 1
-    breadth: int = 1
 
     def decide(self, view: TargetView) -> Decision:  # noqa: ARG002 - the same answer whatever the view
         """Verify nothing, at once."""
         return Verify(0)
 
 
-@dataclass(frozen=True, slots=True)
-class SynchronousPolicy:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousPolicy(Policy):
     """Synchronous speculative decoding: the draft proposes a block and stops, the target verifies all of it.
+
+    A block has `max_lookahead` tokens and travels as one message.
 
     References:
         https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318
     """
 
-    num_speculative_tokens: int
     timeout_seconds: float
     """The longest wait for a block: then the target goes on alone until the draft answers again."""
-    fan_out: int = 1
-    rows_per_step: int = 1
-    breadth: int = 1
-
-    @property
-    def max_lookahead(self) -> int:
-        """One block."""
-        return self.num_speculative_tokens
-
-    @property
-    def tokens_per_message(self) -> int:
-        """The block travels as one message."""
-        return self.num_speculative_tokens
 
     def decide(self, view: TargetView) -> Decision:
         """Wait until the draft has nothing more to offer for this prefix, then verify its block."""
         seconds_left = self.timeout_seconds - view.waited_seconds
-        if view.lacks(self.num_speculative_tokens) and seconds_left > 0:
+        if view.lacks(self.max_lookahead) and seconds_left > 0:
             return Wait(seconds_left)
         return Verify(view.num_candidates)
 
 
-@dataclass(frozen=True, slots=True)
-class WindowedPolicy:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedPolicy(Policy):
     """Asynchronous decoding in windows: while one is verified, the draft fills the next.
+
+    A window travels as one message of `tokens_per_message`; `max_lookahead` is two windows.
 
     A draft that starts anew can have nothing ready, so the pass goes ahead without candidates (pre-verification: its
     token is compared with the draft's own first one when that arrives). Otherwise the target waits for a whole window
@@ -67,23 +51,8 @@ class WindowedPolicy:
         PEARL, https://arxiv.org/abs/2408.11850.
     """
 
-    num_speculative_tokens: int
-    """Tokens of a window."""
     timeout_seconds: float
     """The longest wait for a window."""
-    fan_out: int = 1
-    rows_per_step: int = 1
-    breadth: int = 1
-
-    @property
-    def max_lookahead(self) -> int:
-        """The window that is verified, and the next."""
-        return 2 * self.num_speculative_tokens
-
-    @property
-    def tokens_per_message(self) -> int:
-        """A window travels as one message."""
-        return self.num_speculative_tokens
 
     def decide(self, view: TargetView) -> Decision:
         """Wait for a window unless the draft starts anew."""
@@ -91,11 +60,11 @@ class WindowedPolicy:
         lacks_window = view.num_candidates == 0 and view.may_get_more
         if lacks_window and not view.draft_restarting and seconds_left > 0:
             return Wait(seconds_left)
-        return Verify(min(view.num_candidates, self.num_speculative_tokens))
+        return Verify(min(view.num_candidates, self.tokens_per_message))
 
 
-@dataclass(frozen=True, slots=True)
-class ChainPolicy:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainPolicy(Policy):
     """Asynchronous decoding with one continuous chain of candidates.
 
     The draft never stops before its run-ahead limit, and the target verifies what has arrived. It may wait for a few
@@ -106,13 +75,8 @@ class ChainPolicy:
         AMUSD, https://arxiv.org/abs/2410.17375 (the chain); PipeSpec, https://arxiv.org/abs/2505.01572 (the wait).
     """
 
-    max_lookahead: int
-    tokens_per_message: int
     min_candidates: int
     max_wait_passes: float
-    fan_out: int = 1
-    rows_per_step: int = 1
-    breadth: int = 1
 
     def decide(self, view: TargetView) -> Decision:
         """Verify now, or wait for the rest of `min_candidates`."""
@@ -122,8 +86,8 @@ class ChainPolicy:
         return Verify(view.num_candidates)
 
 
-@dataclass(frozen=True, slots=True)
-class BranchingPolicy:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchingPolicy(Policy):
     """Asynchronous decoding with continuations prepared for the likely verdicts.
 
     The draft computes a tree, the likeliest nodes first, while the target verifies; the target holds what it has been
@@ -136,13 +100,8 @@ class BranchingPolicy:
         https://arxiv.org/abs/2406.16858 (trees grown by confidence).
     """
 
-    max_lookahead: int
-    fan_out: int
-    rows_per_step: int
     min_candidates: int
     max_wait_passes: float
-    breadth: int = 1
-    tokens_per_message: int = 1
 
     def decide(self, view: TargetView) -> Decision:
         """Verify now, or wait for the rest of `min_candidates`."""

@@ -25,7 +25,7 @@ VIEW = TargetView(
     num_candidates=0, max_candidates=7, may_get_more=True, draft_restarting=False, waited_seconds=0.0, pass_seconds=0.02
 )
 CHAIN = ChainPolicy(max_lookahead=16, tokens_per_message=1, min_candidates=3, max_wait_passes=1.0)
-SYNCHRONOUS = SynchronousPolicy(4, timeout_seconds=2.0)
+SYNCHRONOUS = SynchronousPolicy(max_lookahead=4, tokens_per_message=4, timeout_seconds=2.0)
 
 
 def test_the_chain_verifies_what_has_arrived() -> None:
@@ -69,7 +69,7 @@ def test_the_plain_target_never_waits() -> None:
     assert AutoregressivePolicy().decide(replace(VIEW, draft_restarting=True, num_candidates=5)) == Verify(0)
 
 
-WINDOWED = WindowedPolicy(4, timeout_seconds=2.0)
+WINDOWED = WindowedPolicy(max_lookahead=8, tokens_per_message=4, timeout_seconds=2.0)
 
 
 def test_windows_are_verified_whole_and_waited_for() -> None:
@@ -82,7 +82,8 @@ def test_windows_are_verified_whole_and_waited_for() -> None:
 
 def test_where_the_draft_starts_anew_a_window_is_not_waited_for() -> None:
     assert WINDOWED.decide(replace(VIEW, draft_restarting=True)) == Verify(0)
-    assert (WINDOWED.max_lookahead, WINDOWED.tokens_per_message) == (8, 4)
+    made = make_policy(DecodingConfig(policy="windowed", num_speculative_tokens=4))
+    assert (made.max_lookahead, made.tokens_per_message) == (8, 4)
 
 
 BRANCHING = BranchingPolicy(max_lookahead=16, fan_out=4, rows_per_step=8, min_candidates=2, max_wait_passes=1.0)
