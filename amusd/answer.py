@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from typing_extensions import Self
 
 from amusd.errors import StateError
-from amusd.runtime.target_worker import Outcome
+from amusd.runtime.target_sequence import Outcome
 from amusd.sampling.answer_text import AnswerText
 from amusd.sampling.stopping import Emission
 from amusd.tracing.metrics import GenerationMetrics

@@ -16,9 +16,8 @@ class Journal(Recorder):
     """The recorder of one simulated worker: on the virtual clock, and forgetful where nobody wants the events."""
 
     def __init__(self, role: Role, clock: VirtualClock, *, keep: bool, path: Path | None = None) -> None:
-        self._clock = clock
         self._keep = False  # what the recorder itself says of this process is not part of a simulation
-        super().__init__(role.value, path)
+        super().__init__(role.value, path, lambda: clock.now_ns)
         self._keep = keep
         self.instant("worker", NO_SEQUENCE, host="simulated", pid=0)
 
@@ -29,7 +28,7 @@ class Journal(Recorder):
 
     def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
         """Record something that happened now."""
-        self.span(name, self._clock.now_ns, self._clock.now_ns, sequence_id, **fields)
+        self.span(name, self.now_ns(), self.now_ns(), sequence_id, **fields)
 
     def message(self, name: str, message: Message, **received: Any) -> None:
         """Record that a message is sent, or has been received and what became of it."""
