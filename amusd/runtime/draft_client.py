@@ -70,7 +70,7 @@ class DraftClient:
 
     recorder: Recorder
     vocab_size: int
-    """Of the target."""
+    """Columns of the target's logits."""
     link: Transport | None = None
     peer: Hello | None = None
     round_trip_seconds: float = 0.0
@@ -86,7 +86,7 @@ class DraftClient:
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
     """Those that are open, by id."""
     _reminders: dict[int, Reminder] = field(default_factory=dict)
-    """Of the open sequences that this draft was told of."""
+    """For each open sequence that this draft was told of, by id."""
     _silent_ns: int = 0
     """How long it was waited for since the draft was last heard."""
     _num_nonsense: int = 0

@@ -41,8 +41,9 @@ class DraftWorker:
 
     link: Transport
     drafters: Mapping[str, DrafterFactory]
-    """Of chains."""
+    """Makers of drafters of chains, by name."""
     tree_drafters: Mapping[str, DrafterFactory]
+    """Makers of drafters of trees, by name."""
     incarnation: int
     recorder: Recorder
     num_ids: int = 0
@@ -115,7 +116,7 @@ class DraftWorker:
             message = self.link.receive(0.0) if self._running else None
 
     def _wait(self) -> Message | None:
-        """For a message, because nothing can be drafted before one comes."""
+        """Wait for a message, because nothing can be drafted before one comes."""
         start_ns = self.recorder.now_ns()
         message = self.link.receive(IDLE_SECONDS)
         if self._sequence is not None:
@@ -156,7 +157,7 @@ class DraftWorker:
         self._sequence = sequence
 
     def _say_once(self, complaint: str) -> None:
-        """To people. The first is news; the target asks again and again, and that must not fill the log."""
+        """Warn people once: the target asks again and again, and that must not fill the log."""
         logger.log(logging.DEBUG if self._has_complained else logging.WARNING, "%s", complaint)
         self._has_complained = True
 
@@ -215,7 +216,7 @@ class DraftWorker:
         self._last_sent_ns = self.recorder.now_ns()
 
     def _is_over(self, sequence_id: int) -> bool:
-        """Or has begun: it or one behind it was heard of before."""
+        """The sequence is over or has begun: it or a later one was heard of before."""
         return sequence_id <= self._newest
 
     def _open_one(self, sequence_id: int) -> DraftSequence | None:
@@ -223,7 +224,7 @@ class DraftWorker:
         return self._sequence if self._sequence is not None and self._sequence.sequence_id == sequence_id else None
 
     def _forget(self) -> None:
-        """The open sequence, if there is one."""
+        """End the open sequence, if there is one."""
         sequence, self._sequence = self._sequence, None
         if sequence is not None:
             sequence.close()

@@ -108,7 +108,7 @@ class TargetWorker:
             self._wait(sequence, decision)
 
     def _wait(self, sequence: TargetSequence, decision: Wait) -> None:
-        """For one message, or until the policy or the draft's silence says that it is enough."""
+        """Wait for one message, no longer than the policy says, nor than a silent draft is waited for."""
         start_ns, num_before = self.recorder.now_ns(), sequence.session.num_candidates
         self.client.take(min(decision.seconds, self.client.patience_seconds))
         end_ns = self.recorder.now_ns()
