@@ -3,8 +3,7 @@
 One more candidate is worth waiting for if the tokens that it may bring are more than what the pair commits in the time
 until it comes. That is decided pass by pass, as it depends on how sure the draft is of what is at hand.
 
-gain    The candidate brings a token if it and all before it are accepted. If it is the first that is rejected, less is
-        prepared behind it than behind the target's own token, with which the pass would have ended instead.
+gain    The candidate brings a token if it and all before it are accepted.
 loss    The tokens that the pair commits in the time of the wait and in that of the candidate's row. And the draft is
         amid the step that brings the candidate: without the wait, the part done would be a start for the next pass.
 

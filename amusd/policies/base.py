@@ -40,8 +40,6 @@ class TargetView:
     """The time after which a candidate is not expected any more; infinite before the first wait."""
     draft_is_mute: bool = False
     """Whether no candidate has come since a wait in vain, or since the draft joined amid the answer."""
-    rejection_loss: float = 0.0
-    """Estimate of what a rejection costs beyond the candidate itself, in tokens."""
     lead_gain: float = 0.0
     """Estimate of what a pass would gain by one more candidate at its beginning, in tokens."""
     row_seconds: float = 0.0
@@ -67,8 +65,8 @@ class TargetView:
 
     @property
     def gain(self) -> float:
-        """Estimate of the tokens that one more candidate brings; behind a rejected one less is prepared."""
-        return self.path_chance * (self.acceptance - (1 - self.acceptance) * self.rejection_loss)
+        """Estimate of the tokens that one more candidate brings: one if it and all before it are accepted."""
+        return self.path_chance * self.acceptance
 
 
 @dataclass(frozen=True, slots=True)

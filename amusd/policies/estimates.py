@@ -5,8 +5,6 @@ acceptance          acceptance rate of candidates behind the right prefix: accep
 tokens_per_second   committed tokens per second, waits included
 candidate_seconds   wait for one more candidate: all time waited, divided by the candidates that it brought. The first
                     one behind a verdict that was not foreseen takes longer than one more behind those at hand
-rejection_loss      tokens that a rejection costs beyond the candidate: the draft has to start anew more often than
-                    after full acceptance, and its first candidate is waited for
 lead_gain           tokens that one more candidate at its beginning would have brought a recent pass; 0 for passes that
                     were full, or for which none could come
 chances             probability, for each candidate at hand, that it and those before it are accepted: the draft's own
@@ -101,8 +99,6 @@ class Estimates:
         self._waits_for_first = _Waits()
         self._waits_for_more = _Waits()
         self._lead_gain = 0.0
-        self._foreseen = {True: 0.5, False: 0.5}
-        """How often a verdict is foreseen after full acceptance, and after a rejection."""
         self._num_first = self._said_first = PRIOR_WEIGHT
 
     @property
@@ -124,12 +120,6 @@ class Estimates:
         return self._waits(num_candidates).longest
 
     @property
-    def rejection_loss(self) -> float:
-        """In tokens."""
-        less_often = max(0.0, self._foreseen[True] - self._foreseen[False])
-        return less_often * self.tokens_per_second * self._waits_for_first.seconds
-
-    @property
     def lead_gain(self) -> float:
         """In tokens; 0 before the first pass."""
         return self._lead_gain
@@ -141,16 +131,12 @@ class Estimates:
         correction = min(1.0, self._num_first / self._said_first)
         return tuple(accumulate((correction * weight for weight in weights), operator.mul))
 
-    def passed(
-        self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, foreseen: bool, gain: float = 0.0
-    ) -> None:
+    def passed(self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, gain: float = 0.0) -> None:
         """Take in a pass that ended `seconds` after the one before it.
 
-        `foreseen`: the draft need not start anew. `gain`: tokens that one more candidate was expected to bring.
+        `gain`: tokens that one more candidate was expected to bring.
         """
         self._lead_gain = MEMORY * self._lead_gain + (1 - MEMORY) * gain
-        all_accepted = num_accepted == num_judged
-        self._foreseen[all_accepted] = MEMORY * self._foreseen[all_accepted] + (1 - MEMORY) * foreseen
         self._waits_for_first.passed()
         self._waits_for_more.passed()
         num_tested = num_accepted + (num_accepted < num_judged)

@@ -67,13 +67,12 @@ class Observer:
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
             longest_wait=self._estimates.longest_wait(num_candidates),
             draft_is_mute=self._mute_at is not None,
-            rejection_loss=self._estimates.rejection_loss,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
             drafting_pays=self._switch.drafting_pays,
             plain_tokens_per_second=self._switch.plain_tokens_per_second,
         )
-        self._gain = max(0.0, view.gain) if view.can_grow else 0.0
+        self._gain = view.gain if view.can_grow else 0.0
         return view
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
@@ -90,7 +89,6 @@ class Observer:
         end_ns: int,
         outcome: PassOutcome,
         *,
-        foreseen: bool,
         rests: bool = False,
         is_alone: bool = False,
         num_rows: int | None = None,
@@ -98,10 +96,9 @@ class Observer:
     ) -> None:
         """Take in the pass that the last view was decided for.
 
-        `foreseen`: the draft does not start anew behind it. `rests`: the draft is not told of it, so it cannot bring
-        anything before the next pass. `is_alone`: no draft can be heard, so the pass says nothing of what drafting
-        brings. `num_rows`: the rows of all `num_sequences` in the pass. A row delays all sequences, so its cost is
-        its time once for each.
+        `rests`: the draft is not told of it, so it cannot bring anything before the next pass. `is_alone`: no draft can
+        be heard, so the pass says nothing of what drafting brings. `num_rows`: the rows of all `num_sequences` in the
+        pass. A row delays all sequences, so its cost is its time once for each.
         """
         self._draft_knows = not rests
         if self._mute_at is not None:
@@ -124,7 +121,6 @@ class Observer:
                 num_accepted=outcome.num_accepted,
                 num_tokens=outcome.num_tokens,
                 seconds=seconds,
-                foreseen=foreseen,
                 gain=0.0 if is_alone else self._gain,
             )
         if not is_alone:

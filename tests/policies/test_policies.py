@@ -108,8 +108,6 @@ def test_auto_waits_while_a_candidate_more_brings_more_than_it_costs() -> None:
     assert AUTO.decide(replace(KNOWN, num_candidates=2, chances=(0.6, 0.36))) == Verify(2)  # 0.22
     assert AUTO.decide(replace(KNOWN, num_candidates=1, chances=(0.4,))) == Verify(1)  # not sure of it: 0.24
     assert AUTO.decide(replace(KNOWN, acceptance=0.2)) == Verify(0)
-    assert AUTO.decide(replace(KNOWN, rejection_loss=0.8)) == Wait(0.02)  # 0.6 - 0.4 * 0.8 = 0.28
-    assert AUTO.decide(replace(KNOWN, rejection_loss=0.9)) == Verify(0)  # 0.24
 
 
 def test_auto_waits_for_less_where_what_the_draft_has_begun_is_a_start_for_the_next_pass() -> None:
@@ -173,31 +171,29 @@ def test_acceptance_counts_what_was_tested_and_forgets_slowly() -> None:
     estimates = Estimates()
     assert estimates.acceptance == 0.5
     for _ in range(400):
-        estimates.passed(num_judged=5, num_accepted=1, num_tokens=2, seconds=0.04, foreseen=True)
+        estimates.passed(num_judged=5, num_accepted=1, num_tokens=2, seconds=0.04)
     assert estimates.acceptance == pytest.approx(0.5)  # one accepted, one tested and rejected, three unknown
     assert estimates.tokens_per_second == pytest.approx(50.0)
     for _ in range(400):
-        estimates.passed(num_judged=4, num_accepted=4, num_tokens=5, seconds=0.04, foreseen=True)
+        estimates.passed(num_judged=4, num_accepted=4, num_tokens=5, seconds=0.04)
     assert estimates.acceptance > 0.99
-    estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=True)
+    estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04)
     assert estimates.acceptance > 0.99
 
 
-def learn(estimates: Estimates, seconds: float, num_accepted: int, *, foreseen: bool, num_times: int = 800) -> None:
+def learn(estimates: Estimates, seconds: float, num_accepted: int, num_times: int = 800) -> None:
     """Passes and waits of one kind, and what the draft says of its candidates."""
     for _ in range(num_times):
         estimates.waited(0, 2 * seconds, came=True)
         estimates.waited(1, seconds, came=True)
         estimates.judged_first(0.9, accepted=num_accepted > 0)
-        counts = {"num_judged": 3, "seconds": 10 * seconds, "gain": 0.1 * num_accepted}
-        estimates.passed(num_accepted=3, num_tokens=4, foreseen=True, **counts)  # type: ignore[arg-type]
-        for _ in range(9):
-            estimates.passed(
-                num_accepted=num_accepted,
-                num_tokens=num_accepted + 1,
-                foreseen=foreseen,
-                **counts,  # type: ignore[arg-type]
-            )
+        estimates.passed(
+            num_judged=3,
+            num_accepted=num_accepted,
+            num_tokens=num_accepted + 1,
+            seconds=10 * seconds,
+            gain=0.1 * num_accepted,
+        )
 
 
 def known(estimates: Estimates) -> list[float]:
@@ -208,7 +204,6 @@ def known(estimates: Estimates) -> list[float]:
         estimates.candidate_seconds(1),
         estimates.longest_wait(0),
         estimates.longest_wait(1),
-        estimates.rejection_loss,
         estimates.lead_gain,
         *estimates.chances(2, ()),
         *estimates.chances(2, (0.9, 0.8)),
@@ -217,12 +212,12 @@ def known(estimates: Estimates) -> list[float]:
 
 @pytest.mark.parametrize("is_first_slow", [True, False])
 def test_the_estimates_forget_a_past_that_is_over(is_first_slow: bool) -> None:
-    slow, fast = (0.02, 0, False), (0.004, 2, True)
+    slow, fast = (0.02, 0), (0.004, 2)
     before, after = (slow, fast) if is_first_slow else (fast, slow)
     changed, fresh, old = Estimates(), Estimates(), Estimates()
     for estimates, kinds in ((changed, (before, after)), (fresh, (after,)), (old, (before,))):
-        for seconds, num_accepted, foreseen in kinds:
-            learn(estimates, seconds, num_accepted, foreseen=foreseen)
+        for seconds, num_accepted in kinds:
+            learn(estimates, seconds, num_accepted)
     assert known(changed) == pytest.approx(known(fresh), rel=0.02, abs=1e-3)
     assert all(value != pytest.approx(past, rel=0.1) for value, past in zip(known(fresh), known(old), strict=True))
 
@@ -231,7 +226,7 @@ def test_a_lead_is_worth_what_it_would_have_brought_lately() -> None:
     estimates = Estimates()
     assert estimates.lead_gain == 0
     for gain, weight in ((0.5, 0.05), (0.0, 0.045)):
-        estimates.passed(num_judged=1, num_accepted=1, num_tokens=2, seconds=0.04, foreseen=True, gain=gain)
+        estimates.passed(num_judged=1, num_accepted=1, num_tokens=2, seconds=0.04, gain=gain)
         assert estimates.lead_gain == pytest.approx(weight)
 
 
@@ -252,7 +247,7 @@ def test_waits_in_vain_make_a_candidate_dear_until_they_are_forgotten() -> None:
         estimates.waited(0, 0.04, came=False)
     assert estimates.candidate_seconds(0) > 1
     for _ in range(600):
-        estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=False)
+        estimates.passed(num_judged=0, num_accepted=0, num_tokens=1, seconds=0.04)
     assert estimates.candidate_seconds(0) == pytest.approx(0.01, rel=0.01)
 
 
@@ -286,19 +281,6 @@ def test_a_first_wait_of_no_length_does_not_last() -> None:
     for _ in range(40):
         estimates.waited(0, 0.004, came=True)
     assert estimates.candidate_seconds(0) == pytest.approx(0.004, rel=0.05)
-
-
-def test_a_rejection_costs_the_wait_that_it_leads_to_more_often() -> None:
-    estimates = Estimates()
-    assert estimates.rejection_loss == 0
-    for number in range(200):
-        estimates.waited(0, 0.02, came=True)
-        estimates.passed(num_judged=2, num_accepted=2, num_tokens=3, seconds=0.04, foreseen=True)
-        estimates.passed(num_judged=2, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=number % 2 == 0)
-    assert estimates.rejection_loss == pytest.approx(0.5 * 0.02 * 50, rel=0.1)
-    for _ in range(200):
-        estimates.passed(num_judged=2, num_accepted=0, num_tokens=1, seconds=0.04, foreseen=True)
-    assert estimates.rejection_loss == pytest.approx(0, abs=0.01)
 
 
 def test_the_chances_are_what_the_draft_says_corrected_by_what_came_of_it() -> None:
