@@ -12,7 +12,7 @@ changes.
 
 from __future__ import annotations
 
-from amusd.policies.estimates import TokenRate
+from amusd.policies.estimates import RunningRatio
 
 FIRST_LOOK = 32
 """Passes with a draft before the first rest may be tried; doubled after a rest that did not pay."""
@@ -32,7 +32,8 @@ class DraftingSwitch:
     """Decides for one drafter; kept from one answer to the next."""
 
     def __init__(self) -> None:
-        self._drafting, self._plain = TokenRate(MEMORY), TokenRate(MEMORY)
+        self._drafting, self._plain = RunningRatio(MEMORY), RunningRatio(MEMORY)
+        """Tokens per second with the draft and in rests."""
         self._pays = True
         self._num_passes = 0
         """Since the last change of `_pays`, or the last decision to keep it."""
@@ -48,7 +49,7 @@ class DraftingSwitch:
     @property
     def plain_tokens_per_second(self) -> float:
         """The yield of past rests; before the first one, one token in the quickest pass; 0 before the first pass."""
-        return self._plain.tokens_per_second or self._quickest_rate
+        return self._plain.value or self._quickest_rate
 
     @property
     def _quickest_rate(self) -> float:
@@ -58,7 +59,7 @@ class DraftingSwitch:
     @property
     def _most_without(self) -> float:
         """The most that a rest may yield, in tokens per second."""
-        if known := self._plain.tokens_per_second:
+        if known := self._plain.value:
             return max(known, self._quickest_rate)
         return MOST_SLOWDOWN * self._quickest_rate
 
@@ -66,18 +67,18 @@ class DraftingSwitch:
         """Take in a pass that ended `seconds` after the one before it. `rests`: the draft was told nothing."""
         self._quickest = min(pass_seconds, self._quickest or pass_seconds)
         self._num_passes += 1
-        (self._plain if rests else self._drafting).passed(num_tokens, seconds)
+        (self._plain if rests else self._drafting).add(num_tokens, seconds)
         if self._num_passes >= (self._look if self._pays else self._rest):
             self._end_of_look() if self._pays else self._end_of_rest()
 
     def _end_of_look(self) -> None:
         self._num_passes = 0
-        self._pays = self._most_without <= self._drafting.tokens_per_second
+        self._pays = self._most_without <= self._drafting.value
 
     def _end_of_rest(self) -> None:
         self._num_passes = 0
         self._pays = True
-        if self._plain.tokens_per_second > self._drafting.tokens_per_second:
+        if self._plain.value > self._drafting.value:
             self._look, self._rest = SECOND_LOOK, min(4 * self._rest, LONGEST)
         else:
             self._look, self._rest = min(2 * max(self._look, FIRST_LOOK), LONGEST), FIRST_REST

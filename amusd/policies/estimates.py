@@ -19,8 +19,8 @@ import operator
 from collections.abc import Sequence
 from itertools import accumulate
 
-HALF_LIFE = 64
-"""Tested candidates after which an outcome counts half."""
+OUTCOME_MEMORY = 0.5 ** (1 / 64)
+"""Weight of past outcomes after each tested candidate: an outcome counts half after 64."""
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
 """The acceptance assumed at first, and the number of tested candidates that this assumption is worth."""
 MEMORY = 0.9
@@ -35,23 +35,24 @@ waiting, and a draft that has become slow is noticed by and by. The usual wait i
 waits of no length, for further candidates of several that come at once, do not count."""
 
 
-class TokenRate:
-    """Tokens per second, the past weighing less."""
+class RunningRatio:
+    """A sum divided by another one, the past weighing less in both: tokens by seconds, accepted by tested."""
 
-    def __init__(self, memory: float) -> None:
-        """`memory`: weight of the past, for each pass."""
+    def __init__(self, memory: float, numerator: float = 0.0, denominator: float = 0.0) -> None:
+        """`memory`: weight of the past after one addition. The other two: what to begin with."""
         self._memory = memory
-        self._num_tokens = self._seconds = 0.0
+        self._numerator, self._denominator = numerator, denominator
 
     @property
-    def tokens_per_second(self) -> float:
-        """0 before the first pass."""
-        return self._num_tokens / self._seconds if self._seconds else 0.0
+    def value(self) -> float:
+        """0 before anything was added."""
+        return self._numerator / self._denominator if self._denominator else 0.0
 
-    def passed(self, num_tokens: int, seconds: float) -> None:
-        """Take in a pass that committed `num_tokens` in `seconds`."""
-        self._num_tokens = self._memory * self._num_tokens + num_tokens
-        self._seconds = self._memory * self._seconds + seconds
+    def add(self, numerator: float, denominator: float, num_times: int = 1) -> None:
+        """Add to both sums. `num_times`: how many additions it counts for, as to forgetting."""
+        kept = self._memory**num_times
+        self._numerator = kept * self._numerator + numerator
+        self._denominator = kept * self._denominator + denominator
 
 
 class _Waits:
@@ -93,23 +94,23 @@ class Estimates:
     """The estimates of one drafter under one kind of policy; kept from one answer to the next."""
 
     def __init__(self) -> None:
-        self._num_accepted = PRIOR_ACCEPTANCE * PRIOR_WEIGHT
-        self._num_tested = PRIOR_WEIGHT
-        self._rate = TokenRate(MEMORY)
+        self._acceptance = RunningRatio(OUTCOME_MEMORY, PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
+        self._correction = RunningRatio(OUTCOME_MEMORY, PRIOR_WEIGHT, PRIOR_WEIGHT)
+        """First candidates that were accepted, to those that the draft's own estimates promised."""
+        self._token_rate = RunningRatio(MEMORY)
         self._waits_for_first = _Waits()
         self._waits_for_more = _Waits()
         self._lead_gain = 0.0
-        self._num_first = self._said_first = PRIOR_WEIGHT
 
     @property
     def acceptance(self) -> float:
         """In (0, 1)."""
-        return self._num_accepted / self._num_tested
+        return self._acceptance.value
 
     @property
     def tokens_per_second(self) -> float:
         """0 before the first pass."""
-        return self._rate.tokens_per_second
+        return self._token_rate.value
 
     def candidate_seconds(self, num_candidates: int) -> float:
         """Return the wait for one more than `num_candidates`; 0 before the first wait."""
@@ -128,7 +129,7 @@ class Estimates:
         """Return the chance of each candidate at hand. `weights`: the draft's own estimates, or nothing."""
         if not weights:
             return tuple(self.acceptance**number for number in range(1, num_candidates + 1))
-        correction = min(1.0, self._num_first / self._said_first)
+        correction = min(1.0, self._correction.value)
         return tuple(accumulate((correction * weight for weight in weights), operator.mul))
 
     def passed(self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, gain: float = 0.0) -> None:
@@ -140,16 +141,12 @@ class Estimates:
         self._waits_for_first.passed()
         self._waits_for_more.passed()
         num_tested = num_accepted + (num_accepted < num_judged)
-        kept = 0.5 ** (num_tested / HALF_LIFE)
-        self._num_accepted = kept * self._num_accepted + num_accepted
-        self._num_tested = kept * self._num_tested + num_tested
-        self._rate.passed(num_tokens, seconds)
+        self._acceptance.add(num_accepted, num_tested, num_tested)
+        self._token_rate.add(num_tokens, seconds)
 
     def judged_first(self, weight: float, *, accepted: bool) -> None:
         """Take in how the first candidate of a pass was judged, whose probability the draft had put at `weight`."""
-        kept = 0.5 ** (1 / HALF_LIFE)
-        self._num_first = kept * self._num_first + accepted
-        self._said_first = kept * self._said_first + weight
+        self._correction.add(accepted, weight)
 
     def waited(self, num_candidates: int, seconds: float, *, came: bool) -> None:
         """Take in a wait with `num_candidates` at hand, which brought one more or none."""

@@ -12,7 +12,7 @@ MEMORY = 0.98
 DRAFT_ROW_SHARE = 0.06
 """The cost of a further row as a share of a draft step with one row, before steps of different sizes were seen."""
 FORGETTING = 0.99
-"""Weight of the price of a row after each pass that says nothing of it."""
+"""Weight of the known cost of a row after each pass that says nothing of it."""
 MIN_VARIATION = 8.0
 """The least weighted sum of squared deviations of the number of rows that a line is fitted to."""
 
@@ -50,7 +50,7 @@ class RowCost:
         variation = self._rows_squared - self._rows**2 / self._num
         most_ns = ns / num_rows  # as if rows shared nothing
         if variation < MIN_VARIATION:
-            # a mistaken price keeps rows away, and so what would show that it is mistaken
+            # a cost that is too high keeps rows away, and with them the passes that would correct it
             self._row_ns = min(FORGETTING * self._row_ns, most_ns)
             return
         slope = (self._rows_ns - self._rows * self._ns / self._num) / variation
