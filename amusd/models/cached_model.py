@@ -329,6 +329,7 @@ class CachedModel:
     ) -> ModelOutput:
         check_paths(self._network, token_ids, where, max_length=self._max_length, num_slots=cache.allocated)
         self._announce(cache, Work(token_ids, with_logits=True, nodes=where), None if wanted is None else wanted.digest)
+        cache.path_slots = ()
         if isinstance(cache, _CapturedCache):
             digest, inputs = (None, None) if wanted is None else (wanted.digest, wanted.inputs)
             shape = PassShape(self._padded_rows(len(token_ids)), digest=digest)

@@ -75,6 +75,8 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate a cache of length {self._length} to {length}")
+        if length < self._length:
+            self.path_slots = ()
         self._length = length
         if length == 0:
             self.slots[:] = np.arange(self.allocated)

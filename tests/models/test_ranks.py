@@ -22,7 +22,7 @@ from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.models.orders import Order, follow
-from amusd.models.process_group import backend_for
+from amusd.models.process_group import ProcessGroup, backend_for
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import Work
 from amusd.models.tree_pass import PathRows
@@ -170,6 +170,82 @@ def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
         leader.await_followers("cpu", DEADLINE_SECONDS)
         with pytest.raises(PeerFailedError, match=r"^rank 1 of the draft failed: out of paper$"):
             model.forward([1, 2], model.new_cache(8))
+
+
+class FailingExchanges:
+    """A process group that fails at one of its exchanges, counted from 0, and is gone then as with its process."""
+
+    def __init__(self, group: ProcessGroup, number: int) -> None:
+        self._group: ProcessGroup | None = group
+        self.num_left = number
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        return self._live().sum(part)
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        return self._live().join(part)
+
+    def _live(self) -> ProcessGroup:
+        if self.num_left == 0:
+            self._group = None
+            raise ValueError("out of paper")
+        assert self._group is not None
+        self.num_left -= 1
+        return self._group
+
+
+NUM_EXCHANGES = 3 * (2 * STOCK.config.num_hidden_layers + 1) - 1
+"""Of a chunk of a prompt, whose logits nobody needs, a pass and a pass over a tree."""
+
+
+def _three_passes(model: CachedModel) -> None:
+    cache = model.new_cache(20, spare=8)
+    model.prefill(random_ids(5), cache)
+    model.forward([1, 2], cache)
+    model.forward_tree([3, 4], np.arange(5), [[12], [12, 14]], cache)
+
+
+@pytest.mark.parametrize("number", range(NUM_EXCHANGES + 1))
+@pytest.mark.parametrize("fails", ["leader", "follower"])
+def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(fails: str, number: int) -> None:
+    """Nobody waits for it, and nobody goes on; behind the last exchange nothing fails."""
+
+    def life(address: str, rank: int, size: int) -> None:
+        follower = Follower(address, Role.DRAFT, rank, size)
+        try:
+            model = lean_model(STOCK, ranks=follower)
+            follower.ready("cpu", DEADLINE_SECONDS)
+            if fails == "follower" and rank == 2:
+                follower._group = FailingExchanges(follower._met, number)  # type: ignore[assignment]  # a double
+            follow(model, follower.orders())
+        except BaseException as error:
+            follower.close(error)
+            raise
+        follower.close()
+
+    with meeting(3, life) as (leader, followers):
+        model = lean_model(STOCK, ranks=leader)
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        exchanges = FailingExchanges(leader._met, number if fails == "leader" else NUM_EXCHANGES)
+        leader._group = exchanges  # type: ignore[assignment]  # a double
+        if number == NUM_EXCHANGES:
+            _three_passes(model)
+            assert exchanges.num_left == 0
+        elif fails == "leader":
+            with pytest.raises(ValueError, match="out of paper"):
+                _three_passes(model)
+        else:
+            with pytest.raises(PeerFailedError, match=r"^rank 2 of the draft failed: out of paper$"):
+                _three_passes(model)
+        exchanges._group = None  # the group ends with its last owner
+        leader.close()
+        errors = [follower.exception(DEADLINE_SECONDS) for follower in followers]
+    if number == NUM_EXCHANGES:
+        assert errors == [None, None]
+    elif fails == "leader":
+        assert {type(error) for error in errors} == {RankLostError}
+    else:
+        assert [type(error) for error in errors] == [RankLostError, ValueError]
 
 
 @pytest.mark.parametrize(

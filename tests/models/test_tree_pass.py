@@ -117,6 +117,20 @@ def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(model: Cach
     assert tree.cache.length == PROMPT
 
 
+@pytest.mark.parametrize("model", [MODEL, REPLAYED], ids=["computed anew", "replayed"])
+def test_a_narrow_pass_sees_nothing_of_a_wide_one_before_it(model: CachedModel) -> None:
+    """Slots and paths of the wide pass are still in the buffers of a captured one; behind it come fewer, shorter ones."""
+    tree = Tree(model, random_ids(PROMPT))
+    chain: list[Node] = []
+    for token_id in random_ids(3, seed=1):
+        chain.append(Node(token_id, chain[-1] if chain else None))
+    check(tree, STOCK, [*chain, *(Node(token_id, chain[-1]) for token_id in random_ids(WIDTH - 3, seed=2))])
+    for seed, parent in enumerate((None, chain[0], chain[1]), start=3):
+        first = Node(random_ids(1, seed)[0], parent)
+        check(tree, STOCK, [first, Node(5, first)])
+        check(tree, STOCK, [Node(6, first)])
+
+
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
 def test_a_chain_that_is_not_computed_yet_goes_through_in_one_pass(model_impl: str) -> None:
     stock, model = tiny.wrapped_pair("LlamaConfig", NUMERICS, model_impl)
@@ -284,6 +298,37 @@ def test_paths_fit_at_the_very_end_of_a_replayed_cache() -> None:
     assert cache.length == 96
     with pytest.raises(ValueError, match="not one over paths"):
         model.keep([0], cache)
+
+
+@pytest.mark.parametrize("replayed", [False, True], ids=["computed anew", "replayed"])
+def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool) -> None:
+    """And rows of a pass can be kept right behind it alone, whatever kind of pass came in between."""
+    rule = Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3) if replayed else FIXED
+    lm = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
+    options = LoadOptions(numerics=rule, max_model_len=96, capture=run_each_time if replayed else None)
+    model = wrap_model(lm, options)
+    prompt = random_ids(10)
+    cache = model.new_cache(60, spare=8)
+    model.prefill(prompt, cache)
+    for parents in ([0, 0, 0, 1, 2, 3, 4], [0, 1, 2, 2], [0, 0], [0]):
+        tokens, paths = random_ids(len(parents) + 1, seed=len(parents)), [[0]]
+        for row, parent in enumerate(parents, start=1):
+            paths.append([*paths[parent], row])
+        expected = [stock_logits(STOCK, prompt + [tokens[row] for row in path])[-1] for path in paths]
+        logits = model.forward_paths(tokens, parents, cache).logits
+        torch.testing.assert_close(logits, torch.stack(expected), atol=1e-3, rtol=1e-3)
+
+    def tree_pass() -> None:
+        model.forward_tree([5], np.arange(10), [[40]], cache)
+
+    for other in (lambda: model.choose([5], cache), lambda: model.prefill([5], cache), tree_pass):
+        model.forward_paths([5, 6, 7], [0, 0], cache)
+        other()
+        length = cache.length
+        with pytest.raises(ValueError, match="not one over paths"):
+            model.keep([0, 2], cache)
+        assert cache.length == length
+        cache.truncate(10)
 
 
 def test_rows_of_several_paths_keep_their_order_and_their_lanes() -> None:
