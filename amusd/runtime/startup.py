@@ -19,8 +19,8 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.explanation import explain_drafter, explain_target
 from amusd.models.language_model import LanguageModel
 from amusd.models.loading import load_draft_model, load_target
-from amusd.models.orders import follow
 from amusd.models.process_group import backend_for
+from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
@@ -170,7 +170,7 @@ def _await_followers(leader: Leader, config: EngineConfig) -> None:
 
 
 def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> None:
-    """Another rank of a role than the first, which is at `address`: load its part and do what that one orders.
+    """Another rank of a role than the first, which is at `address`: load its part and compute what that one commands.
 
     Returns when the leader ends, or another rank is lost. Whatever else goes wrong is reported to the leader, and
     raised.
@@ -188,7 +188,7 @@ def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> N
         else:
             model, _ = load_draft_model(engine.drafters[0], engine, device, ranks=follower)
         follower.ready(device, engine.startup_timeout_seconds)
-        follow(model, follower.orders())
+        follow(model, follower.commands())
     except PeerLostError as error:
         follower.close(error)  # the leader says so
     except BaseException as error:

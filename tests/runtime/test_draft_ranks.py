@@ -20,7 +20,7 @@ from amusd.errors import PeerError, UnsupportedModelError
 from amusd.models import ranks
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
-from amusd.models.orders import Order
+from amusd.models.rank_commands import RankCommand
 from amusd.models.ranks import Follower
 from amusd.runtime.seats import Seat, in_role, seats
 from amusd.runtime.startup import make_leader, run_follower, serve_draft
@@ -150,14 +150,14 @@ def test_a_draft_that_loses_a_rank_is_replaced_as_a_whole(checkpoint: Path, monk
     lost = threading.Event()
 
     class Fragile(Follower):
-        """The first one leaves without a word at its twelfth order."""
+        """The first one leaves without a word at its twelfth command."""
 
-        def orders(self) -> Iterator[Order]:
-            for number, order in enumerate(super().orders(), start=1):
+        def commands(self) -> Iterator[RankCommand]:
+            for number, command in enumerate(super().commands(), start=1):
                 if number == 12 and not lost.is_set():
                     lost.set()
                     return
-                yield order
+                yield command
 
     monkeypatch.setattr("amusd.runtime.startup.Follower", Fragile)
     monkeypatch.setattr(ranks, "_REASON_SECONDS", 0.2)
