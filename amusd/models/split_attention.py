@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.models.attention import MaskedAttention, additive
+from amusd.models.attention import AttentionInputs, additive, attend_masked
 from amusd.models.linear import can_multiply_bfloat16
 
 BLOCK = 128
@@ -89,22 +89,14 @@ class SplitAttention:
         prefix = prefix_of(shared, rows, dtype)
         return SplitAttention([_Block(slice(0, rows), visible[:, prefix:], end, dtype)])
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: AttentionInputs) -> Tensor:
         """See `Attention`."""
-        if softcap is not None or sinks is not None or keys.shape[2] != values.shape[2]:
-            mask = additive(self._visible(keys.shape[1]), keys.dtype)
-            return MaskedAttention(mask).attend(query, keys, values, scaling, softcap, sinks)
+        query, keys, values = layer[:3]
+        if not layer.is_plain or keys.shape[2] != values.shape[2]:
+            return attend_masked(layer, self._visible(keys.shape[1]))
         if len(self._blocks) == 1:
-            return self._blocks[0].attend(query, keys, values, scaling)
-        return torch.cat([block.attend(query[block.rows], keys, values, scaling) for block in self._blocks])
+            return self._blocks[0].attend(query, keys, values, layer.scaling)
+        return torch.cat([block.attend(query[block.rows], keys, values, layer.scaling) for block in self._blocks])
 
     def _visible(self, num_slots: int) -> Tensor:
         """[rows, num_slots] bool: what each row sees."""
