@@ -4,7 +4,7 @@ A row's result depends, in its last bits, on how many rows share its matrix prod
 over. `fixed` makes both a function of the row's position alone, so that neither the length of a block nor where it was
 cut (which timing decides) can reach the numbers.
 
-A pass may hold several paths that share its first token (`lay_out_paths` in `tree_pass.py`). Rows of one position then
+A pass may hold several paths that share its first token (`lay_out_paths` in `passes.py`). Rows of one position then
 need slots of their own: the position's, or that plus a multiple of `TRACK_STRIDE`. Attention's sums run through vector
 lanes, and keys in the order of slots. So keys that are moved by a multiple of the lanes, in their order, past others
 that are masked, change no bit: the masked ones add zeros. Kernels take keys in blocks and begin a sum anew at each (of
