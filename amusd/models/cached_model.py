@@ -356,7 +356,8 @@ class CachedModel:
 
     def _check_chain(self, token_ids: Sequence[int], cache: KVCache) -> PreallocatedCache:
         cache = self._checked(token_ids, cache)
-        if not 1 <= len(token_ids) <= (allowed := self.max_rows(cache.length)):
+        allowed = self.max_rows(cache.length)
+        if not 1 <= len(token_ids) <= allowed:
             raise ValueError(f"{len(token_ids)} tokens at {cache.length}: allowed are 1 to {allowed}")
         return cache
 
