@@ -20,7 +20,7 @@ ATTENTION_NAME = "amusd"
 
 
 class AttentionInputs(NamedTuple):
-    """What one layer computes attention from."""
+    """The inputs of attention in one layer."""
 
     query: Tensor
     """[rows, heads, dim]."""
@@ -42,7 +42,7 @@ class AttentionInputs(NamedTuple):
 
 
 class Attention(Protocol):
-    """What the rows of one pass attend to."""
+    """The slots that each row of one pass sees, and a way to attend to them."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
         """[rows, heads, value_dim], in the dtype of the keys or in a finer one."""
@@ -128,7 +128,7 @@ class TableAttention:
         return output[0]
 
     def _visible(self, num_slots: int) -> Tensor:
-        """[rows, slots] bool: what each row sees. A padded row sees slot 0: one that sees nothing is no number."""
+        """[rows, slots] bool: what each row sees. A padded row sees slot 0, since the softmax of no score is NaN."""
         positions = self.positions[0].unsqueeze(1)  # [rows, 1]
         by_table = torch.arange(self.table.shape[1], device=positions.device)
         in_table = (by_table <= positions) & (by_table < self.lengths)  # [rows, positions]
@@ -147,7 +147,7 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def register_attention() -> str:
-    """Make `attend` known to transformers, and return its name. Repeating it changes nothing."""
+    """Make `attend` known to transformers, and return its name. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)

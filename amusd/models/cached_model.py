@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from amusd.models.captured import CapturedPasses
@@ -62,101 +61,70 @@ class CachedModel:
             raise ValueError(f"tokens_per_step={tokens_per_step} must be at least 1")
         self._network = network
         self._numerics = numerics
-        self._max_length = max_length
         self._capture = capture
-        self._tokens_per_step = tokens_per_step
         self._ranks = ranks
-        self._output_ids = output_ids
         self._output_id_list = None if output_ids is None else output_ids.tolist()
+        self.implementation = network.implementation
+        """The forward pass's author: `amusd` or `transformers`."""
+        self.device = network.device
+        """Where the weights are."""
+        self.captured_on = None if capture is None else network.device
+        """The device whose passes are captured; None: each is computed anew, and logits are on the host."""
+        self.max_length = max_length
+        """Longest sequence, in tokens."""
+        self.width = numerics.width
+        """Most rows of one pass."""
+        self.tokens_per_step = tokens_per_step
+        """Tokens that `extend` makes in one replay."""
+        self.vocab_size = network.vocab_size
+        """Columns of the logits."""
+        self.output_ids = output_ids
+        """[vocab_size] int64: column `j` of the logits scores token `output_ids[j]`; None: token `j`."""
+        self.num_ids = network.num_ids
+        """Token ids that it takes in: `[0, num_ids)`; a reduced head scores fewer."""
+        self.weight_bytes = network.weight_bytes
+        """Bytes of weights that one pass reads."""
+        self.parameter_bytes = network.parameter_bytes
+        """Bytes of all weights; tied ones count once."""
         if capture is None and network.device.type == "cuda":
             raise ValueError(f"passes on {network.device} need a capture: run_each_time where graphs are off")
         self._eager = EagerPasses(network, numerics, max_length) if capture is None else None
-
-    @property
-    def implementation(self) -> str:
-        """Who wrote the forward pass: `amusd` or `transformers`."""
-        return self._network.implementation
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self._network.vocab_size
-
-    @property
-    def num_ids(self) -> int:
-        """Token ids that it takes in: `[0, num_ids)`; a reduced head scores fewer."""
-        return self._network.num_ids
-
-    @property
-    def output_ids(self) -> Tensor | None:
-        """[vocab_size] int64: column `j` of the logits scores token `output_ids[j]`; None: token `j`."""
-        return self._output_ids
-
-    @property
-    def max_length(self) -> int:
-        """Longest sequence, in tokens."""
-        return self._max_length
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that one pass reads."""
-        return self._network.weight_bytes
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of all weights; tied ones count once."""
-        return self._network.parameter_bytes
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._network.device
-
-    @property
-    def captured_on(self) -> torch.device | None:
-        """The device whose passes are captured; None: each is computed anew, and logits are on the host."""
-        return None if self._capture is None else self._network.device
 
     def under(self, numerics: Numerics) -> CachedModel:
         """The same weights under another rule."""
         return CachedModel(
             self._network,
             numerics,
-            max_length=self._max_length,
-            output_ids=self._output_ids,
+            max_length=self.max_length,
+            output_ids=self.output_ids,
             capture=self._capture,
-            tokens_per_step=self._tokens_per_step,
+            tokens_per_step=self.tokens_per_step,
             ranks=self._ranks,
         )
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens that `extend` makes in one replay."""
-        return self._tokens_per_step
 
     def new_cache(self, capacity: int, *, spare: int = 0) -> PreallocatedCache:
         """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`.
 
         `spare`: slots for nodes of a tree beside these tokens; see `forward_tree`.
         """
-        if not 1 <= capacity <= self._max_length:
-            raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self._max_length}")
+        if not 1 <= capacity <= self.max_length:
+            raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
         if spare < 0:
             raise ValueError(f"spare={spare} must be at least 0")
         dtype = self._network.cache_dtype
         allocated = self._numerics.allocation(capacity + spare)
         if self._capture is None:
-            dtype = stored_dtype(dtype, self._numerics.allocation(self._max_length))  # not of this cache: bits follow
+            dtype = stored_dtype(dtype, self._numerics.allocation(self.max_length))  # not of this cache: bits follow
             return PreallocatedCache(capacity=capacity, allocated=allocated, dtype=dtype, spare=spare)
-        allocated += self._tokens_per_step
+        allocated += self.tokens_per_step
         cache = _CapturedCache(capacity=capacity, allocated=allocated, dtype=dtype, spare=spare)
         cache.passes = CapturedPasses(
             self._network,
             self._numerics,
             cache,
-            max_length=self._max_length,
-            max_steps=self._tokens_per_step,
-            output_ids=self._output_ids,
+            max_length=self.max_length,
+            max_steps=self.tokens_per_step,
+            output_ids=self.output_ids,
             capture=self._capture,
             ranks=self._ranks,
         )
@@ -172,11 +140,6 @@ class CachedModel:
     def max_rows(self, start: int) -> int:
         """Most tokens of one path in a pass at position `start`."""
         return self._numerics.max_rows(start)
-
-    @property
-    def width(self) -> int:
-        """Most rows of one pass."""
-        return self._numerics.width
 
     def num_tracks(self, start: int) -> int:
         """Tracks of a pass at position `start`; 1: no room for a second path."""
@@ -273,9 +236,7 @@ class CachedModel:
         Checks the paths of `work` alone, unlike the calls above. Other ranks call it with what the first one announces.
         """
         if work.rows is not None:
-            check_paths(
-                self._network, work.token_ids, work.rows, max_length=self._max_length, num_slots=cache.allocated
-            )
+            check_paths(self._network, work.token_ids, work.rows, max_length=self.max_length, num_slots=cache.allocated)
         self._ranks.announce(cache, work)
         cache.path_slots = ()
         if isinstance(cache, _CapturedCache):
@@ -291,7 +252,7 @@ class CachedModel:
         return ModelOutput(logits, cache.passes.digested(work.wanted.digest, len(work.token_ids)))
 
     def _lay_out(self, token_ids: Sequence[int], parents: Sequence[int], cache: PreallocatedCache) -> PathRows:
-        """Where the rows of several paths stand. Raises `ValueError` where they cannot."""
+        """The places of rows on several paths. Raises `ValueError` where there is no room."""
         start, num_tracks = cache.length, self.num_tracks(cache.length)
         if not len(parents) + 1 == len(token_ids) <= self.width:
             raise ValueError(f"{len(token_ids)} rows with {len(parents)} parents: allowed are 1 to {self.width} rows")
@@ -331,7 +292,7 @@ class CachedModel:
         digest = None if chooser is None else chooser.digest
         # Other ranks do not know the noise, so they cannot tell which token of a digest comes next.
         follows = chooser is None or (chooser.follows_digest and self._ranks.size == 1)
-        steps = self._tokens_per_step if follows else 1
+        steps = self.tokens_per_step if follows else 1
         wanted = None
         if chooser is not None and digest is not None:
             wanted = DigestRequest(digest, chooser.inputs(start, token_ids, steps))

@@ -27,7 +27,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.passes import Network, Pass, PathRows, Slots
 from amusd.models.sharding import Ranks
 
-_NO_POSITION = -1  # of a padded row, which sees nothing
+_NO_POSITION = -1  # a padded row: it sees nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _DigestBuffers:
 
 
 class _Inputs:
-    """What the host writes before a pass and the pass reads: one pinned buffer, sent in one copy.
+    """The inputs that the host writes before a pass: one pinned buffer, sent in one copy.
 
     rows    tokens, positions, slots, and which path each row is on; behind them the positions and slots of the steps
     paths   the slots of each path from position `length` on; a chain needs none
@@ -94,7 +94,7 @@ class _Inputs:
         self._device[:count].copy_(self._host[:count], non_blocking=True)
 
     def attention(self, table: Tensor, rows: slice) -> TableAttention:
-        """What these rows, or steps, see. `table`: see `TableAttention`."""
+        """The attention of these rows, or steps. `table`: see `TableAttention`."""
         positions = self.device_positions[rows].unsqueeze(0)
         row_paths = self._row_paths[: positions.shape[1]].unsqueeze(0)
         return TableAttention(table, self._lengths, self._branches, row_paths, positions)
@@ -253,7 +253,7 @@ class CapturedPasses:
         if self._ranks.rank == 0:  # which alone uses the results
             self._ranks.check()
 
-    # What changes from pass to pass. The last replay is over, so nothing reads its inputs any more.
+    # The inputs of a pass. The last replay is over, so nothing reads its inputs any more.
 
     def _send_chain(self, token_ids: Sequence[int], shape: PassShape) -> None:
         """Rows behind what the cache holds, and the single rows of further steps behind these."""
@@ -271,7 +271,7 @@ class CapturedPasses:
     def _write_rows(
         self, token_ids: Sequence[int], positions: Sequence[int], slots: Sequence[int] | Slots, rows: int
     ) -> None:
-        """The rows of a pass, padded to `rows`. Those of padding see nothing and write where nobody reads."""
+        """The rows of a pass, padded to `rows`. Padded rows see nothing and write to scratch slots."""
         inputs, count = self._inputs, len(token_ids)
         inputs.last_row[0] = max(count - 1, 0)
         inputs.token_ids[:count], inputs.token_ids[count:rows] = token_ids, 0

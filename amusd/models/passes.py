@@ -1,4 +1,4 @@
-"""What one forward pass computes, where its rows stand, and the network that computes it.
+"""One forward pass: its tokens, the places of its rows, and the network that computes it.
 
 A *slot* is where a token's keys and values lie in a cache; a *position* is the token's distance from the start of its
 path, and is rotated into its keys. Tokens of a prompt have equal slots and positions. Nodes of different branches may
@@ -22,7 +22,7 @@ from amusd.models.language_model import DigestRequest
 from amusd.protocol.verification import place_rows
 
 PADDING_ID = 0
-"""The token of rows of padding; any id will do, since nobody reads them."""
+"""The token of rows of padding; any id will do, since their logits are not read."""
 Slots = npt.NDArray[np.int64]
 """[positions]: the slot of each."""
 
@@ -34,18 +34,18 @@ class PathRows:
     prefix: Slots
     """Slots of the tokens before the first ones of the paths, in order."""
     paths: Sequence[Sequence[int]]
-    """Of each row: the slots that lead from the prefix to it, its own last. Those before it were computed earlier, or
-    belong to other rows."""
+    """The slots that lead from the prefix to each row, its own last. The others were computed earlier, or belong to
+    other rows of the pass."""
 
     @property
     def positions(self) -> list[int]:
-        """Of each row."""
+        """The position of each row."""
         before = len(self.prefix) - 1
         return [before + len(path) for path in self.paths]
 
     @property
     def slots(self) -> list[int]:
-        """Of each row."""
+        """The slot of each row."""
         return [path[-1] for path in self.paths]
 
     @property
@@ -74,15 +74,15 @@ class Pass:
     """One forward pass over one cache, as a model computes it and as the ranks of a model are told of it."""
 
     token_ids: Sequence[int] = ()
-    """Of its rows. Empty: nothing is computed, but passes of these `steps` and this digest are captured."""
+    """One per row. Empty: nothing is computed, but passes of these `steps` and this digest are captured."""
     rows: PathRows | None = None
-    """Where the rows stand. None: in order from the cache's length on, which moves by them."""
+    """The places of the rows. None: in order from the cache's length on, which moves by them."""
     with_logits: bool = True
     """False for a chunk of a prompt."""
     steps: int = 1
     """Tokens that the pass chooses one after another, the first behind its last row. 1 unless passes are captured."""
     wanted: DigestRequest | None = None
-    """What of the logits comes to the host."""
+    """The digest of the logits that comes to the host; None: the most likely tokens, or logits that are there."""
 
 
 class Network(Protocol):
@@ -94,7 +94,7 @@ class Network(Protocol):
 
     @property
     def implementation(self) -> str:
-        """Who wrote the forward pass: `amusd` or `transformers`."""
+        """The author of the forward pass: `amusd` or `transformers`."""
         ...
 
     @property
@@ -104,7 +104,7 @@ class Network(Protocol):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """As which keys and values are kept."""
+        """The dtype of keys and values."""
         ...
 
     @property
@@ -130,7 +130,7 @@ class Network(Protocol):
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, cache: PreallocatedCache, *, with_logits: bool
     ) -> Tensor | None:
-        """Logits [rows, vocab] of `token_ids` [rows], or None if nobody wants them.
+        """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
 
         `positions` [rows] are those of the model; `attention` says what each row sees. Where rows are written, and how
         many slots are read, has been announced to `cache` (`begin`).
@@ -153,7 +153,7 @@ def lay_out_paths(parents: Sequence[int], *, start: int, num_rows: int, num_trac
 
 
 def lay_out_rows(parents: Sequence[int], slots: Slots, start: int, num_tracks: int) -> PathRows:
-    """The same where sums do not depend on slots: row `i` has the slot of position `start + i`, and nothing is padded.
+    """Like `lay_out_paths` where sums do not depend on slots: row `i` has the slot of position `start + i`, no padding.
 
     `slots`: of each position of the cache.
     """

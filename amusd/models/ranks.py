@@ -1,4 +1,4 @@
-"""How the ranks of one model find each other, and what passes between them.
+"""The meeting of the ranks of one model, and the commands and exchanges between them.
 
 The first rank, the leader, decides everything; before each of its passes it commands the others to compute the same
 pass. A command is a few bytes over a socket file in a folder that only this user can enter: the kernel wakes a follower
@@ -35,14 +35,14 @@ from amusd.types import Role
 Wire: TypeAlias = "Connection[Any, Any]"
 
 IDLE_SECONDS = 1.0
-"""How long one wait for a command lasts; there may be any number of them while the leader lives."""
+"""Longest single wait for a command; a follower waits again as long as the leader lives."""
 _REASON_SECONDS = 1.0  # after an exchange has failed: how long the reason may take to arrive
 _COMMANDS = "commands"
 _GROUP = "group"
 
 
 class _ConnectedRanks(Ranks):
-    """What the first rank and the others have in common once they have met."""
+    """A rank that meets the others in a process group."""
 
     _others: str
     """Those at the other end of this rank's sockets."""
@@ -91,7 +91,7 @@ class _ConnectedRanks(Ranks):
         return RankLostError(f"{self._others} of the {self.role.value} is gone{why}")
 
     def _reason(self, error: RankLostError) -> Exception:
-        """What is behind `error`, as far as this rank knows."""
+        """The error behind `error`, as far as this rank knows."""
         return error
 
 
@@ -119,7 +119,7 @@ class Leader(_ConnectedRanks):
 
     @property
     def address(self) -> str:
-        """Where the followers find this rank."""
+        """The folder in which the followers find this rank."""
         return str(self._folder)
 
     def await_followers(self, device: str, timeout_seconds: float) -> None:
@@ -259,7 +259,7 @@ class Follower(_ConnectedRanks):
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave; the leader is told why, unless it was a signal. Idempotent."""
-        with suppress(RankLostError):  # nobody is left to tell
+        with suppress(RankLostError):  # the leader is gone
             if isinstance(error, RankLostError):
                 self._say(lost=True)
             elif isinstance(error, Exception):

@@ -29,7 +29,7 @@ class Ranks:
     """The processes that compute one model together, as one of them sees them. This base class is a single process."""
 
     captures = True
-    """Whether exchanges can be part of a CUDA graph."""
+    """True if exchanges can be part of a CUDA graph."""
 
     def __init__(self, role: Role, rank: int, size: int) -> None:
         """`role`: whose model it is; `rank`: this one, in `[0, size)`."""
