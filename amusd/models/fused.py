@@ -7,6 +7,8 @@ CPU kernels here are what the Triton ones are compared with.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
@@ -49,30 +51,22 @@ def rotate_and_store(
 
 
 @rotate_and_store.register_kernel("cuda")
-def _rotate_and_store_cuda(
-    joint: Tensor,
-    rotation: Tensor,
-    norm: Tensor | None,
-    storage: Tensor,
-    slots: Tensor,
-    num_queries: int,
-    epsilon: float,
-) -> Tensor:
+def _rotate_and_store_cuda(joint: Tensor, *others: Any) -> Tensor:
     from amusd.models import fused_triton
 
     with torch.cuda.device(joint.device):  # Triton launches on the current device
-        return fused_triton.rotate_and_store(joint, rotation, norm, storage, slots, num_queries, epsilon)
+        return fused_triton.rotate_and_store(joint, *others)
 
 
 @rotate_and_store.register_fake
 def _rotate_and_store_fake(
     joint: Tensor,
-    rotation: Tensor,  # noqa: ARG001 - the shapes are those of `joint`
-    norm: Tensor | None,  # noqa: ARG001
+    _rotation: Tensor,
+    _norm: Tensor | None,
     storage: Tensor,
-    slots: Tensor,  # noqa: ARG001
+    _slots: Tensor,
     num_queries: int,
-    epsilon: float,  # noqa: ARG001
+    _epsilon: float,
 ) -> Tensor:
     return torch.empty((len(joint), num_queries, joint.shape[2]), dtype=storage.dtype, device=joint.device)
 

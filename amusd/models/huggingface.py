@@ -25,7 +25,7 @@ from amusd.models.int8 import INT8, why_not_int8
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.load_options import LoadOptions
 from amusd.models.mapped_model import check_dtypes, mapped_model, wrong_shape
-from amusd.models.network import Network
+from amusd.models.passes import Network
 from amusd.models.quantization import check_quantization, is_fp8
 from amusd.models.row_attention import require_triton
 from amusd.models.sharding import setting_of
