@@ -16,8 +16,7 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import open_checkpoint
-from amusd.models.checkpoint_folder import CONFIG, find_checkpoint, first_line, one_line_errors
+from amusd.models.checkpoint import CONFIG, find_checkpoint, first_line, one_line_errors, open_checkpoint
 from amusd.models.compatibility import check_supported, position_limit
 from amusd.models.decoder import Decoder, why_not_covered
 from amusd.models.fp8 import ROW_DTYPES

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import register_attention
-from amusd.models.checkpoint import Checkpoint
-from amusd.models.checkpoint_folder import CONFIG
+from amusd.models.checkpoint import CONFIG, Checkpoint
 from amusd.models.fp8 import Fp8Projection
 from amusd.models.quantization import CONFIG_NAMES, is_fp8
 

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from amusd.errors import ConfigError
-from amusd.models.checkpoint_folder import CONFIG, find_checkpoint, one_line_errors
+from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
 from amusd.models.huggingface import load_config, quiet_transformers
 
 _GENERATION = "generation_config.json"
