@@ -19,11 +19,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.attention import Attention
-from amusd.models.fp8 import linear_maker
 from amusd.models.fused import rotate_and_store, silu_and_multiply
-from amusd.models.int8 import make_int8
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.linear import Linear, MakeLinear, Weights
+from amusd.models.linear import Linear, MakeLinear, Weights, make_int8, make_linear
 from amusd.models.quantization import why_not_run
 from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
@@ -164,12 +162,13 @@ class Decoder:
         """`model`: a causal model for which `why_not_covered` says None; `max_positions`: rows of the rotary table.
 
         `dtype`: of weights and rows, into which layers are converted one by one; None: that of the model. `int8`:
-        multiply so (`int8.py`); the dtype is float32. `ranks` share the model between them; there are at most as many
+        multiply in int8; the dtype is float32. `ranks` share the model between them; there are at most as many
         as key heads.
         """
         config = model.config
         blocks = model.base_model.layers
-        make: MakeLinear = make_int8 if int8 else linear_maker(dtype or model.get_input_embeddings().weight.dtype)
+        rows = dtype or model.get_input_embeddings().weight.dtype
+        make: MakeLinear = make_int8 if int8 else partial(make_linear, dtype=rows)
         attention = blocks[0].self_attn
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)

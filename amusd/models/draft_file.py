@@ -1,7 +1,7 @@
 """The file that the embedded draft ships in: matrices as int8 with a scale for each row, norms as they are.
 
 Eight bits a weight are enough to store a draft (`experiments/embedded_draft/` measures what they cost), and half of
-what bfloat16 takes. Where the CPU multiplies in int8 the model computes with them (`int8.py`), else with what
+what bfloat16 takes. Where the CPU multiplies in int8 the model computes with them (`linear.py`), else with what
 `read_draft` gives back in its dtype.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError
-from amusd.models.int8 import quantize_rows
+from amusd.models.linear import to_int8
 
 _FORMAT = "amusd-draft-1"
 _OUTPUT_IDS = "output_ids"
@@ -49,7 +49,7 @@ def write_draft(path: Path, draft: DraftWeights) -> None:
     stored: dict[str, Tensor] = {_OUTPUT_IDS: draft.output_ids.to(torch.int32).contiguous()}
     for name, tensor in draft.tensors.items():
         if tensor.ndim == 2:
-            stored[name], stored[name + _SCALE] = quantize_rows(tensor)
+            stored[name], stored[name + _SCALE] = to_int8(tensor)
         else:
             stored[name] = tensor.float().contiguous()
     partial = path.with_suffix(".partial")

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
-from amusd.models.fp8 import why_not_fp8
 from amusd.models.huggingface import check_fp8, check_int8, check_shares, load_config, why_adapter
-from amusd.models.int8 import INT8
-from amusd.models.linear import why_not_packed
+from amusd.models.linear import INT8, why_not_fp8, why_not_packed
 from amusd.models.loading import draft_dtype, draft_shape, target_dtype
 from amusd.models.quantization import is_fp8
 from amusd.models.synthetic import SHAPES, shape_config

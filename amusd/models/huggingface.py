@@ -19,9 +19,8 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import CONFIG, find_checkpoint, first_line, one_line_errors, open_checkpoint
 from amusd.models.compatibility import check_supported, position_limit
 from amusd.models.decoder import Decoder, why_not_covered
-from amusd.models.fp8 import ROW_DTYPES
-from amusd.models.int8 import INT8, why_not_int8
 from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.mapped_model import check_dtypes, mapped_model, wrong_shape
 from amusd.models.network import Network
@@ -209,8 +208,8 @@ def check_fp8(config: Any, model_impl: str, dtype: str) -> None:
         return
     if (reason := why_adapter(config, model_impl)) is not None:
         raise UnsupportedModelError(f"the checkpoint is in FP8, which only the lean decoder multiplies: {reason}")
-    if dtype not in ROW_DTYPES:
-        raise UnsupportedModelError(f"dtype={dtype}: the checkpoint is in FP8, allowed: {' or '.join(ROW_DTYPES)}")
+    if dtype not in FP8_ROW_DTYPES:
+        raise UnsupportedModelError(f"dtype={dtype}: the checkpoint is in FP8, allowed: {' or '.join(FP8_ROW_DTYPES)}")
 
 
 def check_int8(config: Any, model_impl: str, device: str, *, int8: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from amusd.models.graphs import Capture
-from amusd.models.int8 import INT8
+from amusd.models.linear import INT8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 

@@ -9,8 +9,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
-from amusd.models.int8 import INT8, why_not_int8
-from amusd.models.linear import fastest_dtype
+from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks

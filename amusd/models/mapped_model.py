@@ -16,7 +16,6 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import register_attention
 from amusd.models.checkpoint import CONFIG, Checkpoint
-from amusd.models.fp8 import Fp8Projection
 from amusd.models.quantization import CONFIG_NAMES, is_fp8
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -63,7 +62,10 @@ def _empty_model(config: Any) -> Any:
 
 
 def _place_fp8(model: Any, checkpoint: Checkpoint) -> None:
-    """Replace each layer whose weight is stored in FP8; a bias is placed later, as other parameters are."""
+    """Give each layer whose weight is stored in FP8 that weight and its scales; a bias is placed with other parameters.
+
+    They are no parameters, so `Module.to(dtype)` leaves them as they are; such a layer is read and computes nothing.
+    """
     for name, module in list(model.named_modules()):
         weight, scale = f"{name}.weight", f"{name}.weight_scale"
         if not isinstance(module, torch.nn.Linear) or weight not in checkpoint or checkpoint.dtype(weight) != _FP8:
@@ -73,7 +75,8 @@ def _place_fp8(model: Any, checkpoint: Checkpoint) -> None:
         matrix, scales = checkpoint.tensor(weight), checkpoint.tensor(scale)
         _check_shape(checkpoint, weight, matrix, module.weight.shape)
         _check_shape(checkpoint, scale, scales, torch.Size((module.out_features, 1)))
-        model.set_submodule(name, Fp8Projection(matrix, scales, module.bias))
+        del module.weight
+        module.weight, module.weight_scale = matrix, scales.to(torch.float32, copy=True)
 
 
 def _place(model: Any, checkpoint: Checkpoint, expected: Tensor, names: list[str]) -> list[str]:

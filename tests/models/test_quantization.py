@@ -209,7 +209,7 @@ OLD_GPU = "weights converted at each product, products in bfloat16: FP8 products
 def test_the_products_of_fp8_are_explained(
     device: str, capability: tuple[int, int], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amusd.models.fp8.device_capability", lambda _device: capability)
+    monkeypatch.setattr("amusd.models.linear.device_capability", lambda _device: capability)
     folder_of(tmp_path, FP8_DYNAMIC)
     drafter = DrafterConfig(kind="hf", model=str(tmp_path), dtype="bfloat16")
     assert explain_drafter(drafter, device) == f"lean decoder (FP8 weights and rows: {text})"
