@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
+from amusd.models.embedded_target import embedded_target_path
 from amusd.models.huggingface import check_fp8, check_int8, check_shares, load_config, why_adapter
 from amusd.models.linear import INT8, why_not_fp8, why_not_packed
 from amusd.models.loading import draft_dtype, draft_shape, target_dtype
 from amusd.models.quantization import is_fp8
 from amusd.models.synthetic import SHAPES, shape_config
-from amusd.models.zoo import embedded_target_path
 from amusd.types import Role
 
 

@@ -7,16 +7,15 @@ import torch
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
+from amusd.models.embedded_target import Report, embedded_target_path
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.synthetic import SMALLER, load_synthetic
-from amusd.models.synthetic_tokenizer import SyntheticTokenizer
+from amusd.models.synthetic import SMALLER, SyntheticTokenizer, load_synthetic
 from amusd.models.tokenizer import Tokenizer, load_tokenizer
-from amusd.models.zoo import Report, embedded_target_path
 
 DRAFT_ROWS = 16
 """Most tokens that a drafter's model takes in at once after a rollback."""

@@ -1,7 +1,8 @@
-"""Models of the sizes of public ones with random weights: what a pass costs can be measured without a checkpoint.
+"""Random weights in the sizes of public models, and a tokenizer for them: costs are measured without a checkpoint.
 
 Nothing is downloaded. A shape is a transformers configuration; its weights are drawn where they stay, in the dtype they
-stay in, and the same seed gives the same weights on one device.
+stay in, and the same seed gives the same weights on one device. The tokenizer takes any vocabulary and has a
+pronounceable word for every id.
 
 References:
     The config.json and parameter counts of these model cards: HuggingFaceTB/SmolLM2-135M, meta-llama/Llama-3.2-1B,
@@ -10,7 +11,9 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +25,7 @@ from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import check_options, device_errors, loaded_dtype, quiet_transformers, wrap_model
 from amusd.models.load_options import LoadOptions
+from amusd.models.tokenizer import Conversation
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, *, factor: float, tied: bool) -> dict[str, Any]:
@@ -105,6 +109,11 @@ SMALLER: Mapping[ModelShape, ModelShape] = MappingProxyType(
 )
 """The shape that drafts for a target of each shape unless another one is named."""
 
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")
+_INDEX = {syllable: index for index, syllable in enumerate(_SYLLABLES)}
+_PIECES = re.compile(r" (?:[bdfghjklmnprstvz][aeiou])+(?![^ ])|.", re.DOTALL)
+"""A word as `decode` writes it, or any other character."""
+
 
 def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) -> CachedModel:
     """A model of this shape with random weights. Beside these, memory holds at most a layer and the embeddings again.
@@ -166,3 +175,63 @@ def _fill(weight: Tensor, generator: torch.Generator) -> None:
         weight.fill_(1)
     else:
         weight.normal_(std=weight.shape[1] ** -0.5, generator=generator)
+
+
+class SyntheticTokenizer:
+    """A `Tokenizer` whose every id is one word after a space, whatever stands beside it.
+
+    `encode` gives such words their ids back, and other text an id for each byte, so its text is not what was encoded.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        """Ids are in `[0, vocab_size)`. Raises `ValueError` below 2."""
+        if vocab_size < 2:
+            raise ValueError(f"vocab_size={vocab_size} must be at least 2")
+        self._vocab_size = vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """None: an answer ends at its length, or at a stop string."""
+        return frozenset()
+
+    @property
+    def fingerprint(self) -> str:
+        """Sha256 over the size of the vocabulary, the only difference between two of them."""
+        return hashlib.sha256(f"amusd synthetic {self._vocab_size}".encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """One id for each word that `decode` writes, one for each byte of anything else."""
+        ids: list[int] = []
+        for piece in _PIECES.findall(text):
+            word_id = _id_of(piece[1:]) if len(piece) > 1 else self._vocab_size
+            if word_id < self._vocab_size:
+                ids.append(word_id)
+            else:
+                ids.extend(byte % self._vocab_size for byte in piece.encode(errors="replace"))
+        return ids
+
+    def encode_chat(self, turns: Conversation) -> list[int]:
+        """Token ids of the contents, an empty line between them: there is no template."""
+        return self.encode("\n\n".join(turn["content"] for turn in turns))
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The words one after the other. Raises `ValueError` on an id out of range."""
+        return "".join(f" {self._word(token_id)}" for token_id in token_ids)
+
+    def _word(self, token_id: int) -> str:
+        """The id in bijective numeration, its digits the syllables: 0 is `ba`, 80 is `baba`."""
+        if not 0 <= token_id < self._vocab_size:
+            raise ValueError(f"a token id is out of range: {token_id}, between 0 and {self._vocab_size - 1} allowed")
+        left, word = token_id + 1, ""
+        while left:
+            left, digit = divmod(left - 1, len(_SYLLABLES))
+            word = _SYLLABLES[digit] + word
+        return word
+
+
+def _id_of(word: str) -> int:
+    """The inverse of `SyntheticTokenizer._word`."""
+    number = 0
+    for start in range(0, len(word), 2):
+        number = number * len(_SYLLABLES) + _INDEX[word[start : start + 2]] + 1
+    return number - 1
