@@ -18,8 +18,14 @@ from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import find_checkpoint
-from amusd.models.explanation import explain_drafter, explain_target
-from amusd.models.loading import load_draft_model, load_target, target_dtype, target_path
+from amusd.models.loading import (
+    explain_drafter,
+    explain_target,
+    load_draft_model,
+    load_target,
+    target_dtype,
+    target_path,
+)
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of
 from amusd.transport.factory import choose_here

@@ -19,10 +19,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
 from amusd.models.attention import Attention
+from amusd.models.compatibility import why_not_run
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.linear import Linear, MakeLinear, Weights, make_int8, make_linear
-from amusd.models.quantization import why_not_run
 from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
 

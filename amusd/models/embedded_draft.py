@@ -30,7 +30,6 @@ from amusd.models.checkpoint import open_checkpoint
 from amusd.models.compatibility import check_supported
 from amusd.models.huggingface import (
     causal_class,
-    check_options,
     load_config,
     loaded_dtype,
     quiet_transformers,
@@ -102,7 +101,7 @@ def _build(folder: Path, draft: DraftWeights, options: LoadOptions) -> Any:
     config = copy.deepcopy(load_config(folder))
     model_class = causal_class(config)
     check_supported(config, model_class, options.max_model_len)
-    check_options(config, options)  # refuses before any weight is read
+    options.check(config)  # refuses before any weight is read
     assert model_class is not None  # refused above
     config.num_hidden_layers = draft.num_layers
     if layer_types := getattr(config, "layer_types", None):

@@ -6,7 +6,8 @@ Refuses at load time, before any weight is read, what could not be rolled back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,31 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import CONFIG, find_checkpoint, first_line, one_line_errors, open_checkpoint
-from amusd.models.compatibility import check_supported, position_limit
-from amusd.models.decoder import Decoder, why_not_covered
+from amusd.models.checkpoint import (
+    CONFIG,
+    Checkpoint,
+    find_checkpoint,
+    first_line,
+    one_line_errors,
+    open_checkpoint,
+)
+from amusd.models.compatibility import (
+    QUANTIZATION_NAMES,
+    check_quantization,
+    check_supported,
+    is_fp8,
+    position_limit,
+)
+from amusd.models.decoder import Decoder
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_int8
-from amusd.models.load_options import LoadOptions
-from amusd.models.mapped_model import check_dtypes, mapped_model, wrong_shape
+from amusd.models.linear import INT8
+from amusd.models.load_options import LoadOptions, uses_decoder
 from amusd.models.network import Network
-from amusd.models.quantization import check_quantization, is_fp8
 from amusd.models.row_attention import require_triton
-from amusd.models.sharding import setting_of
-from amusd.types import Role
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_FP8 = "F8_E4M3"
+"""The format's name of the dtype."""
 
 
 class HuggingFaceNetwork:
@@ -97,14 +111,116 @@ def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
     config = load_config(path)
     with quiet_transformers(), one_line_errors(path):
         check_supported(config, causal_class(config), options.max_model_len)
-        check_options(config, options)  # refuses before any weight is read
+        options.check(config)  # refuses before any weight is read
         checkpoint = open_checkpoint(path)
-        check_dtypes(checkpoint, config)
+        _check_dtypes(checkpoint, config)
         if uses_decoder(config, options.model_impl):
             model = mapped_model(checkpoint, config)
         else:
             model = _stock_model(path, config, options)
         return wrap_model(model, options, dtype=loaded_dtype(options.dtype))
+
+
+def _check_dtypes(checkpoint: Checkpoint, config: Any) -> None:
+    """Raise `UnsupportedModelError` for weights whose numbers mean nothing without scales that nobody would apply."""
+    allowed = _FLOATS | ({_FP8} if is_fp8(config) else set())
+    for name in checkpoint.names:
+        if name.endswith(".weight") and (dtype := checkpoint.dtype(name)) not in allowed:
+            raise UnsupportedModelError(
+                f"model {checkpoint.path}: {name} is stored as {dtype}, and config.json says nothing of it"
+            )
+
+
+def mapped_model(checkpoint: Checkpoint, config: Any) -> Any:
+    """The model of a configuration that `Decoder` covers. Raises `ConfigError` if weights are missing or do not fit."""
+    model = empty_model(config, torch.float32)
+    _place_fp8(model, checkpoint)
+    places: dict[Tensor, list[str]] = {}  # a tied weight has several
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(parameter, []).append(name)
+    missing: list[str] = []
+    for parameter, names in places.items():
+        missing += _place(model, checkpoint, parameter, names)
+    if missing:
+        raise ConfigError(f"model {checkpoint.path}: the checkpoint lacks weights, {min(missing)} among them")
+    compute_frequencies(model, "cpu")
+    return model
+
+
+def empty_model(config: Any, dtype: torch.dtype) -> Any:
+    """The model of a configuration on `meta`, without weights and without the quantizer of transformers."""
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    for name in QUANTIZATION_NAMES:
+        if hasattr(config, name):
+            delattr(config, name)
+    with quiet_transformers(), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
+
+
+def compute_frequencies(model: Any, device: str) -> None:
+    """Make the rotary frequencies of an `empty_model` anew on `device`: they are computed buffers, not weights."""
+    with torch.device(device):
+        model.base_model.rotary_emb = type(model.base_model.rotary_emb)(model.config)
+
+
+def _place_fp8(model: Any, checkpoint: Checkpoint) -> None:
+    """Give each layer whose weight is stored in FP8 that weight and its scales; a bias is placed with other parameters.
+
+    They are no parameters, so `Module.to(dtype)` leaves them as they are; such a layer is read and computes nothing.
+    """
+    for name, module in list(model.named_modules()):
+        weight, scale = f"{name}.weight", f"{name}.weight_scale"
+        if not isinstance(module, torch.nn.Linear) or weight not in checkpoint or checkpoint.dtype(weight) != _FP8:
+            continue
+        if scale not in checkpoint:
+            raise ConfigError(f"model {checkpoint.path}: the checkpoint lacks weights, {scale} among them")
+        matrix, scales = checkpoint.tensor(weight), checkpoint.tensor(scale)
+        _check_shape(checkpoint, weight, matrix, module.weight.shape)
+        _check_shape(checkpoint, scale, scales, torch.Size((module.out_features, 1)))
+        del module.weight
+        module.weight, module.weight_scale = matrix, scales.to(torch.float32, copy=True)
+
+
+def _place(model: Any, checkpoint: Checkpoint, expected: Tensor, names: list[str]) -> list[str]:
+    """Put what is stored for one parameter where it belongs; returns what is missing.
+
+    A parameter with several places is tied. If two of them are stored and differ, they are not tied, whatever the
+    configuration says: so do transformers.
+    """
+    found = {name: stored for name in names if (stored := _find(model, checkpoint, name)) is not None}
+    if not found:
+        return names[:1]
+    for name, tensor in found.items():
+        _check_shape(checkpoint, name, tensor, expected.shape)
+    first = next(iter(found.values()))
+    shared = torch.nn.Parameter(first, requires_grad=False)
+    for name in names:
+        own = found.get(name, first)
+        is_tied = own is first or torch.equal(own, first)
+        module, _, leaf = name.rpartition(".")
+        weight = shared if is_tied else torch.nn.Parameter(own, requires_grad=False)
+        setattr(model.get_submodule(module), leaf, weight)
+    return []
+
+
+def _find(model: Any, checkpoint: Checkpoint, name: str) -> Tensor | None:
+    """What is stored under a parameter's name, or under its name in a checkpoint of the model without a head."""
+    for stored in (name, name.removeprefix(f"{model.base_model_prefix}.")):
+        if stored in checkpoint:
+            return checkpoint.tensor(stored)
+    return None
+
+
+def _check_shape(checkpoint: Checkpoint, name: str, tensor: Tensor, expected: torch.Size) -> None:
+    if tensor.shape != expected:
+        raise ConfigError(_wrong_shape(checkpoint.path, name, tensor.shape, expected))
+
+
+def _wrong_shape(path: object, name: str, stored: Iterable[int], expected: Iterable[int]) -> str:
+    """What is said of a weight whose shape is another than the configuration's."""
+    return f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}"
 
 
 def _stock_model(path: str | Path, config: Any, options: LoadOptions) -> Any:
@@ -123,7 +239,7 @@ def _stock_model(path: str | Path, config: Any, options: LoadOptions) -> Any:
         output_loading_info=True,
     )
     for name, stored, expected in info["mismatched_keys"]:
-        raise ConfigError(wrong_shape(path, name, stored, expected))
+        raise ConfigError(_wrong_shape(path, name, stored, expected))
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
     return model
@@ -145,7 +261,7 @@ def wrap_model(
     Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
     cover the model, the ranks cannot share it, or there are no int8 products.
     """
-    check_options(model.config, options)
+    options.check(model.config)
     max_length = min(options.max_model_len, position_limit(model.config) or options.max_model_len)
     model = model.eval().requires_grad_(requires_grad=False)
     network: Network
@@ -173,67 +289,6 @@ def wrap_model(
             capture=options.capture,
             tokens_per_step=options.tokens_per_step,
             ranks=options.ranks,
-        )
-
-
-def check_options(config: Any, options: LoadOptions) -> None:
-    """Raise `UnsupportedModelError` if the model of a configuration cannot be had like that."""
-    uses_decoder(config, options.model_impl)
-    check_fp8(config, options.model_impl, options.dtype)
-    check_int8(config, options.model_impl, options.device, int8=options.is_int8)
-    check_shares(config, options.model_impl, options.ranks.role, options.ranks.size)
-
-
-def uses_decoder(config: Any, model_impl: str) -> bool:
-    """Whether `Decoder` computes the model of a configuration; if not, `HuggingFaceNetwork` does.
-
-    Raises `UnsupportedModelError` if `model_impl` is `amusd` and the decoder does not cover the model.
-    """
-    reason = why_not_covered(config)
-    if model_impl == "amusd" and reason is not None:
-        raise UnsupportedModelError(f"model_impl=amusd: model type '{config.model_type}': {reason}")
-    return reason is None and model_impl != "transformers"
-
-
-def why_adapter(config: Any, model_impl: str) -> str | None:
-    """Why `HuggingFaceNetwork` computes a configuration's model; None: `Decoder` does. Raises as `uses_decoder`."""
-    if uses_decoder(config, model_impl):
-        return None
-    return "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
-
-
-def check_fp8(config: Any, model_impl: str, dtype: str) -> None:
-    """Raise `UnsupportedModelError` if the checkpoint is in FP8 and cannot run so."""
-    if not is_fp8(config):
-        return
-    if (reason := why_adapter(config, model_impl)) is not None:
-        raise UnsupportedModelError(f"the checkpoint is in FP8, which only the lean decoder multiplies: {reason}")
-    if dtype not in FP8_ROW_DTYPES:
-        raise UnsupportedModelError(f"dtype={dtype}: the checkpoint is in FP8, allowed: {' or '.join(FP8_ROW_DTYPES)}")
-
-
-def check_int8(config: Any, model_impl: str, device: str, *, int8: bool) -> None:
-    """Raise `UnsupportedModelError` if `int8` is wanted and cannot be had."""
-    if not int8:
-        return
-    if (reason := why_adapter(config, model_impl)) is not None:
-        raise UnsupportedModelError(f"dtype=int8: only the lean decoder multiplies in int8: {reason}")
-    if (reason := why_not_int8(torch.device(device))) is not None:
-        raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
-
-
-def check_shares(config: Any, model_impl: str, role: Role, num_ranks: int) -> None:
-    """Raise `UnsupportedModelError` if this many ranks of a role cannot share the model of a configuration."""
-    if num_ranks == 1:
-        return
-    if (reason := why_adapter(config, model_impl)) is not None:
-        raise UnsupportedModelError(
-            f"{setting_of(role)}={num_ranks}: ranks share the lean decoder only: {reason}; allowed: 1"
-        )
-    if num_ranks > config.num_key_value_heads:
-        raise UnsupportedModelError(
-            f"{setting_of(role)}={num_ranks}: each rank needs a key head, and this model has "
-            f"{config.num_key_value_heads}; allowed: 1 to {config.num_key_value_heads}"
         )
 
 

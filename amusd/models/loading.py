@@ -1,6 +1,8 @@
-"""From the configuration to a loaded model and its tokenizer."""
+"""From the engine's configuration to a loaded model and its tokenizer, or to a line about its forward pass."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -9,13 +11,14 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import Report, embedded_target_path
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
-from amusd.models.huggingface import load_model
+from amusd.models.huggingface import load_config, load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
-from amusd.models.load_options import LoadOptions
+from amusd.models.load_options import LoadOptions, explain_forward_pass
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.synthetic import SMALLER, SyntheticTokenizer, load_synthetic
+from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, shape_config
 from amusd.models.tokenizer import Tokenizer, load_tokenizer
+from amusd.types import Role
 
 DRAFT_ROWS = 16
 """Most tokens that a drafter's model takes in at once after a rollback."""
@@ -112,3 +115,28 @@ def load_draft_model(
     path = str(embedded_target_path(report=report))
     model = load_embedded_draft(path, options, vocab_size=config.vocab_size)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
+
+
+def explain_target(config: EngineConfig, device: str) -> str:
+    """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
+    settings = _settings(config.target, config.hardware.synthetic)
+    dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
+    return explain_forward_pass(settings, config.target.model_impl, dtype, device, Role.TARGET, num_ranks)
+
+
+def explain_drafter(
+    config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
+) -> str | None:
+    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
+    if config.kind == "ngram":
+        return None
+    settings = _settings(config, draft_shape(config, target_shape))
+    dtype = draft_dtype(config, device, target_shape)
+    return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
+
+
+def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None) -> Any:
+    """The transformers configuration of the model."""
+    if shape is not None:
+        return shape_config(SHAPES[shape])
+    return load_config(str(config.model) if config.kind == "hf" else embedded_target_path())

@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from amusd.config import ModelShape
-from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import check_options, device_errors, loaded_dtype, quiet_transformers, wrap_model
+from amusd.models.huggingface import compute_frequencies, device_errors, empty_model, loaded_dtype, wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.tokenizer import Conversation
 
@@ -122,7 +121,7 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
     when it is too small.
     """
     config = shape_config(SHAPES[shape])
-    check_options(config, options)
+    options.check(config)
     with device_errors(options.device):
         model = random_model(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)
     return wrap_model(model, options)
@@ -141,10 +140,7 @@ def random_model(config: Any, *, dtype: torch.dtype, device: str, seed: int) -> 
     Every product of a normed row has numbers around 1, whatever the width, so that eighty layers stay far from the
     limits of float16, and the layers outweigh the embedding, so that an answer is not one token repeated.
     """
-    from transformers import AutoModelForCausalLM
-
-    with quiet_transformers(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
+    model = empty_model(config, dtype)
     if device == "meta":
         return model
     torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
@@ -156,9 +152,7 @@ def random_model(config: Any, *, dtype: torch.dtype, device: str, seed: int) -> 
             _fill(value, generator)
             drawn[weight] = torch.nn.Parameter(value, requires_grad=False)
         setattr(module, name, drawn[weight])
-    # Its frequencies are buffers computed when it is made, so on `meta` there are none.
-    with torch.device(device):
-        model.base_model.rotary_emb = type(model.base_model.rotary_emb)(config)
+    compute_frequencies(model, device)
     return model
 
 

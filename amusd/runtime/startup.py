@@ -17,9 +17,8 @@ from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
-from amusd.models.explanation import explain_drafter, explain_target
 from amusd.models.language_model import LanguageModel
-from amusd.models.loading import load_draft_model, load_target
+from amusd.models.loading import explain_drafter, explain_target, load_draft_model, load_target
 from amusd.models.orders import follow
 from amusd.models.process_group import backend_for
 from amusd.models.ranks import Follower, Leader

@@ -15,11 +15,10 @@ from torch import Tensor
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import UnsupportedModelError
 from amusd.models import linear
-from amusd.models.explanation import explain_drafter
 from amusd.models.huggingface import load_model
 from amusd.models.linear import Int8Linear, to_int8, why_not_int8
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import draft_dtype, target_dtype
+from amusd.models.loading import draft_dtype, explain_drafter, target_dtype
 from amusd.models.numerics import Numerics
 
 SMALLEST_STEP = 6.2e-5
@@ -104,7 +103,7 @@ def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypat
     options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=64, dtype="int8")
     with pytest.raises(UnsupportedModelError, match=r"dtype=int8: only the lean decoder .*: model_impl=transformers"):
         load_model(tmp_path, replace(options, model_impl="transformers"))
-    monkeypatch.setattr("amusd.models.huggingface.why_not_int8", lambda _device: "no reason")
+    monkeypatch.setattr("amusd.models.load_options.why_not_int8", lambda _device: "no reason")
     with pytest.raises(UnsupportedModelError, match="dtype=int8: there are no fast int8 products: no reason"):
         load_model(tmp_path, options)
     with pytest.raises(UnsupportedModelError, match="no reason"):

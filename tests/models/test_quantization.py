@@ -13,11 +13,11 @@ from models.published import CONFIGS, write_config
 
 from amusd.config import DrafterConfig
 from amusd.errors import UnsupportedModelError
-from amusd.models.explanation import explain_drafter
+from amusd.models.compatibility import is_fp8, why_not_run
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
+from amusd.models.loading import explain_drafter
 from amusd.models.numerics import Numerics
-from amusd.models.quantization import is_fp8, why_not_run
 
 OPTIONS = LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64)
 WEIGHTS = {
