@@ -1,13 +1,13 @@
 """Loads causal language models of transformers, and runs those that `Decoder` does not cover.
 
-Refuses at load time, before any weight is read, what could not be rolled back.
+A model that cannot be rolled back is refused before any weight is read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +122,7 @@ def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
 
 
 def _check_dtypes(checkpoint: Checkpoint, config: Any) -> None:
-    """Raise `UnsupportedModelError` for weights whose numbers mean nothing without scales that nobody would apply."""
+    """Raise `UnsupportedModelError` for weights whose dtype needs scales of which the configuration says nothing."""
     allowed = _FLOATS | ({_FP8} if is_fp8(config) else set())
     for name in checkpoint.names:
         if name.endswith(".weight") and (dtype := checkpoint.dtype(name)) not in allowed:
@@ -132,17 +132,29 @@ def _check_dtypes(checkpoint: Checkpoint, config: Any) -> None:
 
 
 def mapped_model(checkpoint: Checkpoint, config: Any) -> Any:
-    """The model of a configuration that `Decoder` covers. Raises `ConfigError` if weights are missing or do not fit."""
+    """The model of a configuration that `Decoder` covers, its weights in the checkpoint's mapped files.
+
+    Weights keep their stored dtype. None is read before it is copied, so beside the decoder memory holds at most one
+    layer or the embeddings again. Raises `ConfigError` if weights are missing or do not fit.
+    """
     model = empty_model(config, torch.float32)
     _place_fp8(model, checkpoint)
     places: dict[Tensor, list[str]] = {}  # a tied weight has several
     for name, parameter in model.named_parameters(remove_duplicate=False):
         places.setdefault(parameter, []).append(name)
+    weights: dict[str, torch.nn.Parameter] = {}
     missing: list[str] = []
     for parameter, names in places.items():
-        missing += _place(model, checkpoint, parameter, names)
+        found = {name: stored for name in names if (stored := _find(model, checkpoint, name)) is not None}
+        for name, tensor in found.items():
+            _check_shape(checkpoint, name, tensor, parameter.shape)
+        if found:
+            weights.update(_tie(names, found))
+        else:
+            missing.append(names[0])
     if missing:
         raise ConfigError(f"model {checkpoint.path}: the checkpoint lacks weights, {min(missing)} among them")
+    model.load_state_dict(weights, strict=False, assign=True)
     compute_frequencies(model, "cpu")
     return model
 
@@ -156,7 +168,8 @@ def empty_model(config: Any, dtype: torch.dtype) -> Any:
         if hasattr(config, name):
             delattr(config, name)
     with quiet_transformers(), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
+    return model.requires_grad_(requires_grad=False)
 
 
 def compute_frequencies(model: Any, device: str) -> None:
@@ -183,30 +196,22 @@ def _place_fp8(model: Any, checkpoint: Checkpoint) -> None:
         module.weight, module.weight_scale = matrix, scales.to(torch.float32, copy=True)
 
 
-def _place(model: Any, checkpoint: Checkpoint, expected: Tensor, names: list[str]) -> list[str]:
-    """Put what is stored for one parameter where it belongs; returns what is missing.
+def _tie(names: list[str], found: Mapping[str, Tensor]) -> dict[str, torch.nn.Parameter]:
+    """The parameters at the places `names` of one weight, some of which were `found`: one for all.
 
-    A parameter with several places is tied. If two of them are stored and differ, they are not tied, whatever the
-    configuration says: so do transformers.
+    A place keeps its own weight if that differs, whatever the configuration says, as in transformers.
     """
-    found = {name: stored for name in names if (stored := _find(model, checkpoint, name)) is not None}
-    if not found:
-        return names[:1]
-    for name, tensor in found.items():
-        _check_shape(checkpoint, name, tensor, expected.shape)
     first = next(iter(found.values()))
     shared = torch.nn.Parameter(first, requires_grad=False)
-    for name in names:
-        own = found.get(name, first)
-        is_tied = own is first or torch.equal(own, first)
-        module, _, leaf = name.rpartition(".")
-        weight = shared if is_tied else torch.nn.Parameter(own, requires_grad=False)
-        setattr(model.get_submodule(module), leaf, weight)
-    return []
+    tied = dict.fromkeys(names, shared)
+    for name, own in found.items():
+        if own is not first and not torch.equal(own, first):
+            tied[name] = torch.nn.Parameter(own, requires_grad=False)
+    return tied
 
 
 def _find(model: Any, checkpoint: Checkpoint, name: str) -> Tensor | None:
-    """What is stored under a parameter's name, or under its name in a checkpoint of the model without a head."""
+    """The tensor stored under a parameter's name, or under its name in a checkpoint of the model without a head."""
     for stored in (name, name.removeprefix(f"{model.base_model_prefix}.")):
         if stored in checkpoint:
             return checkpoint.tensor(stored)
@@ -219,7 +224,7 @@ def _check_shape(checkpoint: Checkpoint, name: str, tensor: Tensor, expected: to
 
 
 def _wrong_shape(path: object, name: str, stored: Iterable[int], expected: Iterable[int]) -> str:
-    """What is said of a weight whose shape is another than the configuration's."""
+    """The message about a weight whose shape differs from the configuration's."""
     return f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}"
 
 
@@ -246,7 +251,7 @@ def _stock_model(path: str | Path, config: Any, options: LoadOptions) -> Any:
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:
-    """As which weights are read for a model in `dtype`: int8 ones are made of float32."""
+    """The dtype as which weights are read for a model in `dtype`: int8 ones are made from float32."""
     result: torch.dtype = torch.float32 if dtype == INT8 else getattr(torch, dtype)
     return result
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -115,7 +115,7 @@ _PIECES = re.compile(r" (?:[bdfghjklmnprstvz][aeiou])+(?![^ ])|.", re.DOTALL)
 
 
 def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) -> CachedModel:
-    """A model of this shape with random weights. Beside these, memory holds at most a layer and the embeddings again.
+    """A model of this shape with random weights. Beside these, memory holds at most one layer and the embeddings again.
 
     Each of several ranks draws the whole model before it keeps its share. Raises `ConfigError` without that device, or
     when it is too small.
@@ -145,30 +145,20 @@ def random_model(config: Any, *, dtype: torch.dtype, device: str, seed: int) -> 
         return model
     torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
     generator = torch.Generator(device).manual_seed(seed)
-    drawn: dict[Tensor, torch.nn.Parameter] = {}  # a tied weight has two places and is drawn once
-    for module, name, weight in _weights(model):
-        if weight not in drawn:
+    drawn: dict[Tensor, torch.nn.Parameter] = {}
+    weights: dict[str, torch.nn.Parameter] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if weight not in drawn:  # a tied weight has two places and is drawn once
             value = torch.empty(weight.shape, dtype=dtype, device=device)
-            _fill(value, generator)
+            if weight.ndim == 1:  # of a norm
+                value.fill_(1)
+            else:  # a matrix [out, in]
+                value.normal_(std=weight.shape[1] ** -0.5, generator=generator)
             drawn[weight] = torch.nn.Parameter(value, requires_grad=False)
-        setattr(module, name, drawn[weight])
+        weights[name] = drawn[weight]
+    model.load_state_dict(weights, assign=True)
     compute_frequencies(model, device)
     return model
-
-
-def _weights(model: Any) -> Iterator[tuple[torch.nn.Module, str, Tensor]]:
-    """Every weight as (module, its name in there, the weight itself), a tied one at each of its places."""
-    for module in list(model.modules()):
-        for name, weight in list(module.named_parameters(recurse=False)):
-            yield module, name, weight
-
-
-def _fill(weight: Tensor, generator: torch.Generator) -> None:
-    """Ones for the norms, which alone have one dimension here; normal numbers for the matrices [out, in]."""
-    if weight.ndim == 1:
-        weight.fill_(1)
-    else:
-        weight.normal_(std=weight.shape[1] ** -0.5, generator=generator)
 
 
 class SyntheticTokenizer:
