@@ -23,8 +23,8 @@ from amusd.models.loading import (
     explain_target,
     load_draft_model,
     load_target,
+    model_path,
     target_dtype,
-    target_path,
 )
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of
@@ -95,7 +95,7 @@ def _load_peer(engine: EngineConfig, device: str, config: RunConfig, console: Co
         console.note("transformers.generate is left out: synthetic weights have no checkpoint")
         return None
     return GeneratePeer(
-        str(find_checkpoint(target_path(engine.target))), dtype=target_dtype(engine, device), device=device
+        str(find_checkpoint(model_path(engine.target))), dtype=target_dtype(engine, device), device=device
     )
 
 

@@ -60,19 +60,9 @@ class _Heads:
     """Key heads of this rank."""
     dim: int
     epsilon: float
-    """Of every norm."""
+    """Added to the mean square in every norm."""
     scaling: float
-    """Scores are multiplied by this."""
-
-    @property
-    def num_queries(self) -> int:
-        """Query heads of this rank."""
-        return len(self.queries)
-
-    @property
-    def num_keys(self) -> int:
-        """Key heads of this rank."""
-        return len(self.keys)
+    """Factor of the attention scores."""
 
 
 class _Layer:
@@ -117,23 +107,23 @@ class _Layer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and rotate queries and keys of `joint`, write keys and values; returns what attention takes."""
         heads, rows, joint = self._heads, joint.shape[0], joint.float()
-        rotated = joint[:, : heads.num_queries + heads.num_keys]
+        num_queries = len(heads.queries)
+        rotated = joint[:, : num_queries + len(heads.keys)]
         if self._head_norm is not None:
             rotated.copy_(F.rms_norm(rotated, (heads.dim,), None, heads.epsilon) * self._head_norm)
         torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation.unsqueeze(1))
-        keys, values = cache.update_joint(joint[:, heads.num_queries :], index)
-        return joint[:, : heads.num_queries], keys, values
+        keys, values = cache.update_joint(joint[:, num_queries:], index)
+        return joint[:, :num_queries], keys, values
 
     def _place_fused(
         self, joint: Tensor, rotation: Tensor, cache: PreallocatedCache, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in one kernel."""
+        """`_place_on_host` in one kernel."""
         heads, slots = self._heads, cache.slots_of_pass
         assert slots is not None, "a pass on a GPU says where it writes"
-        storage = cache.joint(index, 2 * heads.num_keys, heads.dim, joint.device)
-        query: Tensor = rotate_and_store(
-            joint, rotation, self._head_norm, storage, slots, heads.num_queries, heads.epsilon
-        )
+        num_queries = len(heads.queries)
+        storage = cache.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
+        query: Tensor = rotate_and_store(joint, rotation, self._head_norm, storage, slots, num_queries, heads.epsilon)
         return query, *cache.views(index)
 
     @property
@@ -159,11 +149,10 @@ class Decoder:
         int8: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`model`: a causal model for which `why_not_covered` says None; `max_positions`: rows of the rotary table.
+        """`model`: a causal model that `why_not_covered` accepts; `max_positions`: rows of the rotary table.
 
-        `dtype`: of weights and rows, into which layers are converted one by one; None: that of the model. `int8`:
-        multiply in int8; the dtype is float32. `ranks` share the model between them; there are at most as many
-        as key heads.
+        `dtype` of weights and rows, to which layers are converted one by one; None keeps that of the model. `int8`:
+        multiply in int8; the dtype is float32. `ranks` share the model; there are at most as many as key heads.
         """
         config = model.config
         blocks = model.base_model.layers
@@ -234,7 +223,7 @@ def _pairs_side_by_side(dim: int) -> Tensor:
 
 
 def _slots(items: range, width: int) -> Tensor:
-    """[items * width]: where `items` of this width lie in a row."""
+    """[items * width]: the places in a row of `items` that have this width each."""
     return torch.arange(items.start * width, items.stop * width)
 
 
@@ -245,13 +234,13 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
 
 
 def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor], make: MakeLinear) -> Linear:
-    """One linear layer whose outputs are those that `orders` names of each of `projections`, side by side."""
+    """One linear layer with the outputs of all `projections` side by side, each in its order from `orders`."""
     parts = [Weights.of(projection).outputs(order) for projection, order in zip(projections, orders, strict=True)]
     return make(Weights.join(parts).to(device))
 
 
 def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, make: MakeLinear, ranks: Ranks) -> Linear:
-    """The linear layer `projection`, to which this rank adds what comes of `inputs`."""
+    """The linear layer `projection`; this rank computes the part of the sum that comes from `inputs`."""
     weights = Weights.of(projection)
     if ranks.size == 1:
         return make(weights.to(device, copy=True))
@@ -261,7 +250,7 @@ def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, make: M
 
 
 def _make_head(head: Any, embedding: Tensor | None, device: torch.device, make: MakeLinear, ranks: Ranks) -> Linear:
-    """The output head; `embedding`: the tensor on `device` that its weight is tied to."""
+    """The output head; `embedding`: the tensor on `device` that its weight is tied to, if it is."""
     weights = Weights.of(head)
     if ranks.size > 1:
         part = weights.each(partial(share_of_outputs, ranks=ranks))
@@ -272,8 +261,8 @@ def _make_head(head: Any, embedding: Tensor | None, device: torch.device, make: 
 
 
 def _head_norm_weights(attention: Any, heads: _Heads, pairs: Tensor, device: torch.device) -> Tensor | None:
-    """[query heads + key heads, dim] float32: weights of the norms of each head, where a model has them."""
+    """[query heads + key heads, dim] float32: weights of each head's norm; None for a model without such norms."""
     if getattr(attention, "q_norm", None) is None:
         return None
     query, key = (norm.weight.detach().float()[pairs] for norm in (attention.q_norm, attention.k_norm))
-    return torch.cat((query.expand(heads.num_queries, -1), key.expand(heads.num_keys, -1))).to(device)
+    return torch.cat((query.expand(len(heads.queries), -1), key.expand(len(heads.keys), -1))).to(device)
