@@ -55,19 +55,10 @@ class HuggingFaceNetwork:
         self._model = model
         self.device: torch.device = model.device
         self.cache_dtype: torch.dtype = torch.float32 if self.device.type == "cpu" else model.dtype
-        self.num_ids = int(model.get_input_embeddings().weight.shape[0])
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that a pass reads: all but an embedding that is not the output head as well."""
-        embedding, head = self._model.get_input_embeddings().weight, self._model.get_output_embeddings().weight
-        return self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of all weights; tied ones count once."""
-        return sum(int(parameter.nbytes) for parameter in self._model.parameters())
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        self.num_ids, self.vocab_size = len(embedding), len(head)
+        self.parameter_bytes = sum(int(parameter.nbytes) for parameter in model.parameters())
+        self.weight_bytes = self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, cache: PreallocatedCache, *, with_logits: bool
@@ -261,8 +252,8 @@ def wrap_model(
 ) -> CachedModel:
     """Put a loaded transformers model on its device, ready for inference; the caller must not use it any more.
 
-    `model` has weights in `dtype`, or in whatever they are if that is None; the lean decoder converts them on the way.
-    For `int8` they are float32. `output_ids`: see `LanguageModel`.
+    The lean decoder converts weights to `dtype` on the way; None leaves them as they are, which is float32 for `int8`.
+    `output_ids`: see `LanguageModel`.
     Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
     cover the model, the ranks cannot share it, or there are no int8 products.
     """
@@ -281,7 +272,7 @@ def wrap_model(
                 device=torch.device(options.device),
                 max_positions=max_length,
                 dtype=dtype,
-                int8=options.is_int8,
+                int8=options.dtype == INT8,
                 ranks=options.ranks,
             )
         else:

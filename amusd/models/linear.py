@@ -91,7 +91,7 @@ class Weights:
 
     @classmethod
     def of(cls, projection: Any) -> Weights:
-        """Those of a `torch.nn.Linear`; one in FP8 has its scales as `weight_scale`."""
+        """The tensors of a `torch.nn.Linear`; one in FP8 has its scales as `weight_scale`."""
         bias = None if projection.bias is None else projection.bias.detach()
         return cls(projection.weight.detach(), bias, getattr(projection, "weight_scale", None))
 

@@ -37,11 +37,6 @@ class LoadOptions:
     ranks: Ranks = ALONE
     """The processes that share the model."""
 
-    @property
-    def is_int8(self) -> bool:
-        """Whether the model multiplies in int8."""
-        return self.dtype == INT8
-
     def check(self, config: Any) -> None:
         """Raise `UnsupportedModelError` if the model of a transformers configuration cannot be loaded like this."""
         check_forward_pass(config, self.model_impl, self.dtype, self.device, self.ranks.role, self.ranks.size)

@@ -172,16 +172,8 @@ class SyntheticTokenizer:
         if vocab_size < 2:
             raise ValueError(f"vocab_size={vocab_size} must be at least 2")
         self._vocab_size = vocab_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """None: an answer ends at its length, or at a stop string."""
-        return frozenset()
-
-    @property
-    def fingerprint(self) -> str:
-        """Sha256 over the size of the vocabulary, the only difference between two of them."""
-        return hashlib.sha256(f"amusd synthetic {self._vocab_size}".encode()).hexdigest()
+        self.eos_token_ids: frozenset[int] = frozenset()  # an answer ends at its length, or at a stop string
+        self.fingerprint = hashlib.sha256(f"amusd synthetic {vocab_size}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """One id for each word that `decode` writes, one for each byte of anything else."""
