@@ -14,7 +14,7 @@ from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingPa
 from amusd.drafters.oracle import always_right
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
@@ -26,7 +26,7 @@ FACTORIES = {"oracle": oracle(60, always_right())}
 def lone_engine() -> Engine:
     """One without a drafter."""
     model, recorder = target_model(), Recorder("target")
-    return Engine(TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size)), TableTokenizer(50))
+    return Engine(TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size)), TableTokenizer(50))
 
 
 def one_line_of(make: Callable[[], Any]) -> str:

@@ -21,7 +21,7 @@ from amusd.drafters.oracle import OracleDrafter, always_wrong, right_with_probab
 from amusd.engine import Engine
 from amusd.errors import AmusdError, ConfigError, PeerLostError
 from amusd.protocol.messages import Candidate, Message
-from amusd.runtime.draft_line import MAX_NONSENSE
+from amusd.runtime.draft_client import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, failure_report, serve
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
