@@ -23,7 +23,7 @@ from amusd.protocol.verification import Block
 from amusd.sampling.digest import Digest, Digests
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, halves_of, key_of
 from amusd.sampling.noisy_scores import compose_noisy_scores, device_counters, noisy_scores
-from amusd.sampling.plain_ranking import make_ranking
+from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import TargetSampler, TokenSampler
 
 CPU = torch.device("cpu")
@@ -330,7 +330,7 @@ def test_guesses_of_a_digest_are_those_of_whole_rows(parameters: dict[str, Any])
     mixtures = [[(row + 5, 0.3), (2, 0.2)] if row % 2 else [] for row in range(8)]
     contexts = [[9, 8, int(row.argmax()) + 5] for row in logits] if "presence_penalty" in parameters else ()
     near, away = (
-        make_ranking(distribution, 30_000, ids, number=4, num_prompt_tokens=2, digests=digests)
+        Ranking(distribution, 30_000, ids, number=4, num_prompt_tokens=2, digests=digests)
         for digests in (None, Digests(30_000, ids, CPU))
     )
     positions = [3, 3, 4, 5, 5, 6, 7, 8]

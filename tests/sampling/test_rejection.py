@@ -17,8 +17,8 @@ from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.protocol.messages import Candidate
 from amusd.sampling import sampler as sampler_module
+from amusd.sampling.known_rows import PassRows
 from amusd.sampling.noise import Domain
-from amusd.sampling.pass_rows import PassRows
 from amusd.sampling.rejection import is_accepted, residual
 from amusd.sampling.rows import ProbabilityRow, certain, pack_row, unpack_row
 from amusd.sampling.sampler import DraftSampler, TargetSampler
