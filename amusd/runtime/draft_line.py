@@ -17,7 +17,7 @@ from amusd.protocol.target_session import Reception, TargetSession
 from amusd.runtime.handshake import told
 from amusd.runtime.request import Request
 from amusd.runtime.succession import Succession, last_line
-from amusd.sampling.rows import ProbabilityRow, unpack_rows
+from amusd.sampling.acceptance import ProbabilityRow, unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.metrics import DraftCounts
 from amusd.tracing.recorder import Recorder

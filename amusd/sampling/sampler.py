@@ -15,14 +15,20 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.protocol.verification import Block
+from amusd.sampling.acceptance import (
+    Acceptance,
+    Probabilities,
+    ProbabilityRow,
+    accept_along,
+    is_accepted,
+    pack_row,
+    residual,
+)
 from amusd.sampling.digest import Digest, Digests, RowDigest, Words
-from amusd.sampling.equality import Acceptance, accept_along
 from amusd.sampling.known_rows import KnownRow, PassRows, keep
 from amusd.sampling.logits import Changes, Columns, LogitsProcessor, Row
 from amusd.sampling.matching import NoisyArgmax
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of, uniform
-from amusd.sampling.rejection import Probabilities, is_accepted, residual
-from amusd.sampling.rows import ProbabilityRow, pack_row
 
 DRAFT_SUPPORT = 1024
 """Tokens that a draft draws from at most under the ratio test: what its rows carry."""

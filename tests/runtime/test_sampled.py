@@ -21,7 +21,7 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models.table import TableModel
 from amusd.protocol.messages import Candidate, Message
-from amusd.sampling.rows import certain
+from amusd.sampling.acceptance import certain
 from amusd.transport.memory import MemoryTransport
 from amusd.types import Mode
 
