@@ -13,7 +13,7 @@ import numpy as np
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, say_not_finite
-from amusd.drafters.ngram_cache import NgramCache
+from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import DigestRequest

@@ -8,7 +8,7 @@ The probabilities are estimates. They would be exact if standard Gumbel noise e 
 by: with the noise g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and
 g, is distributed as softmax(l + T g): the softmax of T times the scores. Greedy: the softmax of the logits.
 
-Something else may know a part of a row's distribution (`amusd/drafters/ngram_cache.py`). The row is then ranked as that
+Something else may know a part of a row's distribution (`amusd/drafters/ngram.py`). The row is then ranked as that
 of a model which gives those tokens that much and shares the rest out as the draft does; a token that the draft cannot
 propose gets a column of its own, behind those of the model.
 
