@@ -38,8 +38,7 @@ from amusd.runtime.succession import DraftSource
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker
-from amusd.sampling.answer_text import AnswerText
-from amusd.sampling.stopping import StopChecker
+from amusd.sampling.stopping import AnswerText, StopChecker
 from amusd.settings import from_mapping, nearest, shown
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode, Role

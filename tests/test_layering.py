@@ -97,7 +97,7 @@ def test_every_module_keeps_to_its_layer(path: Path) -> None:
         ("amusd.protocol.wire", "def f():\n    import numpy.random"),
         ("amusd.protocol.__init__", "from ..transport import base"),
         ("amusd.policies.chain", "from amusd.tracing import recorder"),
-        ("amusd.models.decoder", "from amusd.sampling.equality import accept_equal"),
+        ("amusd.models.decoder", "from amusd.sampling.acceptance import accept_equal"),
         ("amusd.errors", "from amusd.types import Role"),
         ("amusd.config", "import zmq"),
         ("amusd.runtime.worker", "from amusd.engine import Engine"),
