@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime.clocked import Clock, Link
 
-from amusd.models.table import TableModel
 from amusd.policies.fixed import SynchronousPolicy
 from amusd.protocol import prefix_hash
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Open, Progress, Verdict
@@ -19,6 +18,7 @@ from amusd.runtime.draft_client import MAX_NONSENSE, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
+from amusd.testing.table import TableModel
 from amusd.tracing.recorder import Recorder
 from amusd.types import FinishReason, Role
 
