@@ -1,13 +1,13 @@
 """The closed vocabulary of messages between draft and target. Values only: frozen, slotted, no behaviour.
 
-Positions are absolute: position 0 is the first prompt token. Intervals are half-open. `wire.py` is the only place that
-knows how a message becomes bytes; `docs/protocol.md` says what each one promises.
+Positions are absolute: position 0 is the first prompt token. Intervals are half-open. `wire.py` turns a message into
+bytes, field by field in the order and by the type that stand here; `docs/protocol.md` says what each one promises.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from amusd.config import GREEDY, Distribution
 from amusd.types import FinishReason, Role
@@ -18,6 +18,9 @@ MAX_EPOCH = 1 << 32
 """Far more losses than a sequence has; and what follows an epoch always fits a frame."""
 CERTAINTY = 1 << 16
 """The weight of a candidate that the draft is sure of."""
+
+Unsigned64: TypeAlias = Annotated[int, "uint64"]
+"""Any number of 64 bits; every other `int` of a message is below 2^63."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Candidate:
     """Committed length that the draft knew when it sent this; tells the target how far the draft has got."""
     root: int
     """Committed length that parent 0 stands for; `base` at most."""
-    prefix_hash: int
+    prefix_hash: Unsigned64
     """64-bit rolling hash of all tokens before `root` (`prefix_hash.py`)."""
     first: int
     """Number of the first node, from 1."""
