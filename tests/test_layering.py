@@ -19,7 +19,7 @@ LAYERS = (
     {"protocol"},
     {"policies", "tracing"},
     {"simulation", "models", "sampling", "transport"},
-    {"drafters"},
+    {"drafters", "testing"},
     {"runtime"},
     {"answer"},
     {"engine", "workload", "console", "reporting", "live"},

@@ -10,8 +10,7 @@ from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.cores import cores_for
-from amusd.transport.choice import ON_ONE_MACHINE, Choice, Link, typed
-from amusd.transport.factory import can_listen_again
+from amusd.transport.factory import ON_ONE_MACHINE, Choice, Link, can_listen_again, typed
 from amusd.transport.latency import OneWayTime, measure_one_way
 from amusd.types import Role
 

@@ -11,7 +11,7 @@ from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.transport.choice import ON_ONE_MACHINE, Link
+from amusd.transport.factory import ON_ONE_MACHINE, Link
 from amusd.transport.latency import measure_one_way
 from amusd.types import Mode
 from experiments.gpu_proof import adapter

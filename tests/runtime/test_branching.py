@@ -26,8 +26,8 @@ from amusd.errors import ConfigError
 from amusd.models.table import TableModel
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Message
+from amusd.testing.memory import MemoryTransport
 from amusd.tracing.metrics import total
-from amusd.transport.memory import MemoryTransport
 from amusd.types import FinishReason, Mode
 
 NUM_TOKENS = 40

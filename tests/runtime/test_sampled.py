@@ -22,7 +22,7 @@ from amusd.errors import ConfigError
 from amusd.models.table import TableModel
 from amusd.protocol.messages import Candidate, Message
 from amusd.sampling.rows import certain
-from amusd.transport.memory import MemoryTransport
+from amusd.testing.memory import MemoryTransport
 from amusd.types import Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
