@@ -62,9 +62,9 @@ class Open:
     tokens_per_message: int
     """Candidates are sent once this many are ready, or when nothing more can follow."""
     reference: tuple[int, ...] = ()
-    """What the target is going to commit behind `token_ids`; only a synthetic drafter is told, for all others empty."""
+    """Tokens that the target is going to commit behind `token_ids`, for a synthetic drafter; empty for all others."""
     distribution: Distribution = GREEDY
-    """What the target draws its tokens from. The draft does the same with its own logits, to guess right."""
+    """Distribution of the target's tokens. The draft uses it with its own logits, to guess right."""
     fan_out: int = 1
     """How many candidates a draft step makes behind a token at most; 1: the tree is a chain."""
     rows_per_step: int = 1

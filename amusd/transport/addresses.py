@@ -22,9 +22,9 @@ class Endpoint:
     """An address that has been checked."""
 
     address: str
-    """As libzmq takes it: `ipc://PATH` or `tcp://IP:PORT`; the port `*` stands for a free one."""
+    """In the form of libzmq: `ipc://PATH` or `tcp://IP:PORT`; the port `*` stands for a free one."""
     is_local: bool
-    """Whether only this machine can reach it."""
+    """True when only this machine can reach it."""
     host: str = ""
     """TCP only: address or name, an IPv6 address without its brackets."""
     port: int = 0

@@ -36,12 +36,12 @@ class Transport(Protocol):
 
     @property
     def address(self) -> str:
-        """Where to connect to, with the port or path that was picked; of a connecting end, where it connected."""
+        """The address of the listening end, with the port or path that was picked."""
         ...
 
     @property
     def frames(self) -> FrameCodec:
-        """What it makes frames with; tells how many were dropped, and when the last one taken in was sent."""
+        """The codec of its frames, which counts those that were dropped and knows when the last one was sent."""
         ...
 
     def send(self, message: Message) -> None:
@@ -72,14 +72,14 @@ class Guarded(Protocol):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the others have to be told to find the target: the draft its link, further ranks of it the first one."""
+    """The way to the target: for the draft the link, for further ranks of the target the first rank."""
 
     address: str
     """`shm://PATH`, `ipc://PATH`, or `tcp`, `gloo` or `nccl` with `://HOST:PORT`."""
     nonce: int
     """64-bit number of the session; frames that carry another one are dropped."""
     ranks: str | None = None
-    """Where the first of several ranks of the target awaits the others; None: there are none."""
+    """Address at which the first of several ranks of the target awaits the others; None for a single rank."""
 
 
 class FrameCodec:
@@ -118,7 +118,7 @@ class FrameCodec:
 
 
 def give_way() -> None:
-    """Let others who wait for this core run first, where the system can do that."""
+    """Let other threads that wait for this core run first, where the system can do that."""
     if hasattr(os, "sched_yield"):
         os.sched_yield()
 

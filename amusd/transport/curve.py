@@ -40,7 +40,7 @@ class Keys:
     """Public keys of those that this end talks to; of the draft's end exactly one."""
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether a connection with this public key may come in; pyzmq's authenticator asks."""
+        """True when a connection with this public key may come in; pyzmq's authenticator asks."""
         return key in self.peers
 
 

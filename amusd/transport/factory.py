@@ -28,7 +28,7 @@ GPU_EACH = ("cuda:0", "cuda:1")
 """Default devices of target and draft; only `transport=nccl` asks."""
 
 Link: TypeAlias = Literal["shared_memory", "zeromq", "zeromq_tcp", "gloo", "nccl"]
-"""As `transport=` calls it; `zeromq` over a socket file, `zeromq_tcp` over TCP."""
+"""Names of the links, as in `transport=`; `zeromq` is over a socket file, `zeromq_tcp` over TCP."""
 
 ON_ONE_MACHINE: Mapping[Link, TransportConfig] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ ON_ONE_MACHINE: Mapping[Link, TransportConfig] = MappingProxyType(
         "nccl": TransportConfig(kind="nccl"),
     }
 )
-"""How each is asked for between two processes of one machine."""
+"""The configuration that asks for each link between two processes of one machine."""
 
 _REASONS: Mapping[Link, str] = {
     "shared_memory": "two processes of one machine, and nothing but memory lies between them",
@@ -77,7 +77,7 @@ def choose_here(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) ->
 
 
 def can_listen_again(config: TransportConfig) -> bool:
-    """Whether `listen` makes a fresh link for the next draft when the present one is lost."""
+    """True when `listen` makes a fresh link for the next draft after the present one is lost."""
     return config.kind in ("auto", "shared_memory", "zeromq")
 
 

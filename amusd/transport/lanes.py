@@ -122,7 +122,7 @@ class Lane:
 
 
 def fit_a_block(frames: list[bytes]) -> bool:
-    """Whether all of them go into one block."""
+    """True when all frames go into one block."""
     return sum(_LENGTH.size + len(frame) for frame in frames) <= _RECORDS_BYTES
 
 

@@ -67,7 +67,7 @@ class Door:
             self._folder = Path(tempfile.mkdtemp(prefix="amusd-"))
             path = self._folder / "link"
             self.address = f"{SHARED_MEMORY}{path}"
-            """Where to connect to."""
+            """Address of the socket file."""
             self._socket.setblocking(False)
             self._socket.bind(str(path))
             path.chmod(0o600)

@@ -81,7 +81,7 @@ class Meeting:
 
     @property
     def is_complete(self) -> bool:
-        """Whether both ends are there. Raises RuntimeError when the store is lost."""
+        """True when both ends are there. Raises RuntimeError when the store is lost."""
         return bool(self._store.check([f"arrived/{self._peer}"]))
 
     def form_lanes(self, patience: timedelta, device: str | None) -> tuple[Lane, Lane]:

@@ -46,7 +46,7 @@ class Area:
     def __init__(self, mapping: mmap.mmap, descriptor: int | None = None) -> None:
         self.mapping = mapping
         self.descriptor = descriptor
-        """What its owner passes on to the other end."""
+        """File descriptor that its owner passes to the other end; None in a mapping of the other end's memory."""
         self.num_ring_bytes = len(mapping) - CONTROL_BYTES
         self.words = memoryview(mapping).cast("Q")
 
@@ -100,7 +100,7 @@ class Rings:
     def __init__(self, own: Area, theirs: Area | None = None) -> None:
         self.own = own
         self.theirs = theirs
-        """None until the other end has come; nothing can be taken before."""
+        """None until the other end has come; before that nothing can be taken."""
         self._written = 0
         self._read = 0
         self._known_read = 0  # by the other end
@@ -124,7 +124,7 @@ class Rings:
         return True
 
     def has_news(self) -> bool:
-        """Whether `take` has something to look at."""
+        """True when `take` has something to look at."""
         return self.theirs is not None and self.theirs.words[_WRITTEN] != self._read
 
     def take(self) -> bytes | None:

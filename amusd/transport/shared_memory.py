@@ -44,7 +44,7 @@ class SharedMemoryTransport:
 
     def __init__(self, nonce: int, address: str, *, door: Door | None, connection: socket.socket | None) -> None:
         self.address = address
-        """Where this end listens, or what it is connected to."""
+        """Address that this end listens at or is connected to."""
         self.frames = FrameCodec(nonce)
         self._nonce = nonce
         self._door = door
@@ -71,7 +71,7 @@ class SharedMemoryTransport:
 
     @classmethod
     def connect(cls, address: str, nonce: int) -> SharedMemoryTransport:
-        """The other end. Raises ConfigError when nobody listens at `address` on this machine."""
+        """The other end. Raises ConfigError when there is no listener at `address` on this machine."""
         connection = knock(address)
         try:
             transport = cls(nonce, address, door=None, connection=connection)
@@ -226,7 +226,7 @@ class SharedMemoryTransport:
 
 
 def _is_connected(connection: socket.socket) -> bool:
-    """Whether the other end is there; takes its wake-up bytes, which have no other meaning, off the socket."""
+    """True while the other end is there. Reads the wake-up bytes, which have no other meaning, off the socket."""
     try:
         return bool(connection.recv(4096))
     except BlockingIOError:

@@ -67,7 +67,7 @@ class TorchDistributedTransport:
         self._endpoint = endpoint
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         self.address = f"{backend}://{host}:{endpoint.port}"
-        """Where this end listens, or what it is connected to."""
+        """Address that this end listens at or is connected to."""
         self._is_closing = threading.Event()
         self._lanes: tuple[Lane, Lane] | None = None
         self._carrier = threading.Thread(target=self._carry, name=f"{backend}-send", daemon=True)

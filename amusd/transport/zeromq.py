@@ -66,7 +66,7 @@ class ZeroMQTransport:
 
     def __init__(self, endpoint: Endpoint, nonce: int, socket: zmq.Socket[bytes]) -> None:
         self.address = endpoint.address
-        """Where this end is bound, or what it connects to."""
+        """Address that this end is bound or connects to."""
         self.frames = FrameCodec(nonce)
         self._authenticator: ThreadAuthenticator | None = None
         self._private_folder: Path | None = None
