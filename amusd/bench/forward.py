@@ -10,9 +10,8 @@ import torch
 from amusd.bench.peer import GeneratePeer, PeerContext
 from amusd.bench.timing import median_ratio, medians, time_in_turns
 from amusd.config import BenchConfig, Distribution
-from amusd.models.argmax import argmax_rows
 from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache
+from amusd.models.language_model import KVCache, argmax_rows
 from amusd.models.numerics import Numerics
 from amusd.sampling.sampler import TokenSampler
 
