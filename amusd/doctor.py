@@ -27,8 +27,7 @@ from amusd.runtime.gpus import look_at_gpus
 from amusd.runtime.placement import gpu_number, sharing
 from amusd.runtime.rank_layout import rank_layout
 from amusd.runtime.startup import link_devices
-from amusd.transport.choice import ON_ONE_MACHINE
-from amusd.transport.factory import choose_here
+from amusd.transport.factory import ON_ONE_MACHINE, choose_here
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 

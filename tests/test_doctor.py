@@ -16,7 +16,7 @@ from amusd.models.linear import fastest_dtype
 from amusd.models.loading import explain_target, load_target
 from amusd.runtime.advice import Machine
 from amusd.runtime.gpus import Gpu
-from amusd.transport.choice import Choice
+from amusd.transport.factory import Choice
 from amusd.transport.latency import OneWayTime
 
 pytestmark = pytest.mark.embedded

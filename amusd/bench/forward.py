@@ -1,50 +1,32 @@
-"""Times of target passes, draft steps and plain decoding, each beside the floor that memory sets."""
+"""Times of prefills, passes, draft steps, token choices and plain decoding, beside floors and transformers' own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from amusd.bench.peer import GeneratePeer
+import torch
+
+from amusd.bench.peer import GeneratePeer, PeerContext
 from amusd.bench.timing import median_ratio, medians, time_in_turns
-from amusd.config import BenchConfig
+from amusd.config import BenchConfig, Distribution
 from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache
+from amusd.models.language_model import KVCache, argmax_rows
 from amusd.models.numerics import Numerics
+from amusd.sampling.sampler import TokenSampler
 
-Progress = Callable[[int, int], None]
+Progress: TypeAlias = Callable[[int, int], None]
+Work: TypeAlias = Callable[[], None]
 
 DRAFT_STEPS = 8
 """Draft steps in a row, as a chain makes them: only the first finds its weights displaced by the target's."""
-
-
-@dataclass
-class _Pass:
-    """One pass over a context of fixed length, to be repeated."""
-
-    model: CachedModel
-    cache: KVCache
-    token_ids: Sequence[int]
-    context: int
-
-    def __call__(self) -> None:
-        self.cache.truncate(self.context)
-        self.model.choose(self.token_ids, self.cache)
-
-
-@dataclass
-class _DraftSteps:
-    """A chain of draft steps behind a context of fixed length."""
-
-    model: CachedModel
-    cache: KVCache
-    token_id: int
-    context: int
-
-    def __call__(self) -> None:
-        self.cache.truncate(self.context)
-        self.model.extend([self.token_id], self.cache, DRAFT_STEPS)
+MAX_CHOICE_ROWS = 8
+"""Rows at most whose tokens are chosen at a time."""
+RULES = {
+    "matching": Distribution(temperature=1.0),
+    "matching, top_k=50 top_p=0.9": Distribution(temperature=0.7, top_k=50, top_p=0.9),
+    "matching, penalties": Distribution(temperature=0.7, repetition_penalty=1.1, presence_penalty=0.5),
+}
 
 
 def measure_passes(
@@ -56,16 +38,13 @@ def measure_passes(
     progress: Progress,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The `target` and `draft` parts of the report: milliseconds by width and by drafter, floors, ratios."""
-    context, device = len(prompt), str(target.device)
-    widest = max(bench.widths)
-    bucketed = target.under(Numerics.for_device(device, width=widest, fixed=False))
+    context, widest = len(prompt), max(bench.widths)
+    bucketed = _bucketed(target, bench)
     cache = _filled(bucketed, prompt, room=widest)
-    work: dict[str, Callable[[], None]] = {
-        str(width): _Pass(bucketed, cache, prompt[:width], context) for width in bench.widths
-    }
-    work["fixed"] = _Pass(target, _filled(target, prompt, room=widest), prompt[:1], context)
+    work = {str(width): _pass(bucketed, cache, prompt[:width], context) for width in bench.widths}
+    work["fixed"] = _pass(target, _filled(target, prompt, room=widest), prompt[:1], context)
     for name, model in drafts.items():
-        work[f"draft {name}"] = _DraftSteps(model, _filled(model, prompt, room=DRAFT_STEPS), prompt[0], context)
+        work[f"draft {name}"] = _draft_steps(model, _filled(model, prompt, room=DRAFT_STEPS), prompt[0], context)
     times = time_in_turns(work, bench.num_rounds, progress)
     typical = medians(times)
     floor_ms = target.weight_bytes / bandwidth_gb_s / 1e6
@@ -100,15 +79,14 @@ def measure_decoding(
 ) -> dict[str, Any]:
     """Plain decoding with and without a fixed width beside `transformers.generate`: time to first token, per token."""
     num_tokens = bench.num_tokens
-    bucketed = target.under(Numerics.for_device(str(target.device), width=max(bench.widths), fixed=False))
-    work: dict[str, Callable[[], None]] = {}
-    for name, model in (("fixed", target), ("bucketed", bucketed)):
+    work: dict[str, Work] = {}
+    for name, model in (("fixed", target), ("bucketed", _bucketed(target, bench))):
         cache = model.new_cache(len(prompt) + num_tokens + 1)
-        work[f"{name} first"] = _Decoding(model, cache, prompt, 1)
-        work[f"{name} all"] = _Decoding(model, cache, prompt, 1 + num_tokens)
+        work[f"{name} first"] = _decoding(model, cache, prompt, 1)
+        work[f"{name} all"] = _decoding(model, cache, prompt, 1 + num_tokens)
     if peer is not None:
-        work["peer first"] = lambda: _generate(peer, prompt, 1)
-        work["peer all"] = lambda: _generate(peer, prompt, 1 + num_tokens)
+        work["peer first"] = _peer_decoding(peer, prompt, 1)
+        work["peer all"] = _peer_decoding(peer, prompt, 1 + num_tokens)
     times = time_in_turns(work, bench.num_decoding_rounds, progress)
     typical = medians(times)
     per_token = {
@@ -131,27 +109,78 @@ def measure_decoding(
     return result
 
 
-@dataclass
-class _Decoding:
-    """A prompt and the greedy tokens after it."""
-
-    model: CachedModel
-    cache: KVCache
-    prompt: Sequence[int]
-    num_tokens: int
-
-    def __call__(self) -> None:
-        self.cache.truncate(0)
-        self.model.prefill(self.prompt[:-1], self.cache)
-        token = self.prompt[-1]
-        for _ in range(self.num_tokens):
-            token = self.model.choose([token], self.cache)[0]
+def context_lengths(target: CachedModel, bench: BenchConfig) -> list[int]:
+    """The lengths of `bench.contexts` that leave room for a pass, in order."""
+    return [length for length in sorted(bench.contexts) if length + target.width <= target.max_length]
 
 
-def _generate(peer: GeneratePeer, prompt: Sequence[int], num_tokens: int) -> None:
-    produced = len(peer.generate(prompt, num_tokens))
-    if produced != num_tokens:
-        raise RuntimeError(f"transformers.generate gave {produced} of {num_tokens} tokens: times would not compare")
+def measure_contexts(
+    target: CachedModel, peer: GeneratePeer | None, prompt: Sequence[int], bench: BenchConfig, progress: Progress
+) -> dict[str, Any]:
+    """The `context` part of the report; each entry is keyed by the tokens of context.
+
+    `prompt`: as many tokens as the longest context and a pass have. Transformers takes in the same tokens, and makes
+    one step of one row behind them.
+    """
+    lengths = context_lengths(target, bench)
+    work: dict[tuple[str, int], Work] = {}
+    for length in lengths:
+        cache = target.new_cache(length + target.width)
+        rows = min(target.width, target.max_rows(length))
+        work["prefill", length] = _prefill(target, cache, prompt[:length])
+        work["pass", length] = _pass(target, cache, prompt[length : length + rows], length)
+        if peer is not None:
+            theirs = PeerContext(peer, prompt, length)
+            work["peer prefill", length], work["peer step", length] = theirs.prefill, theirs.step
+    times = time_in_turns(work, bench.num_context_rounds, progress, num_warm_up_rounds=1)  # a round is long
+    typical = medians(times)
+
+    def of_each(name: str) -> dict[str, float]:
+        return {str(length): typical[name, length] for length in lengths}
+
+    def ratios(name: str, other: Callable[[int], tuple[str, int]]) -> dict[str, float]:
+        return {str(length): median_ratio(times[name, length], times[other(length)]) for length in lengths}
+
+    result: dict[str, Any] = {
+        "rows": target.width,
+        "prefill_ms": of_each("prefill"),
+        "pass_ms": of_each("pass"),
+        "pass_ratio_to_shortest": ratios("pass", lambda _length: ("pass", lengths[0])),
+    }
+    if peer is not None:
+        result |= {
+            "peer_prefill_ms": of_each("peer prefill"),
+            "peer_step_ms": of_each("peer step"),
+            "prefill_ratio_to_peer": ratios("prefill", lambda length: ("peer prefill", length)),
+        }
+    return result
+
+
+def measure_sampling(
+    target: CachedModel, prompt: Sequence[int], bench: BenchConfig, pass_ms: float, progress: Progress
+) -> dict[str, Any]:
+    """Milliseconds for all rows of a pass of the target's logits, and the share of such a pass (`pass_ms`)."""
+    rows = min(MAX_CHOICE_ROWS, max(bench.widths))
+    bucketed = _bucketed(target, bench)
+    cache = bucketed.new_cache(len(prompt) + rows)
+    bucketed.prefill(prompt, cache)
+    logits = bucketed.forward(prompt[:rows], cache).logits
+    work: dict[str, Work] = {"argmax": _argmax(logits)}
+    for name, distribution in RULES.items():
+        sampler = TokenSampler(distribution, target.vocab_size, target.output_ids, prompt=prompt)
+        work[name] = _choice(sampler, logits, prompt, rows)
+    typical = medians(time_in_turns(work, bench.num_rounds, progress))
+    return {
+        "rows": rows,
+        "pass_ms": pass_ms,
+        "ms": typical,
+        "share_of_pass": {name: (typical[name] - typical["argmax"]) / pass_ms for name in RULES},
+    }
+
+
+def _bucketed(target: CachedModel, bench: BenchConfig) -> CachedModel:
+    """The target with passes padded to the next bucket of rows instead of a fixed width."""
+    return target.under(Numerics.for_device(str(target.device), width=max(bench.widths), fixed=False))
 
 
 def _filled(model: CachedModel, prompt: Sequence[int], room: int) -> KVCache:
@@ -159,3 +188,69 @@ def _filled(model: CachedModel, prompt: Sequence[int], room: int) -> KVCache:
     cache = model.new_cache(len(prompt) + room)
     model.prefill(prompt, cache)
     return cache
+
+
+def _pass(model: CachedModel, cache: KVCache, token_ids: Sequence[int], context: int) -> Work:
+    """One pass over the first `context` tokens of the cache."""
+
+    def run() -> None:
+        cache.truncate(context)
+        model.choose(token_ids, cache)
+
+    return run
+
+
+def _prefill(model: CachedModel, cache: KVCache, prompt: Sequence[int]) -> Work:
+    def run() -> None:
+        cache.truncate(0)
+        model.prefill(prompt, cache)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+
+    return run
+
+
+def _draft_steps(model: CachedModel, cache: KVCache, token_id: int, context: int) -> Work:
+    """A chain of draft steps behind the first `context` tokens of the cache."""
+
+    def run() -> None:
+        cache.truncate(context)
+        model.extend([token_id], cache, DRAFT_STEPS)
+
+    return run
+
+
+def _decoding(model: CachedModel, cache: KVCache, prompt: Sequence[int], num_tokens: int) -> Work:
+    """A prompt and the greedy tokens after it."""
+
+    def run() -> None:
+        cache.truncate(0)
+        model.prefill(prompt[:-1], cache)
+        token = prompt[-1]
+        for _ in range(num_tokens):
+            token = model.choose([token], cache)[0]
+
+    return run
+
+
+def _peer_decoding(peer: GeneratePeer, prompt: Sequence[int], num_tokens: int) -> Work:
+    def run() -> None:
+        produced = len(peer.generate(prompt, num_tokens))
+        if produced != num_tokens:
+            raise RuntimeError(f"transformers.generate gave {produced} of {num_tokens} tokens: times would not compare")
+
+    return run
+
+
+def _argmax(logits: torch.Tensor) -> Work:
+    def run() -> None:
+        argmax_rows(logits)
+
+    return run
+
+
+def _choice(sampler: TokenSampler, logits: torch.Tensor, prompt: Sequence[int], rows: int) -> Work:
+    def run() -> None:
+        sampler.choose(logits, len(prompt), prompt[:rows])
+
+    return run

@@ -1,4 +1,4 @@
-"""What a message costs over each link of this machine, and whether `transport=auto` takes the quickest."""
+"""Time of a message over each link of this machine, and whether `transport=auto` takes the quickest link."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.cores import cores_for
-from amusd.transport.choice import ON_ONE_MACHINE, Choice, Link, typed
-from amusd.transport.factory import can_listen_again
+from amusd.transport.factory import ON_ONE_MACHINE, Choice, Link, can_listen_again, typed
 from amusd.transport.latency import OneWayTime, measure_one_way
 from amusd.types import Role
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What `transport=auto` takes here, beside what was measured."""
+    """The link that `transport=auto` takes here, compared with the measured times."""
 
     link: Link
     reason: str
     quickest: Link | None
-    """Of all that were measured, by the median; None where none could be."""
+    """Link with the lowest measured median; None when no link could be measured."""
     type_instead: str | None
-    """What to type for the quickest one where `auto` takes another; None: nothing."""
+    """Words that ask for the quickest link; None when `auto` takes it."""
     text: str
     """All of it in one line."""
 
@@ -47,7 +46,7 @@ def measure_links(config: RunConfig, allowed: list[int], console: Console) -> di
 
 
 def recommend(choice: Choice, measured: Mapping[Link, Mapping[str, Any]]) -> Recommendation:
-    """Whether the chosen link was the quickest measured one, and what to type where it was not."""
+    """Compare the chosen link with the quickest measured one; if they differ, name the words that ask for that."""
     medians = {name: link["one_way_us_p50"] for name, link in measured.items() if "unavailable" not in link}
     quickest = min(medians, key=lambda name: (medians[name], name != choice.link), default=None)
     type_instead = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ from amusd.types import Mode, Role
 PAIR_SECONDS = 900.0
 """Longest that the whole measurement may take."""
 _WARM_UP_TOKENS = 8
+_SENTENCES = (
+    "The harbour master keeps a notebook in which he writes down every ship that enters, its cargo, and the weather. ",
+    "On Tuesday he noted two fishing boats, a ferry that was late, and a tanker that waited outside for the tide. ",
+    "His daughter asked him why he never wrote about the birds, and he answered that nobody had ever asked for them. ",
+)
 
 
 def measure_pair(config: EngineConfig, bench: BenchConfig) -> dict[str, Any]:
@@ -55,6 +61,16 @@ def resident_bytes(pid: int | str = "self") -> int | None:
         return None
     line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024
+
+
+def english(encode: Callable[[str], Sequence[int]], num_tokens: int) -> list[int]:
+    """`num_tokens` tokens of plain English."""
+    text = ""
+    token_ids: list[int] = []
+    while len(token_ids) < num_tokens:
+        text += "".join(_SENTENCES)
+        token_ids = list(encode(text))
+    return token_ids[:num_tokens]
 
 
 def main() -> None:
@@ -98,7 +114,6 @@ def _measured(orders: dict[str, Any]) -> dict[str, Any]:
 
 def _idle_fractions(engine: Any, bench: BenchConfig) -> dict[str, Any]:
     """Idle time of both workers by mode, relative to their work; waiting that the policy chose is left out."""
-    from amusd.bench.prompt import english
     from amusd.tracing.metrics import total
 
     prompt = english(engine.tokenizer.encode, bench.context_length)

@@ -27,7 +27,7 @@ class GeneratePeer:
         self._device = device
 
     def draft(self, num_tokens: int | None) -> None:
-        """As an assistant: propose this many tokens a round, however sure it is of them; None: as transformers does."""
+        """Set how many tokens this model, as an assistant, proposes a round, however sure; None: its own choice."""
         config = self.model.generation_config
         config.num_assistant_tokens = num_tokens
         config.num_assistant_tokens_schedule = None if num_tokens is None else "constant"

@@ -24,25 +24,18 @@ def bench_text(document: dict[str, Any]) -> str:
 
 
 def _passes(target: dict[str, Any], draft: dict[str, Any]) -> str:
-    narrowest = next(iter(target["forward_ms"]))
+    def row(name: str, ms: float, floor_ms: float, ratio: float | None = None) -> tuple[str, ...]:
+        return name, f"{ms:.2f}", f"{floor_ms:.2f}", f"{ms / floor_ms:.2f}", "" if ratio is None else f"{ratio:.2f}"
+
+    floor_ms = target["floor_ms"]
     rows = [
-        (
-            f"target, {width} rows",
-            f"{ms:.2f}",
-            f"{target['floor_ms']:.2f}",
-            f"{ms / target['floor_ms']:.2f}",
-            f"{target['ratio_to_narrowest'][width]:.2f}",
-        )
+        row(f"target, {width} rows", ms, floor_ms, target["ratio_to_narrowest"][width])
         for width, ms in target["forward_ms"].items()
     ]
-    fixed = target["forward_ms_fixed"]
-    rows.append(
-        ("target, fixed width", f"{fixed:.2f}", f"{target['floor_ms']:.2f}", f"{fixed / target['floor_ms']:.2f}", "")
-    )
-    for name, step in draft.items():
-        ratio = f"{step['step_ms'] / step['floor_ms']:.2f}"
-        rows.append((f"draft step, {name}", f"{step['step_ms']:.2f}", f"{step['floor_ms']:.2f}", ratio, ""))
+    rows.append(row("target, fixed width", target["forward_ms_fixed"], floor_ms))
+    rows += [row(f"draft step, {name}", step["step_ms"], step["floor_ms"]) for name, step in draft.items()]
     where = f"context of {target['context']} tokens; forward pass: {target['implementation']}"
+    narrowest = next(iter(target["forward_ms"]))
     lines = [
         f"memory reads at {target['bandwidth_gb_s']:.1f} GB/s; {where}",
         table(("pass", "ms", "floor ms", "x floor", f"x {narrowest} row"), rows),
@@ -98,14 +91,11 @@ def _ratio(value: float | None) -> str:
 
 
 def _links(transport: dict[str, Any]) -> str:
-    rows = []
-    for name, link in transport.items():
-        if "unavailable" in link:
-            rows.append((name, "-", "-", "-"))
-        else:
-            rows.append(
-                (name, f"{link['one_way_us_p50']:.1f}", f"{link['one_way_us_p99']:.1f}", f"{link['poll_us']:.1f}")
-            )
+    figures = ("one_way_us_p50", "one_way_us_p99", "poll_us")
+    rows = [
+        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in figures))
+        for name, link in transport.items()
+    ]
     return table(("link", "one way us p50", "p99", "empty poll us"), rows)
 
 
@@ -128,27 +118,17 @@ def _idle(idle: dict[str, Any]) -> str:
 def _memory(memory: dict[str, Any]) -> str:
     weights, caches = memory["weight_bytes"], memory["cache_bytes"]
     draft = next((name for name in weights if name != "target"), None)
+    torch_bytes, transformers_bytes = memory["import_torch_bytes"], memory["import_transformers_bytes"]
     rows = []
     for role, name in (("target", "target"), ("draft", draft)):
         resident = memory[f"{role}_bytes"]
         if resident is None or name is None:
             continue
-        allowed = 1.35 * weights[name] + caches[name] + memory["import_torch_bytes"]
-        rows.append(
-            (
-                role,
-                *(_mebibytes(value) for value in (resident, weights[name], caches[name])),
-                _mebibytes(memory["import_torch_bytes"]),
-                _mebibytes(memory["import_transformers_bytes"] - memory["import_torch_bytes"]),
-                f"{resident / allowed:.2f}",
-            )
-        )
+        figures = (resident, weights[name], caches[name], torch_bytes, transformers_bytes - torch_bytes)
+        allowed = 1.35 * weights[name] + caches[name] + torch_bytes
+        rows.append((role, *(f"{figure / _MEBI:.0f}" for figure in figures), f"{resident / allowed:.2f}"))
     header = ("resident MiB", "worker", "weights", "cache", "import torch", "+ transformers", "x allowance")
     return table(header, rows) + "\nallowance: 1.35 x weights + cache + import torch"
-
-
-def _mebibytes(value: float) -> str:
-    return f"{value / _MEBI:.0f}"
 
 
 def _percent(fraction: float | None) -> str:

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
-from amusd.bench.bandwidth import read_bandwidth
-from amusd.bench.context import context_lengths, measure_contexts
-from amusd.bench.forward import measure_decoding, measure_passes
+from amusd.bench.forward import (
+    context_lengths,
+    measure_contexts,
+    measure_decoding,
+    measure_passes,
+    measure_sampling,
+)
 from amusd.bench.links import measure_links, recommend
-from amusd.bench.pair import measure_pair
+from amusd.bench.pair import english, measure_pair
 from amusd.bench.peer import GeneratePeer
-from amusd.bench.prompt import english
-from amusd.bench.sampling import measure_sampling
+from amusd.bench.timing import read_bandwidth
 from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.cached_model import CachedModel

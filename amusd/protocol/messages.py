@@ -1,13 +1,13 @@
 """The closed vocabulary of messages between draft and target. Values only: frozen, slotted, no behaviour.
 
-Positions are absolute: position 0 is the first prompt token. Intervals are half-open. `wire.py` is the only place that
-knows how a message becomes bytes; `docs/protocol.md` says what each one promises.
+Positions are absolute: position 0 is the first prompt token. Intervals are half-open. `wire.py` turns a message into
+bytes, field by field in the order and by the type that stand here; `docs/protocol.md` says what each one promises.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from amusd.config import GREEDY, Distribution
 from amusd.types import FinishReason, Role
@@ -18,6 +18,9 @@ MAX_EPOCH = 1 << 32
 """Far more losses than a sequence has; and what follows an epoch always fits a frame."""
 CERTAINTY = 1 << 16
 """The weight of a candidate that the draft is sure of."""
+
+Unsigned64: TypeAlias = Annotated[int, "uint64"]
+"""Any number of 64 bits; every other `int` of a message is below 2^63."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,9 @@ class Open:
     tokens_per_message: int
     """Candidates are sent once this many are ready, or when nothing more can follow."""
     reference: tuple[int, ...] = ()
-    """What the target is going to commit behind `token_ids`; only a synthetic drafter is told, for all others empty."""
+    """Tokens that the target is going to commit behind `token_ids`, for a synthetic drafter; empty for all others."""
     distribution: Distribution = GREEDY
-    """What the target draws its tokens from. The draft does the same with its own logits, to guess right."""
+    """Distribution of the target's tokens. The draft uses it with its own logits, to guess right."""
     fan_out: int = 1
     """How many candidates a draft step makes behind a token at most; 1: the tree is a chain."""
     rows_per_step: int = 1
@@ -83,7 +86,7 @@ class Candidate:
     """Committed length that the draft knew when it sent this; tells the target how far the draft has got."""
     root: int
     """Committed length that parent 0 stands for; `base` at most."""
-    prefix_hash: int
+    prefix_hash: Unsigned64
     """64-bit rolling hash of all tokens before `root` (`prefix_hash.py`)."""
     first: int
     """Number of the first node, from 1."""

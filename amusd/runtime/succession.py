@@ -17,7 +17,7 @@ from typing import Protocol
 from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Hello
 from amusd.runtime.handshake import Handshake
-from amusd.transport.base import Listener, Rendezvous, Transport
+from amusd.transport.base import Rendezvous, Transport
 
 FIRST_INCARNATION = 1
 MAX_RESTARTS = 5
@@ -67,7 +67,7 @@ class Succession:
     """The target's search for the next draft. `listen` makes the listening end of a link from a nonce."""
 
     def __init__(
-        self, source: DraftSource, listen: Callable[[int], Listener], own: Hello, timeout_seconds: float
+        self, source: DraftSource, listen: Callable[[int], Transport], own: Hello, timeout_seconds: float
     ) -> None:
         self.failure: str | None = None
         """Why no further draft is looked for; None while one is."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from amusd.errors import WireError
+from amusd.protocol import wire
 from amusd.protocol.messages import Message
-from amusd.protocol.wire import decode
 
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED_MESSAGES = 10_000
 """Messages that may wait for a peer that does not read; one more and it counts as lost."""
+SPIN_SECONDS = 0.002
+"""How long a receiver looks before it sleeps: about a fast drafter's token, so that waits in mid-answer end before."""
 
 
 class Transport(Protocol):
@@ -24,19 +29,19 @@ class Transport(Protocol):
     * Order is kept per direction. A message arrives once or not at all, and never altered.
     * `send` never blocks on the peer: it queues or raises.
     * Nothing waits without a deadline.
-    * What arrives malformed, or belongs to another session, is counted in `num_rejected` and dropped: a bad frame never
-      ends a worker.
+    * What arrives malformed, or belongs to another session, is counted in `frames.num_rejected` and dropped: a bad
+      frame never ends a worker.
     * One thread at a time uses an end.
     """
 
     @property
-    def num_rejected(self) -> int:
-        """Frames dropped because they were malformed or of another session."""
+    def address(self) -> str:
+        """The address of the listening end, with the port or path that was picked."""
         ...
 
     @property
-    def sent_ns(self) -> int:
-        """When the message that `receive` returned last was sent: nanoseconds of its sender's monotonic clock."""
+    def frames(self) -> FrameCodec:
+        """The codec of its frames, which counts those that were dropped and knows when the last one was sent."""
         ...
 
     def send(self, message: Message) -> None:
@@ -55,50 +60,46 @@ class Transport(Protocol):
         ...
 
 
-class Listener(Transport, Protocol):
-    """The end that the other one connects to."""
-
-    @property
-    def address(self) -> str:
-        """Where to connect to, with the port or path that was picked."""
-        ...
-
-
 @runtime_checkable
 class Guarded(Protocol):
     """A link that can tell a peer that never came from one that was turned away."""
 
     @property
     def refusal(self) -> str | None:
-        """Why there is no peer although somebody tried, as one line; None where there is one, or nobody did."""
+        """Why there is no peer although one tried to connect, as one line; None where there is one, or none tried."""
         ...
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the others have to be told to find the target: the draft its link, further ranks of it the first one."""
+    """The way to the target: for the draft the link, for further ranks of the target the first rank."""
 
     address: str
     """`shm://PATH`, `ipc://PATH`, or `tcp`, `gloo` or `nccl` with `://HOST:PORT`."""
     nonce: int
     """64-bit number of the session; frames that carry another one are dropped."""
     ranks: str | None = None
-    """Where the first of several ranks of the target awaits the others; None: there are none."""
+    """Address at which the first of several ranks of the target awaits the others; None for a single rank."""
 
 
-class FrameFilter:
-    """Turns frames into messages; counts and drops what is malformed or of another session."""
+class FrameCodec:
+    """Messages of one session to frames and back; counts and drops frames that are malformed or of another session."""
 
     def __init__(self, nonce: int) -> None:
         self._nonce = nonce
         self.num_rejected = 0
+        """Frames that were dropped."""
         self.sent_ns = 0
-        """Of the frame that was accepted last."""
+        """When the frame accepted last was sent: nanoseconds of its sender's monotonic clock."""
+
+    def encode(self, message: Message) -> bytes:
+        """The frame of a message that is sent now. Raises ValueError when a field does not fit."""
+        return wire.encode(message, self._nonce, time.monotonic_ns())
 
     def accept(self, frame: bytes) -> Message | None:
         """The message of a frame, or None when the frame is dropped."""
         try:
-            nonce, sent_ns, message = decode(frame)
+            nonce, sent_ns, message = wire.decode(frame)
         except WireError as error:
             self.reject(str(error))
             return None
@@ -114,3 +115,25 @@ class FrameFilter:
         level = logging.DEBUG if self.num_rejected else logging.WARNING
         self.num_rejected += 1
         logger.log(level, "dropped a frame from the link: %s", reason)
+
+
+def give_way() -> None:
+    """Let other threads that wait for this core run first, where the system can do that."""
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
+
+
+def spin(has_news: Callable[[], bool], deadline: float) -> bool:
+    """Look for news at most `SPIN_SECONDS`, and until `deadline` (monotonic seconds); returns whether there is any.
+
+    Being woken from a sleep costs both ends more than the way through a link does. Each look gives the core away first:
+    where the other end runs on the same core, this is how it gets its turn.
+    """
+    if not hasattr(os, "sched_yield"):
+        return False
+    until = min(deadline, time.monotonic() + SPIN_SECONDS)
+    while time.monotonic() < until:
+        os.sched_yield()
+        if has_news():
+            return True
+    return False

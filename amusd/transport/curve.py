@@ -1,13 +1,13 @@
-"""Keys of a link between machines: a pair for each role, made once, kept in a folder, told to both ends by its path.
+"""Keys of a link between machines: a pair for each role, made once, in a folder whose path both ends are told.
 
     target.key  target.key_secret     the end that listens
     draft.key   draft.key_secret      the end that connects
     store.key_secret                  what both ends seal with while they have no link yet (`launch/store.py`)
 
 A `.key` file holds a public key, a `.key_secret` file both; their format is that of `zmq.auth`. The target lets in
-whoever has the secret of a `draft*.key` in its folder, so that a second draft is one more file; the draft talks to
-nobody but the owner of `target.key`. A machine needs its own role's secret, the other role's public key and the
-store's secret, and no more.
+every owner of the secret of a `draft*.key` in its folder, so that a second draft is one more file; the draft talks to
+the owner of `target.key` alone. A machine needs its own role's secret, the other role's public key and the store's
+secret, and no more.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ _PUBLIC_MODE = 0o644
 
 @dataclass(frozen=True)
 class Keys:
-    """What one end needs. Keys are of CURVE25519, 40 characters in Z85."""
+    """The keys of one end: CURVE25519, 40 characters in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
     peers: frozenset[bytes]
     """Public keys of those that this end talks to; of the draft's end exactly one."""
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        """True when a connection with this public key may come in; pyzmq's authenticator asks."""
+        return key in self.peers
 
 
 def write_keys(folder: Path) -> None:
@@ -58,7 +62,7 @@ def write_keys(folder: Path) -> None:
 
 
 def read_keys(folder: Path, role: Role) -> Keys:
-    """What the end of this role needs. Raises ConfigError when it is not there, or others could have read it."""
+    """The keys for the end of this role. Raises ConfigError when one is missing, or others could have read a secret."""
     secret_path = _paths(folder, role)[1]
     text = _read_secret(secret_path)
     public, secret = _key(text, "public", secret_path), _key(text, "secret", secret_path)
@@ -70,12 +74,12 @@ def read_keys(folder: Path, role: Role) -> Keys:
 
 
 def read_store_key(folder: Path) -> bytes:
-    """What both ends seal with. Raises as `read_keys`."""
+    """The key that both ends seal with. Raises as `read_keys`."""
     return _key(_read_secret(folder / _STORE), "secret", folder / _STORE)
 
 
 def _paths(folder: Path, role: Role) -> tuple[Path, Path]:
-    """Of the public key and of the secret one."""
+    """Files of the public key and of the secret one."""
     return folder / f"{role.value}.key", folder / f"{role.value}.key_secret"
 
 

@@ -11,25 +11,20 @@ from collections import deque
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Message
-from amusd.transport.base import Listener, Transport
+from amusd.transport.base import Transport
 
 
 class DelayedTransport:
     """The receiving half of the delay, around one end of any link. A `Transport`; both ends have to be wrapped."""
 
     def __init__(self, link: Transport, delay_seconds: float) -> None:
+        self.address = link.address
+        self.frames = link.frames
         self._link = link
         self._delay_ns = round(delay_seconds * 1e9)
         self._held: deque[tuple[int, Message]] = deque()
-        """(when it was sent, message), in the order of sending."""
+        """(when it is due in monotonic nanoseconds, message), in the order of sending."""
         self._loss: PeerLostError | None = None
-        self.sent_ns = 0
-        """When the message that `receive` returned last was sent."""
-
-    @property
-    def num_rejected(self) -> int:
-        """Frames that the link dropped."""
-        return self._link.num_rejected
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""
@@ -39,51 +34,35 @@ class DelayedTransport:
         """The next message that is due, or None after `timeout` seconds. Raises PeerLostError."""
         deadline_ns = time.monotonic_ns() + round(timeout * 1e9)
         while True:
-            self._take_in()
+            while self._take_in(0.0):
+                pass
             now_ns = time.monotonic_ns()
-            due_ns = self._held[0][0] + self._delay_ns if self._held else None
-            if due_ns is not None and due_ns <= now_ns:
-                self.sent_ns, message = self._held.popleft()
-                return message
-            if self._loss is not None and due_ns is None:
+            if self._held and self._held[0][0] <= now_ns:
+                return self._held.popleft()[1]
+            if self._loss is not None and not self._held:
                 raise self._loss
             if now_ns >= deadline_ns:
                 return None
-            self._sleep((deadline_ns if due_ns is None else min(deadline_ns, due_ns)) - now_ns)
+            wake_ns = min(deadline_ns, self._held[0][0]) if self._held else deadline_ns
+            if self._loss is None:
+                self._take_in((wake_ns - now_ns) / 1e9)  # ends when a message comes, which may be due before
+            else:
+                time.sleep((wake_ns - now_ns) / 1e9)
 
     def close(self) -> None:
         """Release everything. Idempotent; never raises."""
         self._held.clear()
         self._link.close()
 
-    def _take_in(self) -> None:
-        """All that has come, without waiting."""
-        while self._loss is None and self._take_one(0.0):
-            pass
-
-    def _sleep(self, duration_ns: int) -> None:
-        """At most that long; less when something comes, which may be due before."""
-        if self._loss is None:
-            self._take_one(duration_ns / 1e9)
-        else:
-            time.sleep(duration_ns / 1e9)
-
-    def _take_one(self, timeout: float) -> bool:
-        """Hold the next message of the link; a peer that is lost is so only once its last message was handed over."""
+    def _take_in(self, timeout: float) -> bool:
+        """Hold the next message of the link. A lost peer counts as lost only once its last message was handed over."""
+        if self._loss is not None:
+            return False
         try:
             message = self._link.receive(timeout)
         except PeerLostError as error:
             self._loss = error
             return False
         if message is not None:
-            self._held.append((self._link.sent_ns, message))
+            self._held.append((self._link.frames.sent_ns + self._delay_ns, message))
         return message is not None
-
-
-class DelayedListener(DelayedTransport):
-    """The end that the other one connects to, delayed. A `Listener`."""
-
-    def __init__(self, link: Listener, delay_seconds: float) -> None:
-        super().__init__(link, delay_seconds)
-        self.address = link.address
-        """Where to connect to."""

@@ -1,19 +1,23 @@
-"""From the configuration to a link between processes. Links inside one process are made in Python only.
+"""From the configuration to a link between processes: which one is taken, and why, and how it is made.
 
-The libraries behind a link are imported when that link is made: without ZeroMQ the other links work.
+Where the workers are follows from the address: without one they are two processes of this machine, and so they are with
+an address that only this machine can reach. Links within one process are made in Python only. The libraries behind a
+link are imported when that link is made: without ZeroMQ the other links work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError, MissingDependencyError
-from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY, TORCH_DISTRIBUTED
-from amusd.transport.base import Listener, Rendezvous, Transport
-from amusd.transport.choice import Choice, Link, choose
-from amusd.transport.delayed import DelayedListener, DelayedTransport
+from amusd.transport.addresses import LOOPBACK, SHARED_MEMORY, TORCH_DISTRIBUTED, parse_endpoint
+from amusd.transport.base import Rendezvous, Transport
+from amusd.transport.delayed import DelayedTransport
 from amusd.types import Role
 
 if TYPE_CHECKING:
@@ -21,13 +25,48 @@ if TYPE_CHECKING:
     from amusd.transport.zeromq import ZeroMQTransport
 
 GPU_EACH = ("cuda:0", "cuda:1")
-"""Devices of target and draft, where nobody says otherwise; only `transport=nccl` asks."""
+"""Default devices of target and draft; only `transport=nccl` asks."""
+
+Link: TypeAlias = Literal["shared_memory", "zeromq", "zeromq_tcp", "gloo", "nccl"]
+"""Names of the links, as in `transport=`; `zeromq` is over a socket file, `zeromq_tcp` over TCP."""
+
+ON_ONE_MACHINE: Mapping[Link, TransportConfig] = MappingProxyType(
+    {
+        "shared_memory": TransportConfig(kind="shared_memory"),
+        "zeromq": TransportConfig(kind="zeromq"),
+        "zeromq_tcp": TransportConfig(kind="zeromq", address="tcp://127.0.0.1:0"),
+        "gloo": TransportConfig(kind="gloo"),
+        "nccl": TransportConfig(kind="nccl"),
+    }
+)
+"""The configuration that asks for each link between two processes of one machine."""
+
+_REASONS: Mapping[Link, str] = {
+    "shared_memory": "two processes of one machine, and nothing but memory lies between them",
+    "zeromq": "two processes of one machine, where shared memory does not work",
+    "zeromq_tcp": "two processes of one machine, where neither shared memory nor socket files work",
+}
+"""Why `auto` takes a link where there is no address, in the order in which it tries them."""
 
 
-def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Listener:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The link that is taken."""
+
+    link: Link
+    reason: str
+    """One line, without the name of the link."""
+
+
+def listen(config: TransportConfig, nonce: int, devices: tuple[str, str] = GPU_EACH) -> Transport:
     """The target's end; does not wait for the draft. Raises ConfigError."""
     _, link = _listen(config, nonce, devices)
-    return DelayedListener(link, config.delay_ms / 1e3) if config.delay_ms else link
+    return _delayed(link, config)
+
+
+def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str] = GPU_EACH) -> Transport:
+    """The draft's end, to where `listen` said it listens; does not wait for the target. Raises ConfigError."""
+    return _delayed(_connect(config, rendezvous, devices), config)
 
 
 def choose_here(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) -> Choice:
@@ -38,28 +77,50 @@ def choose_here(config: TransportConfig, devices: tuple[str, str] = GPU_EACH) ->
 
 
 def can_listen_again(config: TransportConfig) -> bool:
-    """Whether `listen` makes a fresh link for the next draft when the present one is lost."""
+    """True when `listen` makes a fresh link for the next draft after the present one is lost."""
     return config.kind in ("auto", "shared_memory", "zeromq")
 
 
-def connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str] = GPU_EACH) -> Transport:
-    """The draft's end, to where `listen` said it listens; does not wait for the target. Raises ConfigError."""
-    link = _connect(config, rendezvous, devices)
-    return DelayedTransport(link, config.delay_ms / 1e3) if config.delay_ms else link
+def typed(link: Link) -> str:
+    """The words on the command line that ask for this link between two processes of one machine."""
+    config = ON_ONE_MACHINE[link]
+    return f"transport={config.kind}" + ("" if config.address is None else f" transport.address={config.address}")
 
 
-def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tuple[Choice, Listener]:
-    """The link that is chosen, as far as it works here."""
-    failed: dict[Link, str] = {}
-    while True:
-        choice = choose(config, failed)
+def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tuple[Choice, Transport]:
+    """The first link in the order of `_candidates` that works here."""
+    failures = []
+    for link in _candidates(config):
+        choice = Choice(link, _reason(config, link))
         try:
-            return choice, _bind(choice.link, config, nonce, devices)
+            return choice, _bind(link, config, nonce, devices)
         except ConfigError as error:
-            failed[choice.link] = str(error)
+            failures.append(str(error))
+    raise ConfigError("; ".join(failures))
 
 
-def _bind(link: Link, config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Listener:
+def _candidates(config: TransportConfig) -> tuple[Link, ...]:
+    """The best first. gloo and NCCL only where they are asked for: a draft that is lost over them is not replaced."""
+    if config.kind == "gloo" or config.kind == "nccl":
+        return (config.kind,)
+    if config.address is not None:
+        return ("zeromq_tcp",) if config.address.startswith("tcp:") else ("zeromq",)
+    if config.kind == "auto":
+        return tuple(_REASONS)
+    return (config.kind,)
+
+
+def _reason(config: TransportConfig, link: Link) -> str:
+    if config.kind != "auto":
+        return f"transport={config.kind} asks for it"
+    if config.address is None:
+        return _REASONS[link]
+    if parse_endpoint(config.address, beyond=True, to_bind=True).is_local:
+        return f"two processes of one machine that are to meet at {config.address}"
+    return f"two machines, at {config.address}: it can be encrypted, and a lost draft is replaced over it"
+
+
+def _bind(link: Link, config: TransportConfig, nonce: int, devices: tuple[str, str]) -> Transport:
     if link == "gloo" or link == "nccl":
         from amusd.transport.torch_distributed import TorchDistributedTransport
 
@@ -67,25 +128,26 @@ def _bind(link: Link, config: TransportConfig, nonce: int, devices: tuple[str, s
             config.address, nonce, backend=link, devices=devices, insecure=config.insecure
         )
     if link == "shared_memory":
-        return _bind_shared_memory(nonce)
+        try:
+            from amusd.transport.shared_memory import SharedMemoryTransport
+        except ImportError as error:  # not a Unix system
+            raise ConfigError(f"transport=shared_memory: not on this system, use transport=zeromq: {error}") from None
+        return SharedMemoryTransport.bind(nonce)
     address = LOOPBACK if link == "zeromq_tcp" and config.address is None else config.address
     return _zeromq().bind(address, nonce, insecure=config.insecure, keys=_keys(config, Role.TARGET))
 
 
 def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str]) -> Transport:
-    if rendezvous.address.startswith(TORCH_DISTRIBUTED):
+    address, nonce = rendezvous.address, rendezvous.nonce
+    if address.startswith(TORCH_DISTRIBUTED):
         from amusd.transport.torch_distributed import TorchDistributedTransport
 
-        return TorchDistributedTransport.connect(
-            rendezvous.address, rendezvous.nonce, devices=devices, insecure=config.insecure
-        )
-    if rendezvous.address.startswith(SHARED_MEMORY):
+        return TorchDistributedTransport.connect(address, nonce, devices=devices, insecure=config.insecure)
+    if address.startswith(SHARED_MEMORY):
         from amusd.transport.shared_memory import SharedMemoryTransport
 
-        return SharedMemoryTransport.connect(rendezvous.address, rendezvous.nonce)
-    return _zeromq().connect(
-        rendezvous.address, rendezvous.nonce, insecure=config.insecure, keys=_keys(config, Role.DRAFT)
-    )
+        return SharedMemoryTransport.connect(address, nonce)
+    return _zeromq().connect(address, nonce, insecure=config.insecure, keys=_keys(config, Role.DRAFT))
 
 
 def _zeromq() -> type[ZeroMQTransport]:
@@ -104,9 +166,5 @@ def _keys(config: TransportConfig, role: Role) -> Keys | None:
     return read_keys(Path(config.keys), role)
 
 
-def _bind_shared_memory(nonce: int) -> Listener:
-    try:
-        from amusd.transport.shared_memory import SharedMemoryTransport
-    except ImportError as error:  # not a Unix system
-        raise ConfigError(f"transport=shared_memory: not on this system, use transport=zeromq: {error}") from None
-    return SharedMemoryTransport.bind(nonce)
+def _delayed(link: Transport, config: TransportConfig) -> Transport:
+    return DelayedTransport(link, config.delay_ms / 1e3) if config.delay_ms else link

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -12,7 +11,7 @@ from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.base import MAX_QUEUED_MESSAGES
 
 MAX_QUEUED_BYTES = 2 * MAX_FRAME_BYTES
-"""Of all frames that wait together."""
+"""Bytes of all frames that wait, together."""
 
 
 class FrameQueue:
@@ -29,24 +28,18 @@ class FrameQueue:
 
     @property
     def ending(self) -> str | None:
-        """Why nothing more is put in; None while the queue is in use."""
+        """Why the queue has ended; None while it is in use."""
         return self._ending
 
-    def offer(self, frame: bytes) -> bool:
-        """Append a frame; False when there is no room for it, or the queue has ended."""
+    def put(self, frame: bytes, timeout: float | None = None) -> bool:
+        """Append a frame; False when there is no room within `timeout` seconds (None: wait), or the queue has ended."""
         with self._changed:
+            self._changed.wait_for(lambda: self._ending is not None or self._has_room(frame), timeout)
             if self._ending is not None or not self._has_room(frame):
                 return False
-            self._append(frame)
-            return True
-
-    def put(self, frame: bytes) -> bool:
-        """Append a frame once there is room; False when the queue ends before. Only `end` limits the wait."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ending is not None or self._has_room(frame))
-            if self._ending is not None:
-                return False
-            self._append(frame)
+            self._frames.append(frame)
+            self._num_bytes += len(frame)
+            self._changed.notify_all()
             return True
 
     def take(self, timeout: float) -> bytes | None:
@@ -55,15 +48,13 @@ class FrameQueue:
 
     def take_batch(self, timeout: float, fits: Callable[[list[bytes]], bool]) -> list[bytes]:
         """The next frame and those behind it with which it `fits`; empty after `timeout` seconds. Raises as `take`."""
-        deadline = time.monotonic() + timeout
         with self._changed:
-            while not self._frames:
+            wait_seconds = min(timeout, threading.TIMEOUT_MAX)
+            self._changed.wait_for(lambda: bool(self._frames) or self._ending is not None, wait_seconds)
+            if not self._frames:
                 if self._ending is not None:
                     raise PeerLostError(self._ending)
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    return []
-                self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
+                return []
             batch = [self._frames.popleft()]
             while self._frames and fits([*batch, self._frames[0]]):
                 batch.append(self._frames.popleft())
@@ -72,7 +63,7 @@ class FrameQueue:
             return batch
 
     def end(self, reason: str, *, discard: bool = False) -> None:
-        """Let nothing more in; what is there can still be taken unless it is discarded. The first reason stays."""
+        """Let no more frames in; those that are in can still be taken unless discarded. The first reason stays."""
         with self._changed:
             if discard:
                 self._frames.clear()
@@ -82,8 +73,3 @@ class FrameQueue:
 
     def _has_room(self, frame: bytes) -> bool:
         return len(self._frames) < MAX_QUEUED_MESSAGES and self._num_bytes + len(frame) <= MAX_QUEUED_BYTES
-
-    def _append(self, frame: bytes) -> None:
-        self._frames.append(frame)
-        self._num_bytes += len(frame)
-        self._changed.notify_all()

@@ -17,16 +17,20 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from amusd.errors import WireError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup  # a torch without distributed has none
+
 BLOCK_BYTES = 4096
-"""Of every block: room for all but prompts, long reports and rows of probabilities."""
+"""Bytes of every block: room for all but prompts, long reports and rows of probabilities."""
 
 _HEADER = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
@@ -37,64 +41,33 @@ _BODY_TAG = 1
 _INTERRUPT_TAG = 2
 
 
-class Work(Protocol):
-    """An operation under way."""
-
-    def wait(self, timeout: timedelta = ...) -> bool:
-        """Until it is done. Raises RuntimeError at `timeout` or when the peer is gone."""
-        ...
-
-
-class Group(Protocol):
-    """A process group, as far as a link uses it."""
-
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work:
-        """Send one tensor."""
-        ...
-
-    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work:
-        """Receive into one tensor, which has to be as long as what was sent."""
-        ...
-
-    def abort(self) -> None:
-        """End what is under way, where the backend can."""
-        ...
-
-
+@dataclass(frozen=True)
 class Bodies:
-    """How bodies travel: over which group, between which devices, and how long one may take."""
+    """How bodies travel: over which group of two, between which devices, and how long one may take."""
 
-    def __init__(
-        self,
-        group: Group,
-        patience: timedelta,
-        *,
-        device: str = "cpu",
-        on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        self.group = group
-        self._patience = patience
-        self._device = device
-        self._on_stream = on_stream
+    group: ProcessGroup
+    patience: timedelta
+    device: str = "cpu"
+    on_stream: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def send(self, frame: bytes, peer: int) -> None:
         """Hand the whole frame over. Raises RuntimeError."""
-        with self._on_stream():
-            tensor = torch.frombuffer(bytearray(frame), dtype=torch.uint8).to(self._device)
-            self.group.send([tensor], peer, _BODY_TAG).wait(self._patience)
+        with self.on_stream():
+            tensor = torch.frombuffer(bytearray(frame), dtype=torch.uint8).to(self.device)
+            self.group.send([tensor], peer, _BODY_TAG).wait(self.patience)
 
     def receive(self, num_bytes: int, peer: int) -> bytes:
         """A frame of that many bytes. Raises RuntimeError."""
-        with self._on_stream():
-            tensor = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-            self.group.recv([tensor], peer, _BODY_TAG).wait(self._patience)
+        with self.on_stream():
+            tensor = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+            self.group.recv([tensor], peer, _BODY_TAG).wait(self.patience)
             return bytes(tensor.cpu().numpy().tobytes())
 
 
 class Lane:
     """One direction between this process and the peer. One thread at a time uses it; `interrupt` is for any."""
 
-    def __init__(self, blocks: Group, bodies: Bodies, *, peer: int, patience: timedelta) -> None:
+    def __init__(self, blocks: ProcessGroup, bodies: Bodies, *, peer: int, patience: timedelta) -> None:
         """`peer`: its rank. `patience`: longest wait for the peer, in either direction."""
         self._blocks = blocks
         self._bodies = bodies
@@ -104,7 +77,7 @@ class Lane:
         self._block = torch.frombuffer(self._buffer, dtype=torch.uint8)
 
     def send(self, frames: list[bytes]) -> None:
-        """Hand frames over that `fit_a_block`, or a single one; none is a sign of life. Raises RuntimeError."""
+        """Hand over frames that `fit_a_block`, or a single one; no frame at all is a heartbeat. Raises RuntimeError."""
         if fit_a_block(frames):
             self._send_block(b"".join(_LENGTH.pack(len(frame)) + frame for frame in frames), 0)
             return
@@ -149,7 +122,7 @@ class Lane:
 
 
 def fit_a_block(frames: list[bytes]) -> bool:
-    """Whether all of them go into one block."""
+    """True when all frames go into one block."""
     return sum(_LENGTH.size + len(frame) for frame in frames) <= _RECORDS_BYTES
 
 

@@ -39,7 +39,7 @@ _VERDICT = Verdict(1, 1, 3, 100, (5, 6, 7, 8), 3)
 
 @dataclass(frozen=True, slots=True)
 class OneWayTime:
-    """What was measured."""
+    """The time of messages over one link, in microseconds."""
 
     p50_us: float
     """Microseconds from `send` to the end of `receive`, median over both directions."""
@@ -50,15 +50,28 @@ class OneWayTime:
     poll_us: float
     """Microseconds of a `receive(0)` that finds nothing, mean."""
     address: str
-    """Where the link was: its scheme tells what `transport=auto` chose."""
+    """Address of the link; its scheme tells what `transport=auto` chose."""
 
 
 @dataclass(slots=True)
 class _Times:
-    """Nanoseconds of the one clock, one entry a message."""
+    """When one end sent and received, in nanoseconds of the one clock, one entry a message."""
 
     sent: list[int]
     received: list[int]
+
+    def send(self, link: Transport, message: Message, pause_seconds: float) -> None:
+        """Keep the core for a while, as a model does, then send."""
+        until = time.monotonic() + pause_seconds
+        while time.monotonic() < until:
+            pass
+        self.sent.append(time.monotonic_ns())
+        link.send(message)
+
+    def receive(self, link: Transport) -> None:
+        """Wait for a message. Raises PeerLostError."""
+        _expect(link)
+        self.received.append(time.monotonic_ns())
 
 
 def measure_one_way(
@@ -95,7 +108,10 @@ def measure_one_way(
             assert child.stdin is not None
             child.stdin.write(json.dumps(orders) + "\n")
             child.stdin.flush()
-            own = _lead(link, num_exchanges, pause_seconds)
+            own = _Times([], [])
+            for _ in range(num_exchanges):
+                own.send(link, _CANDIDATE, pause_seconds)
+                own.receive(link)
             poll_us = _time_polls(link)
             link.send(Shutdown())
             output, _ = child.communicate(timeout=ANSWER_SECONDS)
@@ -108,40 +124,10 @@ def measure_one_way(
             link.close()
 
 
-def _lead(link: Transport, num_exchanges: int, pause_seconds: float) -> _Times:
-    times = _Times([], [])
-    for _ in range(num_exchanges):
-        _work(pause_seconds)
-        times.sent.append(time.monotonic_ns())
-        link.send(_CANDIDATE)
-        _expect(link)
-        times.received.append(time.monotonic_ns())
-    return times
-
-
-def _follow(link: Transport, num_exchanges: int, pause_seconds: float) -> _Times:
-    times = _Times([], [])
-    for _ in range(num_exchanges):
-        _expect(link)
-        times.received.append(time.monotonic_ns())
-        _work(pause_seconds)
-        times.sent.append(time.monotonic_ns())
-        link.send(_VERDICT)
-    return times
-
-
-def _expect(link: Transport) -> Message:
-    message = link.receive(ANSWER_SECONDS)
-    if message is None:
+def _expect(link: Transport) -> None:
+    """Wait for a message. Raises PeerLostError when none comes within `ANSWER_SECONDS`."""
+    if link.receive(ANSWER_SECONDS) is None:
         raise PeerLostError(f"no message came within {ANSWER_SECONDS:g} seconds")
-    return message
-
-
-def _work(seconds: float) -> None:
-    """Keep the core, as a model does."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        pass
 
 
 def _time_polls(link: Transport) -> float:
@@ -181,13 +167,16 @@ def _pinned(cores: set[int]) -> Iterator[None]:
 
 
 def main() -> None:
-    """The child's whole life."""
+    """Run the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
     orders = json.loads(sys.stdin.readline())
     with _pinned(set(orders["cores"])):
         link = connect(from_mapping(TransportConfig, orders["config"]), Rendezvous(**orders["rendezvous"]))
         try:
-            times = _follow(link, orders["num_exchanges"], orders["pause_seconds"])
+            times = _Times([], [])
+            for _ in range(orders["num_exchanges"]):
+                times.receive(link)
+                times.send(link, _VERDICT, orders["pause_seconds"])
             _expect(link)  # it waits while the parent polls
             sys.stdout.write(json.dumps(asdict(times)))
         finally:

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import socket
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
 from amusd.errors import ConfigError
-from amusd.transport.lanes import Bodies, Group, Lane
+from amusd.transport.addresses import Endpoint
+from amusd.transport.lanes import Bodies, Lane
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 TARGET_RANK = 0
 DRAFT_RANK = 1
@@ -34,62 +38,50 @@ _c10d: Any = distributed  # whose own type stubs know little of what is used her
 _DIRECTIONS = ("to_draft", "to_target")
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the two ends meet."""
-
-    host: str
-    """Address or name of one interface of the target's machine."""
-    port: int
-    """0, to be picked."""
-    is_local: bool
-    """Whether only this machine can reach it."""
-
-
 class Meeting:
     """One end's connection to the store."""
 
-    def __init__(self, store: Any, place: Place, rank: int, nonce: int) -> None:
-        self.place = place
+    def __init__(self, store: Any, endpoint: Endpoint, rank: int, nonce: int) -> None:
+        self.endpoint = endpoint
         self._store = _c10d.PrefixStore(f"amusd/{nonce:016x}", store)
         self._rank = rank
         self._peer = TARGET_RANK + DRAFT_RANK - rank
         self._store.set(f"arrived/{rank}", "1")
 
     @classmethod
-    def host(cls, place: Place, nonce: int) -> Meeting:
-        """Serve the store, without waiting for anybody. Raises OSError when it cannot listen there."""
-        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-        listening = socket.create_server((place.host, place.port), family=family)
+    def host(cls, endpoint: Endpoint, nonce: int) -> Meeting:
+        """Serve the store, without waiting for the other end. Raises OSError when it cannot listen there."""
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        listening = socket.create_server((endpoint.host, endpoint.port), family=family)
         port = listening.getsockname()[1]
         # the store would listen on all interfaces; it takes over a socket that listens on one
         store = _c10d.TCPStore(
-            place.host,
+            endpoint.host,
             port,
             is_master=True,
             timeout=timedelta(seconds=STORE_SECONDS),
             wait_for_workers=False,
             master_listen_fd=listening.detach(),
         )
-        return cls(store, Place(place.host, port, place.is_local), TARGET_RANK, nonce)
+        return cls(store, replace(endpoint, port=port), TARGET_RANK, nonce)
 
     @classmethod
-    def join(cls, place: Place, nonce: int) -> Meeting:
-        """Come to the store. Raises OSError when nobody serves it, RuntimeError when it does not answer."""
-        with closing(socket.create_connection((place.host, place.port), STORE_SECONDS)):
+    def join(cls, endpoint: Endpoint, nonce: int) -> Meeting:
+        """Connect to the store. Raises OSError when it is not served, RuntimeError when it does not answer."""
+        with closing(socket.create_connection((endpoint.host, endpoint.port), STORE_SECONDS)):
             pass  # the store itself would try again and again, and say so on standard error
         store = _c10d.TCPStore(
-            place.host,
-            place.port,
+            endpoint.host,
+            endpoint.port,
             is_master=False,
             timeout=timedelta(seconds=STORE_SECONDS),
             wait_for_workers=False,
         )
-        return cls(store, place, DRAFT_RANK, nonce)
+        return cls(store, endpoint, DRAFT_RANK, nonce)
 
     @property
     def is_complete(self) -> bool:
-        """Whether both ends are there. Raises RuntimeError when the store is lost."""
+        """True when both ends are there. Raises RuntimeError when the store is lost."""
         return bool(self._store.check([f"arrived/{self._peer}"]))
 
     def form_lanes(self, patience: timedelta, device: str | None) -> tuple[Lane, Lane]:
@@ -97,7 +89,9 @@ class Meeting:
 
         `device`: where bodies are handed over by NCCL; None leaves them to gloo.
         """
-        host = self.place.host if self._rank == TARGET_RANK or self.place.is_local else _own_address(self.place)
+        host = (
+            self.endpoint.host if self._rank == TARGET_RANK or self.endpoint.is_local else _own_address(self.endpoint)
+        )
         lanes = []
         for direction in _DIRECTIONS:
             blocks = _gloo_group(_c10d.PrefixStore(f"{direction}/blocks", self._store), self._rank, host)
@@ -149,12 +143,12 @@ def _index(device: str) -> int:
     return torch.device(device).index or 0
 
 
-def _gloo_group(store: Any, rank: int, host: str) -> Group:
+def _gloo_group(store: Any, rank: int, host: str) -> ProcessGroup:
     options = _c10d.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=FORM_SECONDS)
     options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=host)]
     options._threads = 1
-    group: Group = _c10d.ProcessGroupGloo(store, rank, 2, options)
+    group: ProcessGroup = _c10d.ProcessGroupGloo(store, rank, 2, options)
     return group
 
 
@@ -166,9 +160,9 @@ def _warm_up(bodies: Bodies, peer: int, *, sends: bool) -> None:
         bodies.receive(1, peer)
 
 
-def _own_address(place: Place) -> str:
+def _own_address(endpoint: Endpoint) -> str:
     """The address of this machine that the other one sees. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_DGRAM)[0]
+    family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)  # a datagram socket: nothing is sent
         return str(probe.getsockname()[0])

@@ -1,4 +1,4 @@
-"""One direction of a shared-memory link: records in a ring of bytes that one end writes and the other only reads.
+"""The memory of a shared-memory link: a ring of records in each direction, which one end writes and the other reads.
 
 Each end owns one area of memory, writes to it alone, and maps the other end's area read-only. An area is
 
@@ -12,22 +12,28 @@ and a record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. A wri
 position last, which is one aligned store: killed at any moment, it leaves whole records and nothing else. Where the
 hardware shows stores in another order (not x86) the checksum, which covers the position too, makes a record that is not
 yet whole differ from one that is. Whatever is read from the other end's area is checked before it is used.
+
+The memory is an anonymous file: it has no name that could stay behind, it goes when both processes have gone, however
+they ended, and it is sealed, so that no peer can shrink it under a reader. Linux only, as are its parts.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
+import os
 import struct
 import time
 import zlib
 
-from amusd.errors import PeerProtocolError
+from amusd.errors import ConfigError, PeerProtocolError, WireError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 
 CONTROL_BYTES = mmap.PAGESIZE
 """Before the ring; the words in it are a cache line apart, because two processes use them at once."""
 RING_BYTES = 2 * MAX_FRAME_BYTES + mmap.PAGESIZE
 """Room of one direction: two of the longest frames, or a hundred thousand candidates. Unused pages cost nothing."""
+AREA_BYTES = CONTROL_BYTES + RING_BYTES
 
 _WRITTEN, _READ, _SLEEPS = 0, 8, 16  # indices of 64-bit words
 _HEADER = struct.Struct("<II")
@@ -37,10 +43,38 @@ _SETTLE_SECONDS = 0.00002  # for a record that seems damaged; what its writer st
 class Area:
     """The memory of one end, mapped by it for writing or by the other end for reading."""
 
-    def __init__(self, mapping: mmap.mmap) -> None:
+    def __init__(self, mapping: mmap.mmap, descriptor: int | None = None) -> None:
         self.mapping = mapping
+        self.descriptor = descriptor
+        """File descriptor that its owner passes to the other end; None in a mapping of the other end's memory."""
         self.num_ring_bytes = len(mapping) - CONTROL_BYTES
         self.words = memoryview(mapping).cast("Q")
+
+    @classmethod
+    def create(cls) -> Area:
+        """New memory of this end. Raises ConfigError where the platform cannot do this."""
+        try:
+            descriptor = os.memfd_create("amusd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except (AttributeError, OSError) as error:
+            raise ConfigError(f"transport=shared_memory: not on this machine, use transport=zeromq: {error}") from None
+        try:
+            os.ftruncate(descriptor, AREA_BYTES)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
+            return cls(mmap.mmap(descriptor, AREA_BYTES), descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise ConfigError(f"transport=shared_memory: no {AREA_BYTES >> 20} MiB of memory: {error}") from None
+
+    @classmethod
+    def map(cls, descriptor: int) -> Area:
+        """The other end's memory, for reading. Raises WireError when it cannot be trusted."""
+        try:
+            is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() == _seals()
+            if not is_sealed or os.fstat(descriptor).st_size != AREA_BYTES:
+                raise WireError("its memory is of another size, or could change it")
+            return cls(mmap.mmap(descriptor, AREA_BYTES, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
+        except OSError as error:
+            raise WireError(f"its memory cannot be used: {error}") from None
 
     @property
     def num_sleeps(self) -> int:
@@ -55,25 +89,26 @@ class Area:
         """Unmap it. Idempotent."""
         self.words.release()
         self.mapping.close()
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
-class RingWriter:
-    """Puts frames into the ring of its own area."""
+class Rings:
+    """Both rings as one end sees them: puts frames into its own area, takes them out of the other end's."""
 
-    def __init__(self, own: Area) -> None:
-        self._own = own
-        self._position = 0
-        self._known_read = 0
-        self._reader: Area | None = None
-
-    def attach(self, reader: Area) -> None:
-        """From now on the other end tells how far it has read."""
-        self._reader = reader
+    def __init__(self, own: Area, theirs: Area | None = None) -> None:
+        self.own = own
+        self.theirs = theirs
+        """None until the other end has come; before that nothing can be taken."""
+        self._written = 0
+        self._read = 0
+        self._known_read = 0  # by the other end
 
     def put(self, frame: bytes) -> bool:
         """Append a frame; False when the ring is too full for it. Raises PeerProtocolError."""
-        position, own = self._position, self._own
-        end = position + (_HEADER.size + len(frame) + 7 & ~7)
+        position, own = self._written, self.own
+        end = position + _record_bytes(len(frame))
         if end - self._known_read > own.num_ring_bytes and end - self._read_position() > own.num_ring_bytes:
             return False
         record = _HEADER.pack(len(frame), zlib.crc32(frame, position & 0xFFFFFFFF)) + frame
@@ -84,68 +119,69 @@ class RingWriter:
         else:
             own.mapping[start:] = record[:room]
             own.mapping[CONTROL_BYTES : CONTROL_BYTES + len(record) - room] = record[room:]
-        self._position = end
+        self._written = end
         own.words[_WRITTEN] = end  # last: only now there is a record
         return True
 
-    def _read_position(self) -> int:
-        if self._reader is not None:
-            read = self._reader.words[_READ]
-            if not self._known_read <= read <= self._position:
-                raise PeerProtocolError(f"the peer claims to have read up to {read} of {self._position} bytes")
-            self._known_read = read
-        return self._known_read
-
-
-class RingReader:
-    """Takes frames out of the ring of the other end's area."""
-
-    def __init__(self, own: Area, writer: Area) -> None:
-        self._own = own
-        self._writer = writer
-        self._words = writer.words
-        self._position = 0
-
     def has_news(self) -> bool:
-        """Whether `take` has something to look at."""
-        return self._words[_WRITTEN] != self._position
+        """True when `take` has something to look at."""
+        return self.theirs is not None and self.theirs.words[_WRITTEN] != self._read
 
     def take(self) -> bytes | None:
         """The next frame, or None when there is none; empty for a record that is damaged, which is stepped over.
 
         Raises PeerProtocolError when the position or a length cannot be right: nothing behind it can be found.
         """
-        position = self._position
-        num_bytes = self._words[_WRITTEN] - position
+        position, theirs = self._read, self.theirs
+        if theirs is None:
+            return None
+        num_bytes = theirs.words[_WRITTEN] - position
         if num_bytes == 0:
             return None
-        if num_bytes < _HEADER.size or num_bytes > self._writer.num_ring_bytes or num_bytes % 8:
+        if num_bytes < _HEADER.size or num_bytes > theirs.num_ring_bytes or num_bytes % 8:
             raise PeerProtocolError(f"the peer claims that {num_bytes} bytes wait in the ring")
         looks_until = 0.0
         while True:
-            length, checksum = _HEADER.unpack(self._copy(position, _HEADER.size))
+            length, checksum = _HEADER.unpack(_copy(theirs, position, _HEADER.size))
             if _HEADER.size + length <= num_bytes and length <= MAX_FRAME_BYTES:
-                frame = self._copy(position + _HEADER.size, length)
+                frame = _copy(theirs, position + _HEADER.size, length)
                 if zlib.crc32(frame, position & 0xFFFFFFFF) == checksum:
-                    self._step_over(length)
-                    return frame
+                    break
             now = time.monotonic()
             looks_until = looks_until or now + _SETTLE_SECONDS
             if now >= looks_until:
+                if _HEADER.size + length > num_bytes:
+                    raise PeerProtocolError(
+                        f"the peer claims a record of {length} bytes, {num_bytes} bytes wait in the ring"
+                    )
+                frame = b""
                 break
-        if _HEADER.size + length > num_bytes:
-            raise PeerProtocolError(f"the peer claims a record of {length} bytes, {num_bytes} bytes wait in the ring")
-        self._step_over(length)
-        return b""
+        self._read = position + _record_bytes(length)
+        self.own.words[_READ] = self._read
+        return frame
 
-    def _step_over(self, length: int) -> None:
-        self._position += _HEADER.size + length + 7 & ~7
-        self._own.words[_READ] = self._position
+    def _read_position(self) -> int:
+        """How far the other end has read, checked."""
+        if self.theirs is not None:
+            read = self.theirs.words[_READ]
+            if not self._known_read <= read <= self._written:
+                raise PeerProtocolError(f"the peer claims to have read up to {read} of {self._written} bytes")
+            self._known_read = read
+        return self._known_read
 
-    def _copy(self, position: int, length: int) -> bytes:
-        writer = self._writer
-        start = CONTROL_BYTES + position % writer.num_ring_bytes
-        room = len(writer.mapping) - start
-        if length <= room:
-            return writer.mapping[start : start + length]
-        return writer.mapping[start:] + writer.mapping[CONTROL_BYTES : CONTROL_BYTES + length - room]
+
+def _record_bytes(length: int) -> int:
+    """Bytes of a record with a frame of `length` bytes."""
+    return _HEADER.size + length + 7 & ~7
+
+
+def _copy(area: Area, position: int, length: int) -> bytes:
+    start = CONTROL_BYTES + position % area.num_ring_bytes
+    room = len(area.mapping) - start
+    if length <= room:
+        return area.mapping[start : start + length]
+    return area.mapping[start:] + area.mapping[CONTROL_BYTES : CONTROL_BYTES + length - room]
+
+
+def _seals() -> int:
+    return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -6,20 +6,19 @@ sleeps, and ends when the peer's process does, however it ends. What this decide
 * A message is in the peer's reach when `send` returns. A process killed right after loses nothing that it sent, and
   `close` has nothing to wait for; a peer that never came gets nothing.
 * The ring holds `RING_BYTES`; a message that finds no room means that the peer stopped reading.
-* A waiting receiver looks at the memory again and again for a while (`spinning.py`); then it announces that it sleeps,
+* A waiting receiver looks at the memory again and again for a while (`base.spin`); then it announces that it sleeps,
   and the next message wakes it.
 * An announcement and a message may cross, because the processor may show a store later than the load behind it: the
   first sleep is bounded by `FIRST_SLEEP_SECONDS`, after which the announcement has long been seen.
 * A poll looks at the memory, and at the socket only every `LOOK_SECONDS`: that much later it knows of a lost peer. A
   receive with time to wait knows at once. A stopped process is slow, not lost.
-* The listening end's socket file is gone once the peer has come, and the memory has no name (`meeting.py`). Only an end
+* The listening end's socket file is gone once the peer has come (`meeting.py`), and the memory has no name. Only an end
   that is killed while it waits for its peer leaves something behind: a private folder with an empty socket file.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import select
 import socket
 import time
@@ -27,11 +26,9 @@ from contextlib import suppress
 
 from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, WireError
 from amusd.protocol.messages import Message
-from amusd.protocol.wire import encode
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameFilter
-from amusd.transport.meeting import Door, create_area, introduce, knock, read_introduction
-from amusd.transport.ring import RING_BYTES, Area, RingReader, RingWriter
-from amusd.transport.spinning import spin
+from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, spin
+from amusd.transport.meeting import Door, introduce, knock, read_introduction
+from amusd.transport.ring import RING_BYTES, Area, Rings
 
 FIRST_SLEEP_SECONDS = 0.001
 """Longest delay of a message that crosses the announcement of a sleep."""
@@ -47,16 +44,13 @@ class SharedMemoryTransport:
 
     def __init__(self, nonce: int, address: str, *, door: Door | None, connection: socket.socket | None) -> None:
         self.address = address
-        """Where this end listens, or what it is connected to."""
+        """Address that this end listens at or is connected to."""
+        self.frames = FrameCodec(nonce)
         self._nonce = nonce
-        self._filter = FrameFilter(nonce)
         self._door = door
         self._connection = connection
         self._poller = select.poll()
-        self._descriptor, self._own = create_area()
-        self._theirs: Area | None = None
-        self._writer = RingWriter(self._own)
-        self._reader: RingReader | None = None
+        self._rings = Rings(Area.create())
         self._woken = 0  # the sleep of the peer that it has been woken from
         self._next_look = 0.0
         self._loss: str | None = None
@@ -77,7 +71,7 @@ class SharedMemoryTransport:
 
     @classmethod
     def connect(cls, address: str, nonce: int) -> SharedMemoryTransport:
-        """The other end. Raises ConfigError when nobody listens at `address` on this machine."""
+        """The other end. Raises ConfigError when there is no listener at `address` on this machine."""
         connection = knock(address)
         try:
             transport = cls(nonce, address, door=None, connection=connection)
@@ -85,23 +79,13 @@ class SharedMemoryTransport:
             connection.close()
             raise
         with suppress(OSError):  # it has gone, which the first look tells
-            introduce(connection, nonce, transport._descriptor)
+            introduce(connection, nonce, transport._rings.own)
         transport._poller.register(connection, select.POLLIN)
         return transport
 
-    @property
-    def num_rejected(self) -> int:
-        """Frames and records dropped because they were malformed or of another session, and strangers turned away."""
-        return self._filter.num_rejected
-
-    @property
-    def sent_ns(self) -> int:
-        """When the message received last was sent, by its sender's monotonic clock."""
-        return self._filter.sent_ns
-
     def send(self, message: Message) -> None:
         """Put a message into the ring. Raises PeerLostError."""
-        self._put(encode(message, self._nonce, time.monotonic_ns()))
+        self._put(self.frames.encode(message))
 
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
@@ -110,7 +94,7 @@ class SharedMemoryTransport:
             now = time.monotonic()
             if now >= self._next_look:
                 self._look()
-                if self._has_news():  # what the peer sent before it went can be read now
+                if self._rings.has_news():  # what the peer sent before it went can be read now
                     continue
                 if self._loss is not None:
                     raise PeerLostError(self._loss)
@@ -127,11 +111,10 @@ class SharedMemoryTransport:
             self._admit()  # a peer that stands at the door still gets what was sent
         self._is_closed = True
         self._lose("this end of the link is closed")
-        self._reader = None
-        for resource in (self._door, self._connection, self._theirs, self._own):
+        self._forget_peer()
+        for resource in (self._door, self._connection, self._rings.own):
             if resource is not None:
                 resource.close()
-        os.close(self._descriptor)
 
     def _put(self, frame: bytes) -> None:
         if time.monotonic() >= self._next_look:
@@ -139,21 +122,21 @@ class SharedMemoryTransport:
         if self._loss is not None:
             raise PeerLostError(self._loss)
         try:
-            has_room = self._writer.put(frame)
+            has_room = self._rings.put(frame)
         except PeerProtocolError as error:
             self._break(error)
             raise PeerLostError(str(error)) from None
         if not has_room:
-            reason = "no peer has come" if self._theirs is None else "the peer stopped reading"
+            reason = "no peer has come" if self._rings.theirs is None else "the peer stopped reading"
             raise PeerLostError(f"{reason}: {RING_BYTES >> 20} MiB of messages wait for it")
         self._wake_peer()
 
     def _wake_peer(self) -> None:
-        if self._theirs is None:
+        if self._rings.theirs is None:
             self._look()  # its introduction may have come since: then it may sleep already
-        if self._theirs is None or self._connection is None:
+        if self._rings.theirs is None or self._connection is None:
             return
-        num_sleeps = self._theirs.num_sleeps
+        num_sleeps = self._rings.theirs.num_sleeps
         if num_sleeps % 2 == 0 or num_sleeps == self._woken:
             return
         self._woken = num_sleeps
@@ -166,52 +149,47 @@ class SharedMemoryTransport:
 
     def _next_message(self) -> Message | None:
         """The next good message that is here; bounded, so that a flood of bad frames cannot hold the worker."""
-        if self._reader is None:
-            return None
         for _ in range(MAX_QUEUED_MESSAGES):
             try:
-                frame = self._reader.take()
+                frame = self._rings.take()
             except PeerProtocolError as error:
                 self._break(error)
                 return None
             if frame is None:
                 return None
-            message = self._filter.accept(frame)
+            message = self.frames.accept(frame)
             if message is not None:
                 return message
         return None
 
-    def _has_news(self) -> bool:
-        return self._reader is not None and self._reader.has_news()
-
     def _wait(self, deadline: float) -> None:
-        """Until something may have changed, or `deadline`."""
+        """Wait until something may have changed, or `deadline`."""
         if self._door is not None:
             self._door.wait(_milliseconds(deadline - time.monotonic()))
-        elif self._reader is None:
+        elif self._rings.theirs is None:
             self._poller.poll(_milliseconds(deadline - time.monotonic()))
-        elif not spin(self._reader.has_news, deadline):
-            self._sleep(self._reader, deadline)
+        elif not spin(self._rings.has_news, deadline):
+            self._sleep(deadline)
 
-    def _sleep(self, reader: RingReader, deadline: float) -> None:
-        self._own.note_sleep()
+    def _sleep(self, deadline: float) -> None:
+        self._rings.own.note_sleep()
         longest = FIRST_SLEEP_SECONDS
-        while not reader.has_news() and (remaining := deadline - time.monotonic()) > 0:
+        while not self._rings.has_news() and (remaining := deadline - time.monotonic()) > 0:
             if self._poller.poll(_milliseconds(min(remaining, longest))):
                 self._next_look = 0.0
                 break
             longest = _LONGEST_POLL_SECONDS
-        self._own.note_sleep()
+        self._rings.own.note_sleep()
 
     def _look(self) -> None:
-        """Whether the peer has come, and whether it is still there."""
+        """Find out whether the peer has come, and whether it is still there."""
         if self._loss is not None:
             return
         if self._door is not None:
             self._admit()
-        elif self._connection is not None and self._theirs is None:
+        elif self._connection is not None and self._rings.theirs is None:
             try:
-                self._attach(read_introduction(self._connection, self._nonce))
+                self._rings.theirs = read_introduction(self._connection, self._nonce)
             except (PeerLostError, WireError) as error:
                 self._lose(str(error))
         elif self._connection is not None:
@@ -221,27 +199,26 @@ class SharedMemoryTransport:
 
     def _admit(self) -> None:
         assert self._door is not None
-        if (admitted := self._door.admit(self._filter.reject)) is None:
+        if (admitted := self._door.admit(self.frames.reject)) is None:
             return
-        self._connection, area = admitted
+        self._connection, self._rings.theirs = admitted
         with suppress(OSError):  # it has gone again, which the next look tells
-            introduce(self._connection, self._nonce, self._descriptor)
+            introduce(self._connection, self._nonce, self._rings.own)
         self._door.close()
         self._door = None
         self._poller.register(self._connection, select.POLLIN)
-        self._attach(area)
-
-    def _attach(self, theirs: Area | None) -> None:
-        if theirs is not None:
-            self._theirs = theirs
-            self._writer.attach(theirs)
-            self._reader = RingReader(self._own, theirs)
 
     def _break(self, error: PeerProtocolError) -> None:
         """The peer's memory makes no sense any more, and nothing behind this point can be found in it."""
-        self._filter.reject(str(error))
+        self.frames.reject(str(error))
         self._lose(str(error))
-        self._reader = None
+        self._forget_peer()
+
+    def _forget_peer(self) -> None:
+        """Read nothing more of the peer's memory."""
+        if self._rings.theirs is not None:
+            self._rings.theirs.close()
+            self._rings.theirs = None
 
     def _lose(self, reason: str) -> None:
         self._loss = reason
@@ -249,7 +226,7 @@ class SharedMemoryTransport:
 
 
 def _is_connected(connection: socket.socket) -> bool:
-    """Whether the other end is there; takes its wake-up bytes, which have no other meaning, off the socket."""
+    """True while the other end is there. Reads the wake-up bytes, which have no other meaning, off the socket."""
     try:
         return bool(connection.recv(4096))
     except BlockingIOError:

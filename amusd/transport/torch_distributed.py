@@ -25,12 +25,11 @@ from typing import Literal
 
 from amusd.errors import ConfigError, PeerLostError, WireError
 from amusd.protocol.messages import Message
-from amusd.protocol.wire import encode
-from amusd.transport.addresses import LOOPBACK, parse_endpoint
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameFilter
+from amusd.transport.addresses import LOOPBACK, Endpoint, parse_endpoint
+from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec
 from amusd.transport.frame_queue import FrameQueue
 from amusd.transport.lanes import Lane, fit_a_block
-from amusd.transport.process_groups import Meeting, Place, check_gloo, check_nccl
+from amusd.transport.process_groups import Meeting, check_gloo, check_nccl
 
 Backend = Literal["gloo", "nccl"]
 
@@ -54,21 +53,21 @@ logger = logging.getLogger(__name__)
 class TorchDistributedTransport:
     """One end of a link to another process. A `Transport`; make it with `bind` or `connect`, neither of which waits."""
 
-    def __init__(self, place: Place, nonce: int, *, backend: Backend, device: str | None, hosts: bool) -> None:
+    def __init__(self, endpoint: Endpoint, nonce: int, *, backend: Backend, device: str | None, hosts: bool) -> None:
         """Raises OSError when this end serves the store and cannot listen."""
-        self._place = place
+        self.frames = FrameCodec(nonce)
         self._nonce = nonce
         self._device = device if backend == "nccl" else None
-        self._filter = FrameFilter(nonce)
         self._outbox = FrameQueue()
         self._inbox = FrameQueue()
         self._meeting: Meeting | None = None
         if hosts:
-            self._meeting = Meeting.host(place, nonce)
-            place = self._meeting.place
-        host = f"[{place.host}]" if ":" in place.host else place.host
-        self.address = f"{backend}://{host}:{place.port}"
-        """Where this end listens, or what it is connected to."""
+            self._meeting = Meeting.host(endpoint, nonce)
+            endpoint = self._meeting.endpoint
+        self._endpoint = endpoint
+        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        self.address = f"{backend}://{host}:{endpoint.port}"
+        """Address that this end listens at or is connected to."""
         self._is_closing = threading.Event()
         self._lanes: tuple[Lane, Lane] | None = None
         self._carrier = threading.Thread(target=self._carry, name=f"{backend}-send", daemon=True)
@@ -91,9 +90,9 @@ class TorchDistributedTransport:
         or the address is taken, malformed, or beyond this machine without `insecure`.
         """
         _check(backend, devices, same_machine=address is None)
-        place = _place(address or LOOPBACK, backend, insecure=insecure, to_bind=True)
+        endpoint = _endpoint(address or LOOPBACK, backend, insecure=insecure, to_bind=True)
         try:
-            return cls(place, nonce, backend=backend, device=devices[0], hosts=True)
+            return cls(endpoint, nonce, backend=backend, device=devices[0], hosts=True)
         except (OSError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"transport.address={address or LOOPBACK}: cannot listen there: {reason}") from None
@@ -110,23 +109,13 @@ class TorchDistributedTransport:
         """The other end, to the `address` of the listening one, which names the backend. Raises ConfigError."""
         scheme, _, rest = address.partition("://")
         backend: Backend = "nccl" if scheme == "nccl" else "gloo"
-        place = _place(f"tcp://{rest}", backend, insecure=insecure, to_bind=False)
-        _check(backend, devices, same_machine=place.is_local)
-        return cls(place, nonce, backend=backend, device=devices[1], hosts=False)
-
-    @property
-    def num_rejected(self) -> int:
-        """Frames dropped because they were malformed or of another session."""
-        return self._filter.num_rejected
-
-    @property
-    def sent_ns(self) -> int:
-        """When the message received last was sent, by its sender's monotonic clock."""
-        return self._filter.sent_ns
+        endpoint = _endpoint(f"tcp://{rest}", backend, insecure=insecure, to_bind=False)
+        _check(backend, devices, same_machine=endpoint.is_local)
+        return cls(endpoint, nonce, backend=backend, device=devices[1], hosts=False)
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""
-        self._put(encode(message, self._nonce, time.monotonic_ns()))
+        self._put(self.frames.encode(message))
 
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
@@ -135,7 +124,7 @@ class TorchDistributedTransport:
             frame = self._inbox.take(deadline - time.monotonic())
             if frame is None:
                 return None
-            message = self._filter.accept(frame)
+            message = self.frames.accept(frame)
             if message is not None:
                 return message
         return None
@@ -161,7 +150,7 @@ class TorchDistributedTransport:
     def _put(self, frame: bytes) -> None:
         if (reason := self._outbox.ending or self._inbox.ending) is not None:
             raise PeerLostError(reason)
-        if not self._outbox.offer(frame):
+        if not self._outbox.put(frame, 0.0):
             reason = "no peer has come" if self._lanes is None else "the peer stopped reading"
             raise PeerLostError(self._outbox.ending or f"{reason}: {len(self._outbox)} messages wait for it")
 
@@ -185,16 +174,16 @@ class TorchDistributedTransport:
     def _meet(self) -> tuple[Lane, Lane] | None:
         """Both lanes, once the peer has come; None when this end is closed before, with nothing more to wait for."""
         if self._meeting is None:
-            self._meeting = Meeting.join(self._place, self._nonce)
+            self._meeting = Meeting.join(self._endpoint, self._nonce)
         while not self._meeting.is_complete:
             if self._is_closing.is_set() and not self._outbox:
                 return None
             time.sleep(_MEET_SECONDS)
-        return self._meeting.form_lanes(LOCAL_PATIENCE if self._place.is_local else REMOTE_PATIENCE, self._device)
+        return self._meeting.form_lanes(LOCAL_PATIENCE if self._endpoint.is_local else REMOTE_PATIENCE, self._device)
 
     def _send_all(self, lane: Lane) -> None:
         """Until this end is closed and everything has left, or the peer is lost."""
-        silence = LOCAL_PATIENCE.total_seconds() if self._place.is_local else HEARTBEAT_SECONDS
+        silence = LOCAL_PATIENCE.total_seconds() if self._endpoint.is_local else HEARTBEAT_SECONDS
         with suppress(PeerLostError):  # the outbox has ended, and is empty
             while True:
                 lane.send(self._outbox.take_batch(silence, fit_a_block))
@@ -231,14 +220,11 @@ def _check(backend: Backend, devices: tuple[str, str], *, same_machine: bool) ->
         check_nccl(devices, same_machine=same_machine)
 
 
-def _place(address: str, backend: Backend, *, insecure: bool, to_bind: bool) -> Place:
+def _endpoint(address: str, backend: Backend, *, insecure: bool, to_bind: bool) -> Endpoint:
     """Check an address. Raises ConfigError."""
     endpoint = parse_endpoint(address, beyond=insecure, to_bind=to_bind)
-    scheme, _, rest = endpoint.address.partition("://")
-    host, _, port = rest.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if scheme != "tcp" or host in ("*", "0.0.0.0", "::"):  # noqa: S104  # refused
+    if endpoint.host in ("", "*", "0.0.0.0", "::"):  # noqa: S104  # refused
         raise ConfigError(
             f"transport.address={address}: transport={backend} needs tcp://HOST:PORT with the address of one interface"
         )
-    return Place(host, 0 if port == "*" else int(port), endpoint.is_local)
+    return endpoint

@@ -6,12 +6,13 @@ What libzmq leaves open and this module decides:
   out with the first call (`send`, `receive`, `close`) after the peer has come.
 * A peer is lost at its first disconnect, for good. The kernel reports the end of a process at once, so a local link
   needs no heartbeats and takes a stopped process for a slow one; a link between machines has them, and gives up in 5 s.
-* With keys (`curve.py`) every byte is encrypted, and who does not prove to have one of the expected keys is turned away
-  before it is read or heard, counted in `num_refused`; the link goes on waiting for its peer.
+* With keys (`curve.py`) every byte is encrypted, and a connection that does not prove to have one of the expected keys
+  is refused before it is read, counted in `num_refused`; the link goes on waiting for its peer. libzmq asks pyzmq's
+  authenticator, which answers in a thread of its own (https://rfc.zeromq.org/spec/27/).
 * A stranger that connects beside the peer gets no pipe and is not read; when it leaves, the link does not end. Without
   keys, one that connects before the peer takes the peer's place: keep socket files in a private folder.
-* A waiting receiver looks again and again for a while before it sleeps (`spinning.py`). Polls and sends look whether
-  the peer is there every `LOOK_SECONDS`; a receive that waits knows at once.
+* A waiting receiver looks again and again for a while before it sleeps (`base.spin`). Polls and sends look whether the
+  peer is there every `LOOK_SECONDS`; a receive that waits knows at once.
 * A frame longer than `MAX_FRAME_BYTES` ends the connection before it is read.
 """
 
@@ -26,16 +27,15 @@ from collections import deque
 from pathlib import Path
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Message
-from amusd.protocol.wire import MAX_FRAME_BYTES, encode
+from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import Endpoint, parse_endpoint
-from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameFilter
+from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, give_way, spin
 from amusd.transport.curve import Keys
-from amusd.transport.doorkeeper import DOMAIN, keep_door
-from amusd.transport.spinning import give_way, spin
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ LOOK_SECONDS = 0.001
 GIVE_WAY_SECONDS = 0.001
 """A sender gives its core away after a message, but not again for so long."""
 
+_DOMAIN = "amusd"  # names the list of keys to libzmq; without a domain it would let in every key that works
 _HANDSHAKE_MS = 5_000
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
@@ -65,9 +66,9 @@ class ZeroMQTransport:
 
     def __init__(self, endpoint: Endpoint, nonce: int, socket: zmq.Socket[bytes]) -> None:
         self.address = endpoint.address
-        """Where this end is bound, or what it connects to."""
-        self._nonce = nonce
-        self._filter = FrameFilter(nonce)
+        """Address that this end is bound or connects to."""
+        self.frames = FrameCodec(nonce)
+        self._authenticator: ThreadAuthenticator | None = None
         self._private_folder: Path | None = None
         self._pending: deque[bytes] = deque()  # frames from before there was a peer
         self._peer_fds: set[int] = set()  # connections one of which is, or becomes, the peer's
@@ -128,13 +129,8 @@ class ZeroMQTransport:
         return transport
 
     @property
-    def num_rejected(self) -> int:
-        """Frames dropped because they were malformed or of another session."""
-        return self._filter.num_rejected
-
-    @property
     def refusal(self) -> str | None:
-        """Why there is no peer although somebody tried; None where there is one, or nobody did."""
+        """Why there is no peer although one tried to connect; None where there is one, or none tried."""
         if self._is_attached or not self.num_refused:
             return None
         return (
@@ -142,14 +138,9 @@ class ZeroMQTransport:
             "transport.keys, from one `amusd keys`, or neither"
         )
 
-    @property
-    def sent_ns(self) -> int:
-        """When the message received last was sent, by its sender's monotonic clock."""
-        return self._filter.sent_ns
-
     def send(self, message: Message) -> None:
         """Queue a message. Raises PeerLostError."""
-        frame = encode(message, self._nonce, time.monotonic_ns())
+        frame = self.frames.encode(message)
         if time.monotonic() >= self._next_look:
             self._watch_peer()
         if not self._is_lost and not self._pending and self._try_send(frame):
@@ -200,16 +191,21 @@ class ZeroMQTransport:
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=math.ceil(remaining * 1000))
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._socket.context.term()  # returns when the last message has left or lingered long enough
-        _remove(self._private_folder)
+        if self._private_folder is not None:
+            shutil.rmtree(self._private_folder, ignore_errors=True)
 
     def _serve_with(self, keys: Keys) -> None:
         """Let in the owners of `keys.peers` only."""
         self._socket.set(zmq.CURVE_SERVER, 1)
         self._socket.set(zmq.CURVE_SECRETKEY, keys.secret)
-        self._socket.set(zmq.ZAP_DOMAIN, DOMAIN)
+        self._socket.set(zmq.ZAP_DOMAIN, _DOMAIN.encode())
         self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        keep_door(self._socket.context, keys.peers)
+        self._authenticator = ThreadAuthenticator(self._socket.context)
+        self._authenticator.configure_curve_callback(_DOMAIN, keys)
+        self._authenticator.start()
 
     def _ask_with(self, keys: Keys) -> None:
         """Talk to the owner of `keys.peers` only."""
@@ -245,7 +241,7 @@ class ZeroMQTransport:
         for _ in range(MAX_QUEUED_MESSAGES):
             if not self._has_input():  # a third of the cost of a `recv` that finds nothing
                 return None
-            message = self._filter.accept(self._socket.recv(zmq.NOBLOCK))
+            message = self.frames.accept(self._socket.recv(zmq.NOBLOCK))
             if message is not None:
                 return message
         return None
@@ -309,8 +305,3 @@ def _new_socket(endpoint: Endpoint) -> zmq.Socket[bytes]:
 
 def _is_ready(socket: zmq.Socket[bytes], flag: int) -> bool:
     return bool(int(socket.get(zmq.EVENTS)) & flag)
-
-
-def _remove(folder: Path | None) -> None:
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)

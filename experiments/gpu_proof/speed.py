@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from amusd.bench.bandwidth import read_bandwidth
+from amusd.bench.timing import read_bandwidth
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.transport.choice import ON_ONE_MACHINE, Link
+from amusd.transport.factory import ON_ONE_MACHINE, Link
 from amusd.transport.latency import measure_one_way
 from amusd.types import Mode
 from experiments.gpu_proof import adapter

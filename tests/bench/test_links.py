@@ -10,7 +10,7 @@ from amusd.bench.links import measure_links, recommend
 from amusd.config import RunConfig, TransportConfig
 from amusd.console import Console
 from amusd.errors import ConfigError, PeerLostError
-from amusd.transport.choice import Choice
+from amusd.transport.factory import Choice
 from amusd.transport.latency import OneWayTime
 
 CHOICE = Choice("shared_memory", "a reason")

@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 from models import tiny
 
-from amusd.bench.bandwidth import read_bandwidth
-from amusd.bench.context import context_lengths, measure_contexts
-from amusd.bench.forward import measure_decoding, measure_passes
-from amusd.bench.pair import measure_pair, resident_bytes
+from amusd.bench.forward import (
+    RULES,
+    context_lengths,
+    measure_contexts,
+    measure_decoding,
+    measure_passes,
+    measure_sampling,
+)
+from amusd.bench.pair import english, measure_pair, resident_bytes
 from amusd.bench.peer import GeneratePeer, PeerContext
-from amusd.bench.prompt import english
 from amusd.bench.report import bench_text
-from amusd.bench.sampling import RULES, measure_sampling
+from amusd.bench.timing import read_bandwidth
 from amusd.config import BenchConfig, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model

@@ -17,7 +17,7 @@ from faults.world import Side, World
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Hello, Message
 from amusd.protocol.wire import encode
-from amusd.transport.base import FrameFilter
+from amusd.transport.base import FrameCodec
 
 MAX_COPY_MS = 50
 """So much later at most does the copy of a frame come."""
@@ -104,7 +104,7 @@ class Channel:
             self._end.arrived(frame)
 
 
-class AnySession(FrameFilter):
+class AnySession(FrameCodec):
     """Takes every session's frames once its own has begun: so that incarnations have to hold by themselves."""
 
     begun = False
@@ -118,7 +118,7 @@ class AnySession(FrameFilter):
 
 
 class End:
-    """A `Listener`, or what connects to it. `passes(deadline_ns)` lets time pass until something may have come."""
+    """One end of a link. `passes(deadline_ns)` lets time pass until something may have come."""
 
     address = "memory://"
 
@@ -127,7 +127,7 @@ class End:
         side: Side,
         incoming: Channel,
         outgoing: Channel,
-        frames: FrameFilter,
+        frames: FrameCodec,
         nonce: int,
         passes: Callable[[int], bool],
     ) -> None:
@@ -135,16 +135,13 @@ class End:
         self._side = side
         self._incoming = incoming
         self._outgoing = outgoing
-        self._frames = frames
+        self.frames = frames
         self._passes = passes
         self._inbox: deque[bytes] = deque()
         self._closed = False
         self._peer_gone = False
         self.on_arrival: Callable[[], None] = lambda: None
         incoming.lead_to(self)
-
-    num_rejected = property(lambda self: self._frames.num_rejected)
-    sent_ns = property(lambda self: self._frames.sent_ns)
 
     @property
     def has_mail(self) -> bool:
@@ -172,7 +169,7 @@ class End:
         while True:
             self._check_open()
             while self._inbox:
-                message = self._frames.accept(self._inbox.popleft())
+                message = self.frames.accept(self._inbox.popleft())
                 if message is not None:
                     return message
             if self._peer_gone:
@@ -202,7 +199,7 @@ class Wires:
         self.to_target = Channel(world, weather, TO_TARGET)
         self.to_draft = Channel(world, weather, TO_DRAFT)
         self._world = world
-        self._filter = AnySession if any_session else FrameFilter
+        self._filter = AnySession if any_session else FrameCodec
 
     def target_end(self, nonce: int, passes: Callable[[int], bool]) -> End:
         """The target listens."""

@@ -13,7 +13,7 @@ import torch
 from amusd.config import TransportConfig
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Open, Shutdown, Verdict
-from amusd.transport.base import Listener
+from amusd.transport.base import Transport
 from amusd.transport.factory import listen
 from amusd.transport.latency import measure_one_way
 from launch.devices import NCCL_SETTINGS
@@ -42,7 +42,7 @@ link.close()
 
 
 @pytest.fixture
-def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
+def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transport]:
     for name, value in NCCL_SETTINGS.items():
         monkeypatch.setenv(name, value)
     listener = listen(NCCL, NONCE)
@@ -51,7 +51,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
 
 
 @pytest.fixture
-def echo(listener: Listener) -> Iterator[subprocess.Popen[bytes]]:
+def echo(listener: Transport) -> Iterator[subprocess.Popen[bytes]]:
     """A peer on the other device that sends everything back."""
     command = [sys.executable, "-c", ECHO, listener.address, str(NONCE)]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
@@ -63,7 +63,7 @@ def echo(listener: Listener) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_long_and_short_messages_arrive_in_order_in_both_directions(
-    listener: Listener, echo: subprocess.Popen[bytes]
+    listener: Transport, echo: subprocess.Popen[bytes]
 ) -> None:
     messages = [SHORT, LONG, SHORT, SHORT, LONG, LONG] * 20
     for message in messages:
@@ -72,7 +72,7 @@ def test_long_and_short_messages_arrive_in_order_in_both_directions(
 
 
 def test_the_target_survives_a_draft_that_dies_with_a_long_message_under_way(
-    listener: Listener, echo: subprocess.Popen[bytes]
+    listener: Transport, echo: subprocess.Popen[bytes]
 ) -> None:
     for _ in range(20):
         listener.send(LONG)

@@ -15,7 +15,6 @@ from strategies import EXAMPLES, messages, nonces
 
 from amusd.config import Distribution
 from amusd.errors import WireError
-from amusd.protocol.layouts import LAYOUTS
 from amusd.protocol.messages import (
     PROTOCOL_VERSION,
     Candidate,
@@ -24,10 +23,12 @@ from amusd.protocol.messages import (
     Hello,
     Message,
     Open,
+    Progress,
     Shutdown,
     Verdict,
 )
 from amusd.protocol.wire import (
+    LAYOUTS,
     MAX_FRAME_BYTES,
     MAX_NAMES,
     MAX_ROW_BYTES,
@@ -46,6 +47,7 @@ BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
 DRAWN = Distribution(temperature=0.5, top_k=3, seed=9, logit_bias=((4, -1.5), (5, 2.0)))
 CANDIDATE = Candidate(7, 1, 10, 9, 2**64 - 1, 4, (0, 4), (5, 6), (), more=True)
 TREE = Candidate(7, 1, 10, 9, 5, 4, (0, 4), (5, 6), (60_000, 1), more=False)
+VERDICT = Verdict(7, 1, 3, 9, (5, 6), 2)
 GOLDEN = {
     CANDIDATE: "414d5344 0600 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 ffffffffffffffff 0400000000000000"
@@ -60,9 +62,17 @@ GOLDEN = {
     "0000000000000000 0300000000000000 0900000000000000 00 04000000 000000000000f8bf 05000000 0000000000000040",
     Close(7, FinishReason.LENGTH): "414d5344 0600 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
     Failed(Role.DRAFT, "E", "ü"): "414d5344 0600 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
+    Hello(6, Role.DRAFT, 1, 10, "ab", ("a", "bc"), ("a",)): "414d5344 0600 0100 efcdab8967452301 1500000000000000"
+    "0600000000000000 01 0100000000000000 0a00000000000000 02000000 02000000 01000000"
+    "6162 01000000 61 02000000 6263 01000000 61",
+    VERDICT: "414d5344 0600 0400 efcdab8967452301 1500000000000000"
+    "0700000000000000 0100000000000000 0300000000000000 0900000000000000 02000000 0200000000000000 05000000 06000000",
+    Progress(Role.DRAFT, 1, 2, 3, 4, 5, 6, 7, 8): "414d5344 0600 0600 efcdab8967452301 1500000000000000"
+    "01 0100000000000000 0200000000000000 0300000000000000 0400000000000000"
+    "0500000000000000 0600000000000000 0700000000000000 0800000000000000",
     Shutdown(): "414d5344 0600 0800 efcdab8967452301 1500000000000000",
 }
-"""Frames of version 6, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
+"""Frames of version 6 of every kind, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
 
 
 def with_a_bit_flipped(frame: bytes) -> Iterator[bytes]:
@@ -88,6 +98,10 @@ def test_every_message_comes_back_equal_with_its_header(message: Message, nonce:
     frame = encode(message, nonce, sent_ns)
     assert decode(frame) == (nonce, sent_ns, message)
     assert decode(memoryview(frame)) == (nonce, sent_ns, message)
+
+
+def test_there_is_a_frame_of_every_kind_of_message() -> None:
+    assert {type(message) for message in GOLDEN} == set(typing.get_args(Message))
 
 
 @pytest.mark.parametrize("message", GOLDEN, ids=lambda message: type(message).__name__)

@@ -130,8 +130,6 @@ class Babbling:
 
     def __init__(self, link: Transport) -> None:
         self._link = link
-        self.num_rejected = 0
-        self.sent_ns = 0
 
     def send(self, message: Message) -> None:
         if isinstance(message, Candidate):

@@ -18,10 +18,10 @@ from amusd.engine import Engine
 from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
 from amusd.runtime.startup import meet_draft, serve
+from amusd.testing.memory import MemoryTransport, memory_pair
 from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.transport.memory import MemoryTransport, memory_pair
 from amusd.types import Mode
 
 VOCAB_SIZE = 50

@@ -17,7 +17,7 @@ from amusd.drafters.oracle import OracleDrafter, always_right, right_with_probab
 from amusd.protocol.messages import Message, Open, Verdict
 from amusd.protocol.wire import encode
 from amusd.runtime.rollback import RollbackManager
-from amusd.transport.memory import MemoryTransport
+from amusd.testing.memory import MemoryTransport
 from amusd.types import FinishReason, Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
@@ -61,10 +61,6 @@ class CountingLink:
     def __init__(self, inner: MemoryTransport) -> None:
         self.inner = inner
         self.sizes: list[int] = []
-
-    @property
-    def num_rejected(self) -> int:
-        return self.inner.num_rejected
 
     def send(self, message: Message) -> None:
         self.sizes.append(len(encode(message, 0)))

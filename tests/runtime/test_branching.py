@@ -24,9 +24,9 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Message
+from amusd.testing.memory import MemoryTransport
 from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
-from amusd.transport.memory import MemoryTransport
 from amusd.types import FinishReason, Mode
 
 NUM_TOKENS = 40

@@ -32,7 +32,7 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
 from amusd.runtime.startup import meet_draft
-from amusd.transport.memory import memory_pair
+from amusd.testing.memory import memory_pair
 from amusd.types import Mode
 from amusd.workload import load_prompts
 

@@ -28,9 +28,9 @@ from amusd.protocol.messages import (
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve
+from amusd.testing.memory import memory_pair
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
-from amusd.transport.memory import memory_pair
 from amusd.types import FinishReason, Role
 
 VOCAB = 97
@@ -61,8 +61,6 @@ class OneByOne:
     def __init__(self, link: Transport) -> None:
         self._link = link
         self.send, self.close = link.send, link.close
-
-    num_rejected = sent_ns = 0
 
     def receive(self, timeout: float) -> Message | None:
         return self._link.receive(timeout) if timeout else None

@@ -10,7 +10,7 @@ from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 from amusd.drafters.oracle import always_right
 from amusd.protocol.messages import Close, Message, Open, Verdict
 from amusd.runtime.draft_client import Reminder
-from amusd.transport.memory import MemoryTransport
+from amusd.testing.memory import MemoryTransport
 from amusd.types import Mode
 
 NUM_TOKENS = 150
@@ -28,8 +28,6 @@ class Losing:
         self._link = link
         self._lost = lost
         self.receive, self.close = link.receive, link.close
-
-    num_rejected = sent_ns = 0
 
     def send(self, message: Message) -> None:
         if not self._lost(message):

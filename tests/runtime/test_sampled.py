@@ -20,8 +20,8 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.messages import Candidate, Message
 from amusd.sampling.acceptance import certain
+from amusd.testing.memory import MemoryTransport
 from amusd.testing.table import TableModel
-from amusd.transport.memory import MemoryTransport
 from amusd.types import Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]

@@ -13,9 +13,9 @@ from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import connect_target, failure_report, link_devices, prepare_draft
+from amusd.testing.memory import memory_pair
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
-from amusd.transport.memory import memory_pair
 from amusd.types import Role
 
 NGRAM = DrafterConfig(kind="ngram")

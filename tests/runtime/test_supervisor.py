@@ -26,9 +26,9 @@ from amusd.runtime import succession, supervisor
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import make_recorder
 from amusd.runtime.succession import MAX_RESTARTS
+from amusd.testing.memory import memory_pair
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.timeline import read_events
-from amusd.transport.memory import memory_pair
 from amusd.types import Mode, Role
 
 PACKAGE = Path(amusd.__file__).parent

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from amusd.protocol.messages import Message
+from amusd.testing.memory import MemoryTransport, memory_pair
 from amusd.transport.base import Transport
 from amusd.transport.delayed import DelayedTransport
-from amusd.transport.memory import MemoryTransport, memory_pair
 from amusd.transport.shared_memory import SharedMemoryTransport
 from amusd.transport.torch_distributed import TorchDistributedTransport
 from amusd.transport.zeromq import ZeroMQTransport

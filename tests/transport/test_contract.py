@@ -168,8 +168,8 @@ def test_garbage_and_foreign_frames_are_counted_and_dropped_and_the_link_goes_on
             link.inject(sender, bad_frame)
         sender.send(candidate(1))
         assert expect(receiver) == candidate(1)
-    assert receiver.num_rejected == len(bad_frames)
-    assert sender.num_rejected == 0
+    assert receiver.frames.num_rejected == len(bad_frames)
+    assert sender.frames.num_rejected == 0
     assert len(caplog.records) == 1
     receiver.send(verdict(2))
     assert expect(sender) == verdict(2)

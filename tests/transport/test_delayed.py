@@ -1,60 +1,115 @@
-"""A delay is counted from the sending, whenever somebody looks."""
+"""A delay is counted from the sending, whenever the receiver looks. The clock is the test's own."""
 
 from __future__ import annotations
 
-import time
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Shutdown, Verdict
+from amusd.protocol.messages import Message, Shutdown, Verdict
+from amusd.protocol.wire import encode
+from amusd.transport import delayed
+from amusd.transport.base import FrameCodec
 from amusd.transport.delayed import DelayedTransport
-from amusd.transport.memory import MemoryTransport, memory_pair
 
 DELAY_SECONDS = 0.2
+MS = 1_000_000
+
+
+class Link:
+    """A link and a clock: a receive that finds nothing lets its time pass."""
+
+    address = "memory://"
+
+    def __init__(self) -> None:
+        self.frames = FrameCodec(0)
+        self.now_ns = 5_000 * MS
+        self.arrivals: deque[tuple[int, bytes]] = deque()
+        self.is_lost = False
+
+    def send(self, message: Message, arrives_in_ms: int = 0) -> None:
+        self.arrivals.append((self.now_ns + arrives_in_ms * MS, encode(message, 0, self.now_ns)))
+
+    def receive(self, timeout: float) -> Message | None:
+        if self.is_lost and not self.arrivals:
+            raise PeerLostError("the peer closed the link")
+        deadline_ns = self.now_ns + round(timeout * 1e9)
+        if not self.arrivals or self.arrivals[0][0] > deadline_ns:
+            self.now_ns = deadline_ns
+            return None
+        self.now_ns = max(self.now_ns, self.arrivals[0][0])
+        return self.frames.accept(self.arrivals.popleft()[1])
+
+    def sleep(self, seconds: float) -> None:
+        self.now_ns += round(seconds * 1e9)
+
+    def close(self) -> None:
+        self.arrivals.clear()
 
 
 @pytest.fixture
-def ends() -> tuple[MemoryTransport, DelayedTransport]:
-    sender, receiver = memory_pair()
-    return sender, DelayedTransport(receiver, DELAY_SECONDS)
+def link(monkeypatch: pytest.MonkeyPatch) -> Link:
+    link = Link()
+    monkeypatch.setattr(delayed, "time", SimpleNamespace(monotonic_ns=lambda: link.now_ns, sleep=link.sleep))
+    return link
+
+
+@pytest.fixture
+def receiver(link: Link) -> DelayedTransport:
+    return DelayedTransport(link, DELAY_SECONDS)
 
 
 def numbered(number: int) -> Verdict:
     return Verdict(number, 1, 0, 0, (number,), 0)
 
 
-def test_a_message_comes_when_it_is_due_and_not_before(ends: tuple[MemoryTransport, DelayedTransport]) -> None:
-    sender, receiver = ends
-    before_ns = time.monotonic_ns()
-    sender.send(Shutdown())
+@pytest.mark.parametrize("arrives_in_ms", [0, 3, 150, 300])
+def test_a_message_comes_when_it_is_due_and_not_before(
+    link: Link, receiver: DelayedTransport, arrives_in_ms: int
+) -> None:
+    before_ns = link.now_ns
+    link.send(Shutdown(), arrives_in_ms)
     assert receiver.receive(0.0) is None
     assert receiver.receive(20.0) == Shutdown()
-    assert time.monotonic_ns() - before_ns >= DELAY_SECONDS * 1e9
-    assert before_ns <= receiver.sent_ns <= time.monotonic_ns() - DELAY_SECONDS * 1e9
+    assert link.now_ns - before_ns == max(DELAY_SECONDS * 1e9, arrives_in_ms * MS)
 
 
-def test_time_that_passes_before_anybody_looks_counts(ends: tuple[MemoryTransport, DelayedTransport]) -> None:
-    sender, receiver = ends
+def test_time_that_passes_before_anybody_looks_counts(link: Link, receiver: DelayedTransport) -> None:
     for number in range(3):
-        sender.send(numbered(number))
-    time.sleep(DELAY_SECONDS + 0.01)
+        link.send(numbered(number))
+    link.sleep(DELAY_SECONDS)
     assert [receiver.receive(0.0) for _ in range(4)] == [numbered(0), numbered(1), numbered(2), None]
 
 
-def test_what_a_lost_peer_sent_still_comes_in_time(ends: tuple[MemoryTransport, DelayedTransport]) -> None:
-    sender, receiver = ends
-    sender.send(numbered(1))
-    sender.kill()
+def test_each_message_has_its_own_delay(link: Link, receiver: DelayedTransport) -> None:
+    started_ns = link.now_ns
+    for number in range(3):
+        link.send(numbered(number))
+        link.sleep(0.05)
+    came_ms = []
+    for number in range(3):
+        assert receiver.receive(20.0) == numbered(number)
+        came_ms.append((link.now_ns - started_ns) // MS)
+    assert came_ms == [200, 250, 300]
+
+
+def test_what_a_lost_peer_sent_still_comes_in_time(link: Link, receiver: DelayedTransport) -> None:
+    before_ns = link.now_ns
+    link.send(numbered(1))
+    link.is_lost = True
     assert receiver.receive(0.0) is None
     assert receiver.receive(20.0) == numbered(1)
+    assert link.now_ns - before_ns == DELAY_SECONDS * 1e9
     with pytest.raises(PeerLostError):
         receiver.receive(20.0)
 
 
-def test_a_timeout_is_kept_while_a_message_is_held(ends: tuple[MemoryTransport, DelayedTransport]) -> None:
-    sender, receiver = ends
-    sender.send(Shutdown())
-    started = time.monotonic()
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_timeout_is_kept_while_a_message_is_held(link: Link, receiver: DelayedTransport, is_lost: bool) -> None:
+    before_ns = link.now_ns
+    link.send(Shutdown())
+    link.is_lost = is_lost
     assert receiver.receive(0.01) is None
-    assert 0.01 <= time.monotonic() - started < DELAY_SECONDS
+    assert link.now_ns - before_ns == 10 * MS

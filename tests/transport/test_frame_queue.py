@@ -19,7 +19,7 @@ DEADLINE = 20.0
 def filled(*frames: bytes) -> FrameQueue:
     queue = FrameQueue()
     for frame in frames:
-        assert queue.offer(frame)
+        assert queue.put(frame, 0.0)
     return queue
 
 
@@ -43,18 +43,18 @@ def test_batches_are_the_frames_in_order_and_each_is_as_long_as_it_fits(frames: 
 
 def test_it_is_full_at_its_number_of_frames_and_has_room_again_after_one_is_taken() -> None:
     queue = filled(*[b""] * MAX_QUEUED_MESSAGES)
-    assert not queue.offer(b"")
+    assert not queue.put(b"", 0.0)
     queue.take(0.0)
-    assert queue.offer(b"")
+    assert queue.put(b"", 0.0)
     assert len(queue) == MAX_QUEUED_MESSAGES
 
 
 def test_it_is_full_at_its_number_of_bytes_and_has_room_again_after_one_is_taken() -> None:
     half = bytes(MAX_QUEUED_BYTES // 2)
     queue = filled(half, half)
-    assert not queue.offer(b"x")
+    assert not queue.put(b"x", 0.0)
     assert queue.take(0.0) == half
-    assert queue.offer(b"x")
+    assert queue.put(b"x", 0.0)
 
 
 def test_a_put_waits_for_room() -> None:
@@ -82,7 +82,7 @@ def test_what_was_in_at_the_end_can_be_taken_unless_it_is_discarded() -> None:
     queue = filled(b"a", b"b")
     queue.end("first")
     queue.end("second")
-    assert not queue.offer(b"c")
+    assert not queue.put(b"c", 0.0)
     assert queue.take_batch(0.0, never) == [b"a"]
     assert queue.take(0.0) == b"b"
     with pytest.raises(PeerLostError, match="first"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from amusd.errors import PeerProtocolError
 from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.transport.ring import CONTROL_BYTES, RING_BYTES, Area, RingReader, RingWriter
+from amusd.transport.ring import CONTROL_BYTES, RING_BYTES, Area, Rings
 
 SMALL = 256
 """Bytes of a ring that wraps around all the time."""
@@ -24,9 +24,8 @@ class Pair:
 
     def __init__(self, num_ring_bytes: int = SMALL) -> None:
         self.sender, self.receiver = (Area(mmap.mmap(-1, CONTROL_BYTES + size)) for size in (num_ring_bytes, 4096))
-        self.writer = RingWriter(self.sender)
-        self.writer.attach(self.receiver)
-        self.reader = RingReader(self.receiver, self.sender)
+        self.writer = Rings(self.sender, self.receiver)
+        self.reader = Rings(self.receiver, self.sender)
 
     def claim(self, written: int) -> None:
         self.sender.words[0] = written

@@ -24,11 +24,11 @@ from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Failed, Verdict
 from amusd.protocol.wire import encode
 from amusd.transport import meeting
-from amusd.transport.base import MAX_QUEUED_MESSAGES, Rendezvous
+from amusd.transport.base import MAX_QUEUED_MESSAGES, Rendezvous, spin
 from amusd.transport.factory import connect, listen
 from amusd.transport.latency import measure_one_way
+from amusd.transport.ring import AREA_BYTES
 from amusd.transport.shared_memory import SharedMemoryTransport
-from amusd.transport.spinning import spin
 from amusd.types import Role
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is for Linux")
@@ -129,7 +129,7 @@ def test_a_writer_killed_in_a_flood_leaves_a_prefix_of_whole_messages(
     with pytest.raises(PeerLostError, match="the peer closed"):
         received.extend(iter(lambda: expect(listener), None))
     assert received == [Verdict(number, 1, 0, 0, (5,) * (number % 50), 0) for number in range(len(received))]
-    assert listener.num_rejected == 0
+    assert listener.frames.num_rejected == 0
     with pytest.raises(PeerLostError):
         listener.send(VERDICT)
 
@@ -151,7 +151,7 @@ def test_a_receiver_that_waits_knows_at_once_that_the_peer_was_killed(
     assert listener.receive(60.0) == VERDICT
     with ThreadPoolExecutor(1) as threads:
         receiving = threads.submit(listener.receive, 60.0)
-        wait_until(lambda: listener._own.num_sleeps % 2 == 1)
+        wait_until(lambda: listener._rings.own.num_sleeps % 2 == 1)
         process.kill()
         with pytest.raises(PeerLostError):
             receiving.result(DEADLINE)
@@ -230,7 +230,7 @@ def test_a_message_wakes_a_receiver_that_met_its_peer_just_before(
     listener: SharedMemoryTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = SharedMemoryTransport.connect(listener.address, NONCE)
-    watched, put = WatchedPoller(listener), other._writer.put
+    watched, put = WatchedPoller(listener), other._rings.put
     with ThreadPoolExecutor(1) as threads:
 
         def put_late(frame: bytes) -> bool:
@@ -239,7 +239,7 @@ def test_a_message_wakes_a_receiver_that_met_its_peer_just_before(
             return put(frame)
 
         receiving: list[Future[object]] = []
-        monkeypatch.setattr(other._writer, "put", put_late)
+        monkeypatch.setattr(other._rings, "put", put_late)
         started = time.monotonic()
         other.send(VERDICT)
         assert receiving[0].result(DEADLINE) == VERDICT
@@ -251,12 +251,12 @@ def test_a_sleeper_is_woken_once_and_not_once_a_message(
     listener: SharedMemoryTransport, other: SharedMemoryTransport
 ) -> None:
     for _ in range(2):
-        other._own.note_sleep()
+        other._rings.own.note_sleep()
         for _ in range(100):
             listener.send(VERDICT)
         assert other._connection is not None
         assert other._connection.recv(4096) == b"\0"
-        other._own.note_sleep()
+        other._rings.own.note_sleep()
     assert [expect(other) for _ in range(200)] == [VERDICT] * 200
 
 
@@ -289,7 +289,7 @@ def test_a_message_that_crosses_the_announcement_of_a_sleep_is_found_soon(
 
         def poll(self, milliseconds: int) -> list[object]:
             self.sleeps.append(milliseconds)
-            assert listener._writer.put(encode(VERDICT, NONCE))
+            assert listener._rings.put(encode(VERDICT, NONCE))
             return []
 
     crossing = Crossing()
@@ -342,29 +342,29 @@ def test_a_peer_whose_memory_makes_no_sense_is_counted_and_lost(
 ) -> None:
     other.send(VERDICT)
     assert expect(listener) == VERDICT
-    other._own.words[0] = 2**63
+    other._rings.own.words[0] = 2**63
     for timeout in (0.0, DEADLINE):
         with pytest.raises(PeerLostError, match="claims"):
             listener.receive(timeout)
     with pytest.raises(PeerLostError, match="claims"):
         listener.send(VERDICT)
-    assert listener.num_rejected == 1
+    assert listener.frames.num_rejected == 1
 
 
 def test_a_peer_cannot_write_or_shrink_what_this_end_sends(
     listener: SharedMemoryTransport, other: SharedMemoryTransport
 ) -> None:
-    assert listener._theirs is not None
+    assert listener._rings.theirs is not None
     with pytest.raises(TypeError):
-        listener._theirs.mapping[0] = 1
+        listener._rings.theirs.mapping[0] = 1
     with pytest.raises(PermissionError):
-        os.ftruncate(other._descriptor, 0)
+        os.ftruncate(other._rings.own.descriptor, 0)
 
 
 def test_an_end_of_another_session_is_turned_away_and_counted(listener: SharedMemoryTransport) -> None:
     foreigner = SharedMemoryTransport.connect(listener.address, NONCE ^ 1)
     assert listener.receive(0.0) is None
-    assert listener.num_rejected == 1
+    assert listener.frames.num_rejected == 1
     with pytest.raises(PeerLostError):
         foreigner.receive(DEADLINE)
     foreigner.close()
@@ -379,13 +379,13 @@ def test_strangers_are_turned_away_and_do_not_take_the_peer_s_place(
     strangers[1].send(introduction)  # without memory
     with tempfile.TemporaryFile() as file, os.fdopen(os.memfd_create("x", os.MFD_ALLOW_SEALING), "wb") as unsealed:
         for stranger, memory in zip(strangers[2:4], (file, unsealed), strict=True):  # could shrink under a reader
-            memory.truncate(meeting.AREA_BYTES)
+            memory.truncate(AREA_BYTES)
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory.fileno()]))]
             stranger.sendmsg([introduction], rights)
     strangers[4].close()
     silent = strangers[5]
     assert listener.receive(0.05) is None
-    assert listener.num_rejected == 5
+    assert listener.frames.num_rejected == 5
     other = SharedMemoryTransport.connect(listener.address, NONCE)
     other.send(VERDICT)
     assert expect(listener) == VERDICT

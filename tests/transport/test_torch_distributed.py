@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,17 @@ from amusd.errors import ConfigError, PeerLostError
 from amusd.protocol.messages import Failed, Open, Shutdown, Verdict
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport import process_groups, torch_distributed
+from amusd.transport.addresses import Endpoint
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect, listen
 from amusd.transport.lanes import Bodies, Lane
-from amusd.transport.process_groups import FORM_SECONDS, Meeting, Place, check_nccl
+from amusd.transport.process_groups import FORM_SECONDS, Meeting, check_nccl
 from amusd.transport.torch_distributed import TorchDistributedTransport
 from amusd.types import Role
 
 VERDICT = Verdict(1, 1, 0, 0, (5,), 0)
 LONG = Open(1, 1, tuple(range(5000)), 9000, "embedded", 16, 1)
+ELSEWHERE = Endpoint("", is_local=False, host="127.0.0.1")
 ECHO = """
 import sys
 from amusd.protocol.messages import Shutdown
@@ -292,12 +295,12 @@ def two_machines(monkeypatch: pytest.MonkeyPatch, patience: float) -> TorchDistr
     """The listening end of a link that takes its peer to be elsewhere."""
     monkeypatch.setattr(torch_distributed, "REMOTE_PATIENCE", timedelta(seconds=patience))
     monkeypatch.setattr(torch_distributed, "HEARTBEAT_SECONDS", 0.05)
-    return TorchDistributedTransport(Place("127.0.0.1", 0, False), NONCE, backend="gloo", device=None, hosts=True)
+    return TorchDistributedTransport(ELSEWHERE, NONCE, backend="gloo", device=None, hosts=True)
 
 
 def test_between_machines_signs_of_life_keep_a_silent_link(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = two_machines(monkeypatch, 1.0)
-    place = Place("127.0.0.1", int(listener.address.rpartition(":")[2]), False)
+    place = replace(ELSEWHERE, port=int(listener.address.rpartition(":")[2]))
     other = TorchDistributedTransport(place, NONCE, backend="gloo", device=None, hosts=False)
     try:
         other.send(VERDICT)
@@ -305,7 +308,7 @@ def test_between_machines_signs_of_life_keep_a_silent_link(monkeypatch: pytest.M
         assert listener.receive(1.5) is None
         other.send(VERDICT)
         assert expect(listener) == VERDICT
-        assert listener.num_rejected == 0
+        assert listener.frames.num_rejected == 0
     finally:
         other.close()
         listener.close()

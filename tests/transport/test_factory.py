@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import given
@@ -17,14 +19,26 @@ from transport.links import NONCE
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
-from amusd.transport.choice import ON_ONE_MACHINE, Choice, Link, choose, typed
-from amusd.transport.factory import choose_here, listen
+from amusd.transport import factory
+from amusd.transport.factory import ON_ONE_MACHINE, Choice, Link, choose_here, listen, typed
 
 AUTO = TransportConfig()
 IN_ORDER: tuple[Link, ...] = ("shared_memory", "zeromq", "zeromq_tcp")
 SCHEMES = {"shared_memory": "shm", "zeromq": "ipc", "zeromq_tcp": "tcp", "gloo": "gloo"}
 FAR = "tcp://10.0.0.1:29500"
 ROOT = Path(__file__).parents[2]
+
+
+def choose(config: TransportConfig, failed: Mapping[Link, str]) -> Choice:
+    """The choice on a machine where some links fail, for the reasons given."""
+
+    def bind(link: Link, *_: object) -> Mock:
+        if link in failed:
+            raise ConfigError(failed[link])
+        return Mock()
+
+    with patch.object(factory, "_bind", bind):
+        return choose_here(config)
 
 
 @given(st.sets(st.sampled_from(get_args(Link))))
