@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.models.attention import Attention
+from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.compatibility import why_not_run
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import PreallocatedCache
@@ -93,7 +93,7 @@ class _Layer:
         is_fused = joint.device.type != "cpu"
         place = self._place_fused if is_fused else self._place_on_host
         query, keys, values = place(joint, rotation, cache, index)
-        attended = attention.attend(query, keys, values, self._heads.scaling)
+        attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden = self.output.add_to(hidden, attended)
         gate_up = self.gate_up(F.rms_norm(hidden, width, self._mlp_norm, epsilon))

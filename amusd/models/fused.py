@@ -51,16 +51,23 @@ def rotate_and_store(
 
 
 @rotate_and_store.register_kernel("cuda")
-def _rotate_and_store_cuda(joint: Tensor, *arguments: Any) -> Tensor:
+def _rotate_and_store_cuda(joint: Tensor, *others: Any) -> Tensor:
     from amusd.models import fused_triton
 
     with torch.cuda.device(joint.device):  # Triton launches on the current device
-        return fused_triton.rotate_and_store(joint, *arguments)
+        return fused_triton.rotate_and_store(joint, *others)
 
 
 @rotate_and_store.register_fake
-def _rotate_and_store_fake(joint: Tensor, *arguments: Any) -> Tensor:
-    _, _, storage, _, num_queries, _ = arguments
+def _rotate_and_store_fake(
+    joint: Tensor,
+    _rotation: Tensor,
+    _norm: Tensor | None,
+    storage: Tensor,
+    _slots: Tensor,
+    num_queries: int,
+    _epsilon: float,
+) -> Tensor:
     return torch.empty((len(joint), num_queries, joint.shape[2]), dtype=storage.dtype, device=joint.device)
 
 

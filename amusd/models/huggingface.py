@@ -36,7 +36,7 @@ from amusd.models.decoder import Decoder
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, uses_decoder
-from amusd.models.network import Network
+from amusd.models.passes import Network
 from amusd.models.row_attention import require_triton
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})

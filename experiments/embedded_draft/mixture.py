@@ -1,4 +1,4 @@
-"""How much of the next token's probability belongs to the n-gram cache (`SHARES` of `amusd/drafters/ngram_cache.py`)?
+"""How much of the next token's probability belongs to the n-gram cache (`SHARES` of `amusd/drafters/ngram.py`)?
 
     python experiments/embedded_draft/mixture.py --answers answers.json
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from evaluate import MAX_LENGTH, Answer, logits_of
 
 from amusd.config import DrafterConfig
-from amusd.drafters.ngram_cache import SHARES, NgramCache, shares_of
+from amusd.drafters.ngram import SHARES, NgramCache, shares_of
 from amusd.drafters.tree import LOOKUP_WEIGHT
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft

@@ -40,10 +40,6 @@ class PacedModel(TableModel):
         time.sleep(self.pass_seconds)
         return super().forward(*args, **options)
 
-    def forward_paths(self, *args: Any, **options: Any) -> ModelOutput:
-        time.sleep(self.pass_seconds)
-        return super().forward_paths(*args, **options)
-
 
 def paced_model(pass_seconds: float) -> PacedModel:
     numerics = Numerics(width=WIDTH, fixed=False)

@@ -17,10 +17,9 @@ from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.ngram_cache import NgramCache
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.oracle import always_wrong
-from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.draft_session import Guesses, Node
