@@ -43,13 +43,17 @@ _WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": 
 _ACTIVATIONS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
 
 
-def check_supported(config: Any, model_class: Any | None, max_model_len: int) -> None:
-    """Raise `UnsupportedModelError`, naming model type and reason, for a model that this package cannot run.
+def supported_class(config: Any, max_model_len: int) -> Any:
+    """The causal language model class of transformers for a configuration.
 
-    `config` is a transformers configuration, `model_class` the causal language model class for it, if there is one.
+    Raises `UnsupportedModelError`, naming model type and reason, for a model that this package cannot run.
     """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     for reason in _reasons(config, model_class, max_model_len):
         raise UnsupportedModelError(f"model type '{config.model_type}' is not supported: {reason}")
+    return model_class
 
 
 def position_limit(config: Any) -> int | None:

@@ -27,9 +27,8 @@ from amusd.errors import ConfigError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import open_checkpoint
-from amusd.models.compatibility import check_supported
+from amusd.models.compatibility import supported_class
 from amusd.models.huggingface import (
-    causal_class,
     load_config,
     loaded_dtype,
     quiet_transformers,
@@ -99,10 +98,8 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
 def _build(folder: Path, draft: DraftWeights, options: LoadOptions) -> Any:
     """The draft as a transformers model with the whole head of the target."""
     config = copy.deepcopy(load_config(folder))
-    model_class = causal_class(config)
-    check_supported(config, model_class, options.max_model_len)
+    model_class = supported_class(config, options.max_model_len)
     options.check(config)  # refuses before any weight is read
-    assert model_class is not None  # refused above
     config.num_hidden_layers = draft.num_layers
     if layer_types := getattr(config, "layer_types", None):
         config.layer_types = layer_types[: draft.num_layers]

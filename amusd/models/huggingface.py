@@ -28,9 +28,9 @@ from amusd.models.checkpoint import (
 from amusd.models.compatibility import (
     QUANTIZATION_NAMES,
     check_quantization,
-    check_supported,
     is_fp8,
     position_limit,
+    supported_class,
 )
 from amusd.models.decoder import Decoder
 from amusd.models.kv_cache import PreallocatedCache
@@ -101,14 +101,14 @@ def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
     """
     config = load_config(path)
     with quiet_transformers(), one_line_errors(path):
-        check_supported(config, causal_class(config), options.max_model_len)
+        model_class = supported_class(config, options.max_model_len)
         options.check(config)  # refuses before any weight is read
         checkpoint = open_checkpoint(path)
         _check_dtypes(checkpoint, config)
         if uses_decoder(config, options.model_impl):
             model = mapped_model(checkpoint, config)
         else:
-            model = _stock_model(path, config, options)
+            model = _stock_model(path, model_class, config, options)
         return wrap_model(model, options, dtype=loaded_dtype(options.dtype))
 
 
@@ -219,10 +219,8 @@ def _wrong_shape(path: object, name: str, stored: Iterable[int], expected: Itera
     return f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}"
 
 
-def _stock_model(path: str | Path, config: Any, options: LoadOptions) -> Any:
+def _stock_model(path: str | Path, model_class: Any, config: Any, options: LoadOptions) -> Any:
     """The model as transformers loads it, which knows how the weights of every architecture are stored."""
-    model_class = causal_class(config)
-    assert model_class is not None  # refused before
     model, info = model_class.from_pretrained(
         str(find_checkpoint(path)),
         config=config,
@@ -300,13 +298,6 @@ def load_config(path: str | Path) -> Any:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         check_quantization(path, config)
     return config
-
-
-def causal_class(config: Any) -> Any | None:
-    """The causal language model class of transformers for a configuration, or None."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
 
 
 @contextlib.contextmanager
