@@ -17,8 +17,7 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig,
 from amusd.console import Console
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError
-from amusd.models.explanation import explain_drafter, explain_target
-from amusd.models.loading import draft_dtype, load_target, target_dtype
+from amusd.models.loading import draft_dtype, explain_drafter, explain_target, load_target, target_dtype
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.advice import Machine, advise

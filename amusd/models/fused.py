@@ -1,8 +1,8 @@
 """Element-wise work of a layer in one kernel each, for GPUs: every kernel saved is a launch and a round trip to memory.
 
-`rotate_and_store` does between the product that makes queries, keys and values and attention what else are six kernels;
-`silu_and_multiply` two. On CPUs the decoder does the same in place, without an operator's overhead (`decoder.py`); the
-CPU kernels here are what the Triton ones are compared with.
+`rotate_and_store` replaces the six kernels between the product that makes queries, keys and values and attention;
+`silu_and_multiply` replaces two. On CPUs the decoder does the same in place, without an operator's overhead
+(`decoder.py`); the CPU kernels here are the reference of the Triton ones.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def rotate_and_store(
     Args:
         joint: [rows, heads, dim]: query heads, then as many key heads as value heads; pairs side by side.
         rotation: [rows, dim / 2] complex64.
-        norm: [query heads + key heads, dim] float32, weights of a norm of each head; None: there is none.
+        norm: [query heads + key heads, dim] float32, the norm's weights of each head; None without such a norm.
         storage: [key heads + value heads, slots, dim] of one layer.
         slots: [rows] int64, where each row is written.
-        num_queries: query heads.
-        epsilon: of the norm.
+        num_queries: number of query heads.
+        epsilon: added to the norm's mean square.
 
     Returns:
         [rows, query heads, dim] in the dtype of `storage`.

@@ -16,15 +16,14 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
-from amusd.models.explanation import explain_drafter, explain_target
+from amusd.models.embedded_target import Report
 from amusd.models.language_model import LanguageModel
-from amusd.models.loading import load_draft_model, load_target
+from amusd.models.loading import explain_drafter, explain_target, load_draft_model, load_target
 from amusd.models.process_group import backend_for
 from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
-from amusd.models.zoo import Report
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.devices import claim_device, device_of, devices_of

@@ -11,8 +11,8 @@ from amusd.errors import NotFiniteError
 from amusd.models.language_model import DigestRequest, KVCache, LanguageModel
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
+from amusd.sampling.acceptance import Acceptance, accept_along, accept_equal
 from amusd.sampling.digest import Digests
-from amusd.sampling.equality import Acceptance, accept_along, accept_equal
 from amusd.sampling.sampler import TargetSampler
 
 T = TypeVar("T")

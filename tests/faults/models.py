@@ -151,7 +151,7 @@ class HashChainDrafter(ChainDrafter):
     def length(self) -> int:
         return len(self._hashes) - 1
 
-    def start(self, token_ids: Sequence[int], capacity: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         self._hashes = hashes_of(token_ids)
         self.drafted_from = {}
         self._spend("prefill")

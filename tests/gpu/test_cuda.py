@@ -21,7 +21,7 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.synthetic import SHAPES, random_model, shape_config
-from amusd.sampling.plain_ranking import make_ranking
+from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import TokenSampler
 
 pytestmark = [
@@ -165,7 +165,7 @@ def test_tokens_are_drawn_from_logits_on_the_device_as_from_their_copies(tempera
     assert chosen[0] == chosen[1]
     mixtures = [[(row, 0.25), (logits.shape[1] + row, 0.1)] if row % 2 else [] for row in range(8)]
     ranked = [
-        make_ranking(distribution, logits.shape[1], number=8).rank(
+        Ranking(distribution, logits.shape[1], number=8).rank(
             logits[:8].to(device), [5, 5, 6, 6, 7, 8, 9, 9], (), mixtures
         )
         for device in ("cpu", "cuda:0")

@@ -20,11 +20,11 @@ from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import NotFiniteError
 from amusd.models.numerics import Numerics
-from amusd.models.table import TableTokenizer
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Open
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
+from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 
