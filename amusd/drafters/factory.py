@@ -24,11 +24,11 @@ class LoadedDrafters:
     factories: Mapping[str, Callable[[], Drafter]]
     """Makes a drafter of chains, by name (the configuration's `kind`)."""
     vocab_size: int
-    """Of the models; 0 without one."""
+    """The models' vocabulary size; 0 without one."""
     tokenizer_hash: str
-    """Of the models' tokenizer; empty where every drafter works with any."""
+    """The fingerprint of the models' tokenizer; empty where every drafter works with any."""
     tree_factories: Mapping[str, Callable[[], Drafter]] = field(default_factory=dict)
-    """The same of trees, for those that can draft them."""
+    """Makes a drafter of trees, by name; only for those that can draft them."""
     num_ids: int = 0
     """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
 

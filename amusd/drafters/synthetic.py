@@ -41,7 +41,7 @@ class SyntheticDrafter(ChainDrafter):
 
     @property
     def tokens_per_step(self) -> int:
-        """As of the model."""
+        """The model's."""
         return self._model.tokens_per_step
 
     def set_reference(self, token_ids: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ from amusd.sampling.ranking import Ranking
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
 LOOKUP_TOKENS = 8
-"""Of one lookup at most."""
+"""Most tokens of one lookup."""
 
 
 class ModelTreeDrafter(Drafter):
@@ -43,9 +43,9 @@ class ModelTreeDrafter(Drafter):
         self._distribution = GREEDY
         self._context: list[int] = []
         self._slots: dict[Node, int] = {}
-        """Of each computed node."""
+        """The slot of each computed node."""
         self._paths: dict[Node, tuple[int, ...]] = {}
-        """Of each computed node: the slots behind the prefix that lead to it, its own last."""
+        """For each computed node: the slots behind the prefix that lead to it, its own last."""
 
     @property
     def length(self) -> int:
@@ -150,7 +150,7 @@ class ModelTreeDrafter(Drafter):
         wanted = None
         if ranking.digest is not None and behind:
             inputs = ranking.inputs(positions, contexts, mixtures)
-            others = np.repeat(inputs[:1], len(tokens) - len(inputs), axis=0)  # of rows that nobody looks at
+            others = np.repeat(inputs[:1], len(tokens) - len(inputs), axis=0)  # of rows whose guesses are not needed
             wanted = DigestRequest(ranking.digest, np.concatenate((others, inputs)))
         output = self._model.forward_tree(tokens, prefix, paths, self._cache, wanted)
         if not behind:

@@ -1,4 +1,4 @@
-"""What comes to the host of a row of logits on a device: a few columns that decide, and bounds on all others.
+"""The digest of a row of logits on a device, for the host: a few columns that decide, and bounds on all others.
 
 `Digest.compute` is work for a captured pass: tensors of fixed shape at fixed addresses, and nothing is asked of the
 device. What changes from pass to pass arrives as one tensor of inputs, and one tensor of outputs leaves. On the host
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from amusd.sampling.logits import Columns, Row
-from amusd.sampling.noise import Counters, codes_of, halves_of
+from amusd.sampling.noise import Counters, codes_of_columns, halves_of
 from amusd.sampling.noisy_scores import noisy_scores
 
 NUM_BEST, NUM_BEST_OF_MANY = 8, 16
@@ -54,9 +54,9 @@ class RowDigest:
     """The column of the largest score."""
     winner_logit: np.float32
     log_probability: float
-    """Of the winner, under the softmax of the logits."""
+    """The winner's, under the softmax of the logits."""
     log_share: float
-    """Of the winner, under the softmax of the scores; only without likely columns."""
+    """Logarithm of the winner's share under the softmax of the scores; only without likely columns."""
     rests: tuple[float, ...]
     """`rest`, `rest_from` and `rest_above`; only with likely columns."""
     best: Columns
@@ -72,7 +72,7 @@ class RowDigest:
     """[as many as were asked for], in their order."""
 
     def cut(self, num_likely: int, temperature: float) -> RowDigest:
-        """The same with fewer likely columns, as the device would have made it at that temperature."""
+        """The digest with fewer likely columns that the device would have made at that temperature."""
         divisor = np.float32(temperature)
         left, winner = self.likely_logits[num_likely:] / divisor, self.winner_logit / divisor
         weights = np.exp(left - self.likely_logits[0] / divisor)
@@ -86,7 +86,7 @@ class RowDigest:
         )
 
     def logit_of(self, column: int) -> float:
-        """Of a known column."""
+        """The logit of a known column."""
         columns = np.concatenate((self.best, self.likely, self.asked))
         logits = np.concatenate((self.best_logits, self.likely_logits, self.asked_logits))
         return float(logits[np.flatnonzero(columns == column)[0]])
@@ -165,7 +165,7 @@ class Digest:
         return words
 
     def outputs(self, logits: Tensor, inputs: npt.NDArray[np.int64]) -> Words:
-        """Of a pass that has not computed them: two copies."""
+        """Compute the outputs of rows whose pass has not computed them: two copies between host and device."""
         with torch.inference_mode():
             found: Words = self.compute(logits, torch.from_numpy(inputs).to(logits.device))[1].cpu().numpy()
         return found
@@ -200,7 +200,7 @@ class CapturedModel(Protocol):
 
     @property
     def captured_on(self) -> torch.device | None:
-        """Where its passes are captured, if they are."""
+        """The device that its passes are captured on; None: they are not."""
         ...
 
     @property
@@ -221,14 +221,13 @@ class Digests:
         self, vocab_size: int, output_ids: Tensor | None, device: torch.device, *, num_best: int = NUM_BEST
     ) -> None:
         """`vocab_size`, `output_ids`: see `LanguageModel`; `num_best`: guesses that a tree wants of a row at least."""
-        ids = None if output_ids is None else output_ids.cpu().numpy()
-        self._codes = codes_of(vocab_size) if ids is None else codes_of(int(ids.max()) + 1)[ids]
+        self._codes = codes_of_columns(vocab_size, None if output_ids is None else output_ids.cpu().numpy())
         self._device = device
         self._num_best = max(num_best, NUM_BEST)
 
     @classmethod
     def of(cls, model: CapturedModel) -> Digests | None:
-        """Those of a model whose passes are captured; None for another one, whose logits are on the host."""
+        """The digests of a model whose passes are captured; None for another one, whose logits are on the host."""
         device = model.captured_on
         return None if device is None else cls(model.vocab_size, model.output_ids, device)
 

@@ -10,6 +10,7 @@ The known columns go through `logits.py` in the same arithmetic whatever else is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,13 +23,15 @@ from amusd.sampling.digest import Digest, RowDigest, Words
 from amusd.sampling.logits import Changes, Columns, LogitsProcessor, Row
 
 Mask = npt.NDArray[np.bool_]
+_Bounds = tuple[float, float]
+"""The least and the most."""
 
 _SUM_MARGIN = 1e-4
 """Relative error of a sum of weights on a device at most, with much to spare."""
 _LOST_WEIGHT = 1e-37
 """A device may take a weight below this for 0."""
 _LARGEST = 700.0
-"""Whose exponential is still a number."""
+"""An exponent whose exponential is still a number."""
 _ORDER_MARGIN = 1e-9
 """Relative difference between float64 sums of the same weights in different orders at most."""
 
@@ -87,9 +90,9 @@ class KnownRow:
     columns: Columns | None = None
     """[known], ascending; None: all are known, in their order."""
     num_columns: int = 0
-    """Of the whole row, where that is not known."""
+    """Columns of the whole row; unused where all are known."""
     digest: RowDigest | None = None
-    """Where they come from, unless all are known."""
+    """The source of the columns, unless all are known."""
     is_extra: Mask | None = None
     """[known]: whether the column is none of the digest's likely ones: then it is in the device's sums."""
     largest_left: float = -math.inf
@@ -129,7 +132,7 @@ class KnownRow:
         )
 
     def place(self, column: int) -> int:
-        """Where the logit of a known column is."""
+        """The place of a known column in `logits`."""
         return column if self.columns is None else int(np.searchsorted(self.columns, column))
 
     def known(self, changes: Changes) -> Changes:
@@ -150,7 +153,7 @@ class KnownRow:
         return place if self.columns is None else int(self.columns[place])
 
     def _places(self, columns: Columns) -> tuple[Columns, Mask]:
-        """Where the known ones of `columns` are, and which these are."""
+        """The places of those of `columns` that are known, and which of them are."""
         assert self.columns is not None
         places = np.searchsorted(self.columns, columns)
         is_known = self.columns[np.minimum(places, len(self.columns) - 1)] == columns
@@ -171,21 +174,6 @@ class Kept:
     """No unknown column has a larger processed logit."""
     is_closed: bool = True
     """Whether no unknown column is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tail:
-    """Bounds on sums of weights of unknown columns, relative to that of the largest processed logit."""
-
-    least: float
-    most: float
-    """Of all."""
-    least_from: float
-    most_from: float
-    """Of those whose logit is at least the winner's, before bias and penalties."""
-    least_above: float
-    most_above: float
-    """Of those whose logit is larger than that."""
 
 
 def keep(distribution: Distribution, processor: LogitsProcessor, known: KnownRow, changes: Changes) -> Kept | None:
@@ -212,9 +200,9 @@ def keep(distribution: Distribution, processor: LogitsProcessor, known: KnownRow
         sure = row > left  # fewer than `top_k`
     if distribution.top_p < 1:
         assert known.digest is not None
-        tail = _tail_of(processor, known, float(row.max()), changes.size - known_changes.size)
+        bounds = _bounds(processor, known, float(row.max()), changes.size - known_changes.size)
         winner = np.float32(known.digest.winner_logit / processor.divisor)
-        by_sum, possible, is_closed = _by_sum(distribution.top_p, row, sure, winner, tail, left)
+        by_sum, possible, is_closed = _by_sum(distribution.top_p, row, sure, winner, bounds, left)
         sure = sure & by_sum
     if distribution.min_p > 0:
         least = processor.least(row)
@@ -223,32 +211,37 @@ def keep(distribution: Distribution, processor: LogitsProcessor, known: KnownRow
 
 
 def _by_sum(
-    top_p: float, row: Row, counted: Mask, winner: np.float32, tail: _Tail, left: float
+    top_p: float, row: Row, counted: Mask, winner: np.float32, bounds: Sequence[_Bounds], left: float
 ) -> tuple[Mask, Mask, bool]:
     """`sure`, `possible` and `is_closed` of what top-p keeps of a processed `row`.
 
-    `counted`: the columns that are in its total at least.
+    `counted`: the columns that are in its total at least; `bounds`: see `_bounds`.
     """
+    (least_rest, most_rest), (least_from, most_from), (least_above, most_above) = bounds
     order = np.argsort(-row, kind="stable")
     values = row[order]
     weights = np.exp(values - values[0])
     before = np.cumsum(weights, dtype=np.float64) - weights
     is_above = values > left
     above = weights[is_above].sum(dtype=np.float64)
-    total = weights[counted[order]].sum(dtype=np.float64) + (tail.least if counted.all() else 0.0)
+    total = weights[counted[order]].sum(dtype=np.float64) + (least_rest if counted.all() else 0.0)
     wanted_least = top_p * total * (1 - _ORDER_MARGIN)
-    wanted_most = top_p * (weights.sum(dtype=np.float64) + tail.most) * (1 + _ORDER_MARGIN)
+    wanted_most = top_p * (weights.sum(dtype=np.float64) + most_rest) * (1 + _ORDER_MARGIN)
     cases = (is_above, values > winner, values == winner)
-    least = np.select(cases, (0.0, 0.0, tail.least_above), tail.least_from)
-    most = np.select(cases, (0.0, tail.most_above, tail.most_from), tail.most)
+    least = np.select(cases, (0.0, 0.0, least_above), least_from)
+    most = np.select(cases, (0.0, most_above, most_from), most_rest)
     sure, possible = np.empty((2, len(row)), dtype=np.bool_)
     sure[order] = before + most < wanted_least
     possible[order] = before + least < wanted_most
     return sure, possible, bool(above >= wanted_most)
 
 
-def _tail_of(processor: LogitsProcessor, known: KnownRow, best: float, num_lowered: int) -> _Tail:
-    """`best`: the largest processed logit; `num_lowered`: unknown columns whose logits may have become smaller."""
+def _bounds(processor: LogitsProcessor, known: KnownRow, best: float, num_lowered: int) -> list[_Bounds]:
+    """The least and the most that unknown columns weigh together, relative to the largest processed logit, `best`.
+
+    Of all of them, of those whose logit is at least the winner's, and of those whose logit is larger than that, before
+    bias and penalties. `num_lowered`: unknown columns whose logits may have become smaller.
+    """
     digest, divisor = known.digest, processor.divisor
     assert digest is not None
     largest = float(digest.likely_logits[0] / divisor)
@@ -257,13 +250,10 @@ def _tail_of(processor: LogitsProcessor, known: KnownRow, best: float, num_lower
     lowered = num_lowered * math.exp(float(known.largest_left / divisor) - largest)
     factor = math.exp(min(largest - best, _LARGEST))
 
-    def bounds(total: float, own: npt.NDArray[np.float64]) -> tuple[float, float]:
+    def bounded(total: float, own: npt.NDArray[np.float64]) -> _Bounds:
         margin = _SUM_MARGIN * total + _LOST_WEIGHT * known.num_columns
         rest = total - float(own.sum())
         return max(0.0, rest - margin - lowered) * factor, max(0.0, rest + margin) * factor
 
     masks = (np.ones(len(extra), dtype=np.bool_), extra >= winner, extra > winner)
-    rest, rest_from, rest_above = (
-        bounds(total, weights[mask]) for total, mask in zip(digest.rests, masks, strict=True)
-    )
-    return _Tail(*rest, *rest_from, *rest_above)
+    return [bounded(total, weights[mask]) for total, mask in zip(digest.rests, masks, strict=True)]

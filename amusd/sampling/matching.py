@@ -20,7 +20,7 @@ from amusd.sampling.noise import Counters, counters, gumbel
 
 _BITS_TO_LOG = np.float32(math.log(2) * 2.0**-23)
 _LEFT_OUT = math.log(2) * (127 + 32)
-"""Of every bound: what is the same for all columns."""
+"""The part of every bound that is the same for all columns."""
 _SLACK, _SLACK_PER_LOGIT = 1e-3, 1e-6
 """Covers the float32 rounding of the bound."""
 _MOST_TRIES = 6

@@ -30,11 +30,11 @@ _MASK64 = (1 << 64) - 1
 MASK32 = (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 FIRST_FACTOR, _SECOND, _THIRD = 0x7FEB352D, 0x846CA68B, 0x9E485565
-"""Of the first round of `counters`, which needs no fold."""
+"""The factor of the first round of `counters`, which needs no fold."""
 ROUNDS = ((16, _SECOND), (15, _THIRD))
 """Shift and factor of its other rounds."""
 LAST_SHIFT = 16
-"""Of the fold at its end."""
+"""The shift of the fold at the end of `counters`."""
 _CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, FIRST_FACTOR)), 15
 _HALF = 0.5
 UNIT = 2.0**-32
@@ -72,6 +72,11 @@ def codes_of(num_ids: int) -> Counters:
     _fold(codes, scratch, _LAST_CODE_SHIFT)
     codes.flags.writeable = False
     return codes
+
+
+def codes_of_columns(num_columns: int, ids: npt.NDArray[np.int64] | None) -> Counters:
+    """[num_columns]: the code of the token that each column scores, `ids` [num_columns]; None: its own number."""
+    return codes_of(num_columns) if ids is None else codes_of(int(ids.max()) + 1)[ids]
 
 
 def counters(key: int, codes: Counters, out: Counters | None = None, scratch: Counters | None = None) -> Counters:

@@ -32,14 +32,14 @@ from amusd.config import Distribution
 from amusd.sampling.digest import Digest, Digests, RowDigest, Words
 from amusd.sampling.known_rows import Kept, KnownRow, check_largest, keep
 from amusd.sampling.logits import Changes, LogitsProcessor, Row
-from amusd.sampling.noise import Counters, Domain, code_of, codes_of, counters, float_gumbel, gumbel_of, key_of
+from amusd.sampling.noise import Counters, Domain, code_of, codes_of_columns, counters, float_gumbel, gumbel_of, key_of
 
 Noise = npt.NDArray[np.float32]
 """[columns]: Gumbel noise times the temperature."""
 _LEAST_PROBABILITY = 1e-37
 """Below it a float32 loses its digits: such a token counts as one that cannot come."""
 _LARGEST = 700.0
-"""Whose exponential is still a number."""
+"""An exponent whose exponential is still a number."""
 _POSITIONS_KEPT = 16
 """Positions whose noise is kept: the nodes of a tree stand at few, and meet each of them often."""
 
@@ -49,9 +49,9 @@ class RankedTokens:
     """The likeliest tokens behind one row, best first; of equal ones that of the first column."""
 
     token_ids: tuple[int, ...]
-    """As many as asked for; fewer where filters leave fewer, or the rest is less likely than wanted."""
+    """Fewer than asked for where filters leave fewer, or the rest is less likely than wanted."""
     probabilities: tuple[float, ...]
-    """Of each, above 0; together at most 1."""
+    """One for each token, above 0; together at most 1."""
 
 
 Mixture = Sequence[tuple[int, float]]
@@ -109,11 +109,10 @@ class Ranking:
         self._num_columns = vocab_size
         self._output_ids = output_ids
         self._digests = digests
-        self._ids = np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy()
-        self._codes = codes_of(int(self._ids.max()) + 1)
-        if output_ids is not None:
-            self._codes = self._codes[self._ids]
-        self._processor = LogitsProcessor(distribution, vocab_size, None if output_ids is None else self._ids)
+        ids = None if output_ids is None else output_ids.cpu().numpy()
+        self._ids = np.arange(vocab_size) if ids is None else ids
+        self._codes = codes_of_columns(vocab_size, ids)
+        self._processor = LogitsProcessor(distribution, vocab_size, ids)
         self._keep_noise()
 
     @property
@@ -241,7 +240,7 @@ class Ranking:
     # Where filters or penalties do
 
     def _best_of_shaped(self, row: Row | RowDigest, shares: _Shares, context: Sequence[int], position: int) -> _Best:
-        """Of a digest only the columns that it holds."""
+        """The best of a processed row; of a digest only the columns that it holds."""
         known = KnownRow.of(row, self._num_columns) if isinstance(row, RowDigest) else KnownRow(row)
         known = self._mixed_row(known, shares)
         changes = self._changes(context)
@@ -296,7 +295,7 @@ class Ranking:
         return [(self._column(token_id), share) for token_id, share in mixture]
 
     def _column(self, token_id: int) -> int:
-        """Where this token is scored; one that is nowhere gets a new column."""
+        """The column that scores this token; a token without one gets a new column."""
         column = self._processor.column(token_id)
         if column is None:
             column = len(self._ids)

@@ -28,7 +28,7 @@ from amusd.sampling.digest import Digest, Digests, RowDigest, Words
 from amusd.sampling.known_rows import KnownRow, PassRows, keep
 from amusd.sampling.logits import Changes, Columns, LogitsProcessor, Row
 from amusd.sampling.matching import NoisyArgmax
-from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of, uniform
+from amusd.sampling.noise import Domain, codes_of_columns, counters, gumbel, key_of, uniform
 
 DRAFT_SUPPORT = 1024
 """Tokens that a draft draws from at most under the ratio test: what its rows carry."""
@@ -59,7 +59,7 @@ class TokenSampler:
         self._distribution = distribution
         self._domain = domain
         self._processor = LogitsProcessor(distribution, vocab_size, ids)
-        self._codes = codes_of(vocab_size) if ids is None else codes_of(int(ids.max()) + 1)[ids]
+        self._codes = codes_of_columns(vocab_size, ids)
         self._ids = ids
         self._draw = NoisyArgmax(self._codes)
         self._num_prompt_tokens = len(prompt)
@@ -256,7 +256,7 @@ class TargetSampler(TokenSampler):
         self._rejects = rule == "rejection"
         self._wants_logprobs = logprobs
         self.logprobs: tuple[float, ...] = ()
-        """Of the tokens last accepted, under the model alone; empty unless asked for."""
+        """Log-probabilities of the tokens last accepted, under the model alone; empty unless asked for."""
 
     def path_inputs(self, block: Block) -> npt.NDArray[np.int64]:
         """`inputs` for the rows of a pass over several paths."""
@@ -374,7 +374,7 @@ def _largest(row: Row, columns: Columns | None, number: int) -> Columns:
 
 
 def _positions_of(block: Block) -> list[int]:
-    """Of the token behind each row."""
+    """Positions of the tokens behind the rows."""
     positions = [block.start + 1]
     for parent in block.parents:
         positions.append(positions[parent] + 1)

@@ -24,7 +24,7 @@ class Emission:
     """The tokens that count: all of the block, or those up to and including the one that ended the answer."""
     finish_reason: FinishReason | None
     logprobs: tuple[float, ...] = ()
-    """Of `token_ids`, under the target alone; empty unless asked for."""
+    """Log-probabilities of `token_ids` under the target alone; empty unless asked for."""
 
 
 @dataclass
