@@ -7,8 +7,9 @@ from typing import Any
 
 from amusd.protocol.messages import Message
 from amusd.simulation.clock import VirtualClock
+from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.messages import record_message
-from amusd.tracing.recorder import NO_SEQUENCE, Recorder
+from amusd.tracing.recorder import Recorder
 from amusd.types import Role
 
 
@@ -27,7 +28,7 @@ class Journal(Recorder):
         if self._keep:
             super().span(name, start_ns, end_ns, sequence_id, **fields)
 
-    def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
+    def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
         self.span(name, self._clock.now_ns, self._clock.now_ns, sequence_id, **fields)
 

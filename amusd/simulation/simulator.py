@@ -27,8 +27,8 @@ from amusd.simulation.journal import Journal
 from amusd.simulation.link import Link
 from amusd.simulation.target import TargetActor
 from amusd.simulation.tokens import Answer, guess_places, guess_weights
+from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics, total
-from amusd.tracing.recorder import Event
 from amusd.types import Mode, Role
 
 

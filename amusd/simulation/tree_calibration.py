@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from amusd.tracing.drafted import drafts_tree
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
 
 
 def accept_next_of(sequences: Iterable[tuple[Sequence[Event], Sequence[Event]]]) -> float | None:
@@ -28,17 +28,15 @@ def _hits(target: Sequence[Event], draft: Sequence[Event]) -> Iterator[bool]:
     kept: set[int] = set()
     missed: set[int] = set()
     for event in draft:
-        if "kept_steps" in event.fields:
-            first = event.fields["committed_length"] - event.fields["num_adopted"] - len(event.fields["kept_steps"])
-            kept.update(range(first, first + len(event.fields["kept_steps"])))
-            if event.fields["num_adopted"]:
-                missed.add(first + len(event.fields["kept_steps"]))
+        if isinstance(event, VerdictTaken) and event.kept_steps is not None:
+            kept.update(range(event.kept_length - len(event.kept_steps), event.kept_length))
+            if event.num_adopted:
+                missed.add(event.kept_length)
     for event in target:
-        fields = event.fields
-        if event.name == "target_pass" and fields.get("num_rescued"):
+        if isinstance(event, TargetPass) and event.num_rescued:
             yield True
-        if event.name == "target_pass" and fields["num_accepted"] < min(fields["num_judged"], fields["num_tokens"]):
-            position = fields["committed_length"] - 1
+        if isinstance(event, TargetPass) and event.has_rejected:
+            position = event.committed_length - 1
             if position in kept or position in missed:
                 yield position in kept
 
@@ -47,13 +45,12 @@ def _fan_out(draft: Sequence[Event]) -> int:
     """The most guesses behind a node, from the growth of the tree between two steps that follow each other."""
     most, length = 1, None
     for event in draft:
-        if event.name == "draft_step":
-            num_nodes = event.fields["num_tokens"]
-            if length is not None and num_nodes:
-                most = max(most, -(-(event.fields["length"] - length) // num_nodes))
-            length = event.fields["length"]
-        elif event.name in ("advance", "rollback"):
+        if isinstance(event, DraftStep):
+            if length is not None and event.num_tokens:
+                most = max(most, -(-(event.length - length) // event.num_tokens))
+            length = event.length
+        elif isinstance(event, VerdictTaken):
             length = None  # what else it threw away is not told
-        elif event.name == "draft_prefill":
-            length = event.fields["num_tokens"]
+        elif isinstance(event, DraftPrefill):
+            length = event.num_tokens
     return most

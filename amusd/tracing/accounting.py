@@ -27,7 +27,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import (
+    DraftPrefill,
+    DraftWait,
+    Event,
+    TargetPass,
+    TargetPrefill,
+    TargetWait,
+    VerdictTaken,
+    WholeSequence,
+)
 from amusd.tracing.timeline import Timeline, by_sequence
 
 TARGET_PARTS = ("prefill", "full_passes", "partial_passes", "passes_without_candidates", "waits", "host")
@@ -47,19 +56,17 @@ class Account:
 
 
 def target_account(events: Sequence[Event]) -> Account | None:
-    """Of the target's events of one sequence; None when it did not record how the sequence went."""
-    parts = [
-        (event, {_target_part(event): event.duration_ns})
-        for event in events
-        if event.name in ("target_prefill", "target_pass", "target_wait")
-    ]
+    """The account of the target, from its events of one sequence; None if they do not tell how the sequence went."""
+    parts = [(event, {name: event.duration_ns}) for event in events if (name := _target_part(event)) is not None]
     return _account(events, parts, TARGET_PARTS)
 
 
 def draft_account(draft: Sequence[Event], target: Sequence[Event]) -> Account | None:
-    """Of the draft's events of one sequence; the target's say what became of its tokens. None as above."""
-    names = {"draft_prefill": "prefill", "advance": "verdicts", "rollback": "verdicts", "draft_wait": "waits"}
-    parts = [(event, {names[event.name]: event.duration_ns}) for event in draft if event.name in names]
+    """The account of the draft, from its events of one sequence; the target's say what became of its tokens.
+
+    None as above.
+    """
+    parts = [(event, {name: event.duration_ns}) for event in draft if (name := _draft_part(event)) is not None]
     for step in judge_steps(draft, target):
         duration_ns = step.event.duration_ns
         useful_ns = duration_ns * step.count(Fate.ACCEPTED) // max(1, len(step.fates))
@@ -68,13 +75,13 @@ def draft_account(draft: Sequence[Event], target: Sequence[Event]) -> Account | 
 
 
 def accounts(timeline: Timeline, sequence_id: int) -> dict[str, Account]:
-    """Of one sequence, by worker; without those that recorded none."""
+    """The accounts of one sequence, by worker; without a worker that recorded none."""
     part = timeline.only(sequence_id)
     return _accounts(part.target, part.draft)
 
 
 def time_fractions(timeline: Timeline, sequence_ids: Collection[int]) -> dict[str, dict[str, float] | None]:
-    """Over several sequences together: each part as a share of the wall time, by worker; None for one without any."""
+    """Each part as a share of the wall time of several sequences together, by worker; None for one without events."""
     target, draft = by_sequence(timeline.target), by_sequence(timeline.draft)
     each = [_accounts(target.get(id_, ()), draft.get(id_, ())) for id_ in sequence_ids]
     found: dict[str, dict[str, float] | None] = {}
@@ -89,22 +96,35 @@ def _accounts(target: Sequence[Event], draft: Sequence[Event]) -> dict[str, Acco
     return {role: account for role, account in found.items() if account is not None}
 
 
-def _target_part(event: Event) -> str:
-    if event.name == "target_prefill":
-        return "prefill"
-    if event.name == "target_wait":
-        return "waits"
-    if event.fields["num_candidates"] == 0:
-        return "passes_without_candidates"
-    num_scored = event.fields["num_candidates"] + event.fields.get("num_alternatives", 0)
-    full = num_scored >= event.fields["max_candidates"]
-    return "full_passes" if full else "partial_passes"
+def _target_part(event: Event) -> str | None:
+    match event:
+        case TargetPrefill():
+            return "prefill"
+        case TargetWait():
+            return "waits"
+        case TargetPass(num_candidates=0):
+            return "passes_without_candidates"
+        case TargetPass():
+            return "full_passes" if event.num_scored >= event.max_candidates else "partial_passes"
+    return None
+
+
+def _draft_part(event: Event) -> str | None:
+    """The part of a span that is not a step: what became of a step's tokens splits it in two."""
+    match event:
+        case DraftPrefill():
+            return "prefill"
+        case VerdictTaken():
+            return "verdicts"
+        case DraftWait():
+            return "waits"
+    return None
 
 
 def _account(
     events: Iterable[Event], parts: Sequence[tuple[Event, dict[str, int]]], names: Sequence[str]
 ) -> Account | None:
-    whole = next((event for event in events if event.name == "sequence"), None)
+    whole = next((event for event in events if isinstance(event, WholeSequence)), None)
     if whole is None:
         return None
     found = dict.fromkeys(names, 0)

@@ -12,12 +12,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.etree import ElementTree as ET
 
 from amusd.tracing import svg
 from amusd.tracing.drafted import Fate, Step, judge_steps
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import (
+    DraftPrefill,
+    DraftStep,
+    Event,
+    Receive,
+    Rollback,
+    TargetPass,
+    TargetPrefill,
+    VerdictTaken,
+)
 from amusd.tracing.timeline import Timeline
 
 WIDTH = 640
@@ -114,7 +123,7 @@ def _window(timeline: Timeline) -> _Window:
         return _Window(start_ns, start_ns, start_ns + 1_000_000, 1_000_000, is_cut=False)
     origin_ns = min(event.start_ns for event in timeline.target)
     line_ns = max(1000, PASSES_PER_LINE * int(statistics.median(event.duration_ns for event in passes)))
-    steps = [event for event in timeline.draft if event.name == "draft_step"]
+    steps = [event for event in timeline.draft if isinstance(event, DraftStep)]
     first_ns = min(event.start_ns for event in (passes[0], *steps))
     start_ns = max(origin_ns, first_ns - line_ns // 16, passes[0].start_ns - line_ns)
     # The draft goes on until it hears that the answer has ended.
@@ -123,8 +132,8 @@ def _window(timeline: Timeline) -> _Window:
     return _Window(origin_ns, start_ns, min(end_ns, cut_ns), line_ns, is_cut=cut_ns < passes[-1].end_ns)
 
 
-def _passes(timeline: Timeline) -> list[Event]:
-    return [event for event in timeline.target if event.name == "target_pass"]
+def _passes(timeline: Timeline) -> list[TargetPass]:
+    return [event for event in timeline.target if isinstance(event, TargetPass)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +164,15 @@ class _Drawing:
     def prefills(self, timeline: Timeline) -> None:
         """Reading the prompt, as far as it is shown."""
         for event in (*timeline.target, *timeline.draft):
-            if event.name == "target_prefill":
+            if isinstance(event, TargetPrefill):
                 self._span(event, _TARGET_TOP, _TARGET_HEIGHT, svg.FAINT, "prefill", "reads the prompt")
-            elif event.name == "draft_prefill":
+            elif isinstance(event, DraftPrefill):
                 self._span(event, _DRAFT_TOP, _DRAFT_HEIGHT, svg.FAINT, "prefill", "reads the prompt")
 
-    def target_pass(self, event: Event) -> None:
+    def target_pass(self, event: TargetPass) -> None:
         """A box with a square for each candidate judged, and below them a ring for the target's own token."""
-        num_judged, num_accepted = event.fields["num_judged"], event.fields["num_accepted"]
-        words = f"pass: {num_accepted} of {num_judged} candidates accepted, {event.fields['num_tokens']} tokens gained"
+        num_judged, num_accepted = event.num_judged, event.num_accepted
+        words = f"pass: {num_accepted} of {num_judged} candidates accepted, {event.num_tokens} tokens gained"
         piece = self._span(event, _TARGET_TOP, _TARGET_HEIGHT, svg.PALE, "pass", words)
         if piece is None:
             return
@@ -171,10 +180,10 @@ class _Drawing:
         size = max(1.0, pitch - 1.5)
         group = self.lines[piece.line]
         for index in range(num_judged):
-            late = index >= event.fields["num_candidates"] and not event.fields.get("num_rescued")
+            late = index >= num_judged - event.num_late
             x = piece.left + 3 + index * pitch
             _draw_candidate(group, x, _TARGET_TOP + 4, size, accepted=index < num_accepted, late=late)
-        if event.fields["num_tokens"] > num_accepted:
+        if event.num_tokens > num_accepted:
             _draw_own(group, piece.left + 3 + num_accepted * pitch, _TARGET_TOP + _TARGET_HEIGHT - size - 4, size)
 
     def step(self, step: Step) -> None:
@@ -183,7 +192,8 @@ class _Drawing:
         if not count:
             self._span(event, _DRAFT_TOP, _DRAFT_HEIGHT, svg.PALE, "step", "draft step without a proposal")
         for index, fate in enumerate(step.fates):
-            part = event._replace(
+            part = replace(
+                event,
                 start_ns=event.start_ns + event.duration_ns * index // count,
                 end_ns=event.start_ns + event.duration_ns * (index + 1) // count,
             )
@@ -197,7 +207,7 @@ class _Drawing:
         received = [flow for flow in timeline.to_draft if flow.message == "verdict"]
         for flow in received:
             answer = _answer_to(flow.received, timeline.draft)
-            rolls_back = answer is not None and answer.name == "rollback"
+            rolls_back = isinstance(answer, Rollback)
             for piece in self.window.pieces(flow.received.start_ns, flow.received.start_ns + 1):
                 sent_x = max(_LEFT, self.window.x(flow.sent.start_ns, piece.line))
                 colour, width = (REJECTED, 2.2) if rolls_back else (svg.RULE, 0.8)
@@ -212,7 +222,7 @@ class _Drawing:
                     kind="verdict rollback" if rolls_back else "verdict",
                 )
                 latency_ms = (flow.received.start_ns - flow.sent.start_ns) / 1e6
-                discarded = f", {answer.fields['num_discarded']} tokens thrown away" if answer and rolls_back else ""
+                discarded = f", {answer.num_discarded} tokens thrown away" if answer and rolls_back else ""
                 svg.hint(arrow, f"verdict, {latency_ms:.2f} ms on its way{discarded}")
 
     def _span(
@@ -229,12 +239,12 @@ class _Drawing:
         return longest
 
 
-def _answer_to(received: Event, draft: Sequence[Event]) -> Event | None:
+def _answer_to(received: Event, draft: Sequence[Event]) -> VerdictTaken | None:
     """What the draft did about a verdict: nothing when a newer one had arrived by then."""
     for event in draft[draft.index(received) + 1 :]:
-        if event.name in ("advance", "rollback"):
+        if isinstance(event, VerdictTaken):
             return event
-        if event.name == "receive":
+        if isinstance(event, Receive):
             return None
     return None
 

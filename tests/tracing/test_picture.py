@@ -7,10 +7,9 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from tracing.runs import Run, named
+from tracing.runs import Run, made, named
 
 from amusd.tracing.picture import MAX_LINES, WIDTH, draw
-from amusd.tracing.recorder import Event
 from amusd.tracing.timeline import Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -67,12 +66,16 @@ def test_everything_stays_on_the_page_and_texts_are_there(real_run: Run) -> None
 
 def test_a_long_answer_is_cut_and_says_so() -> None:
     passes = [
-        Event(
+        made(
             "target_pass",
             1_000_000 * number,
             1_000_000 * number + 900_000,
             1,
-            {"num_judged": 0, "num_accepted": 0, "num_candidates": 0, "num_tokens": 1, "committed_length": number},
+            num_judged=0,
+            num_accepted=0,
+            num_candidates=0,
+            num_tokens=1,
+            committed_length=number,
         )
         for number in range(1, 400)
     ]
@@ -83,5 +86,5 @@ def test_a_long_answer_is_cut_and_says_so() -> None:
 
 
 def test_an_answer_that_never_had_a_pass_is_still_a_picture(tmp_path: Path) -> None:
-    root = parse(draw(Timeline.of([Event("target_prefill", 5, 10, 1, {})], []), "nothing", []))
+    root = parse(draw(Timeline.of([made("target_prefill", 5, 10, 1)], []), "nothing", []))
     assert kinds(root)["pass"] == 0
