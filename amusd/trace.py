@@ -12,11 +12,11 @@ from pathlib import Path
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import write_whole
+from amusd.reporting.picture import draw
 from amusd.tracing.accounting import Account, accounts
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, judge_steps
 from amusd.tracing.events import Rollback, TargetPass, WholeSequence
-from amusd.tracing.picture import draw
 from amusd.tracing.timeline import Timeline, read_timeline
 
 TRACE_FILE = "trace.json"
@@ -30,7 +30,8 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     """Write `trace.json` and `timeline.svg` of one sequence into the run directory, and say where its time went.
 
     Without a number it is the last sequence with an asynchronous draft, else the last with a draft, else the last.
-    Returns the exit code. Raises `ConfigError` for what is no run directory, or has no such sequence.
+    Without matplotlib there is no picture. Returns the exit code. Raises `ConfigError` for what is no run directory, or
+    has no such sequence.
     """
     console = Console()
     timeline = _read(run_directory)
@@ -40,7 +41,11 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     summary = summary_lines(part)
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
     write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
-    write_whole(run_directory / PICTURE_FILE, draw(part, schedule, summary))
+    try:
+        write_whole(run_directory / PICTURE_FILE, draw(part, schedule, summary))
+        picture = "open it in a browser"
+    except ConfigError as lack:
+        picture = f"not drawn: {lack}"
     console.text(f"sequence {sequence.sequence_id}: {schedule}")
     for line in summary:
         console.text(line)
@@ -48,7 +53,7 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
         console.text(account_line(role, account))
     console.text(f"clock: {timeline.clock}")
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
-    console.text(f"{run_directory / PICTURE_FILE}: open it in a browser")
+    console.text(f"{run_directory / PICTURE_FILE}: {picture}")
     return 0
 
 

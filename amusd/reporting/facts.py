@@ -28,6 +28,7 @@ def facts_of(config: RunConfig, environment: Mapping[str, Any]) -> list[tuple[st
         ("Prompts", prompts_name(config)),
         ("Answers", _answers(config)),
         ("Software", _software(environment)),
+        ("Date", str(environment.get("date") or "not recorded")),
     ]
 
 

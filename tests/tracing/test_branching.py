@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from xml.etree import ElementTree as ET
 
 import pytest
+from reporting.drawings import box, parse
 from tracing.runs import Run, made, named
-from tracing.test_picture import kinds, parse
+from tracing.test_picture import kinds
 
+from amusd.reporting.picture import WIDTH, draw
 from amusd.tracing.accounting import accounts
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, accepted_positions, judge_steps
-from amusd.tracing.picture import WIDTH, draw
 from amusd.tracing.timeline import Timeline
 
 SEQUENCES = [1, 2]
@@ -127,5 +127,6 @@ def test_the_picture_shows_what_the_metrics_count(branching_run: Run, sequence_i
     drafted = sum(count for kind, count in found.items() if kind.startswith("step "))
     assert drafted == metrics.draft.num_drafted
     assert found["verdict rollback"] == metrics.draft.num_rollbacks
-    for box in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect"):
-        assert 0 <= float(box.get("x", "")) <= WIDTH
+    for group in parse(picture).iter("g"):
+        if group.get("class"):
+            assert 0 <= box(group).left <= WIDTH
