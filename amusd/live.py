@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from amusd.tracing.events import Event, Receive, TargetPass, TargetWait
 from amusd.tracing.recorder import Recorder
@@ -129,27 +129,6 @@ def _coloured(symbols: str) -> str:
     return "".join(parts) + "\x1b[0m"
 
 
-class Screen(Protocol):
-    """Text that streams, with a panel below it."""
-
-    @property
-    def width(self) -> int:
-        """Columns that a line of the panel may have."""
-        ...
-
-    def write(self, text: str) -> None:
-        """Append to the text."""
-        ...
-
-    def show(self, lines: list[str]) -> None:
-        """Put these lines below the text, in the place of those before."""
-        ...
-
-    def close(self) -> None:
-        """Take the panel away. The text stays, and the cursor behind it."""
-        ...
-
-
 class TerminalScreen:
     """A terminal that knows the ANSI codes.
 
@@ -165,7 +144,7 @@ class TerminalScreen:
 
     @property
     def width(self) -> int:
-        """One less than the terminal has: nothing ever stands in its last column, where terminals differ."""
+        """Columns of a line of the panel: one less than the terminal has, as terminals differ in their last one."""
         return max(1, self._size().columns - 1)
 
     def write(self, text: str) -> None:
@@ -230,7 +209,7 @@ def _printable(character: str) -> str:
 class LiveView:
     """One answer on a screen, with what the target's recorder says about it."""
 
-    def __init__(self, screen: Screen, recorder: Recorder, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, screen: TerminalScreen, recorder: Recorder, now: Callable[[], float] = time.monotonic) -> None:
         self._screen = screen
         self._recorder = recorder
         self._now = now

@@ -117,6 +117,11 @@ def row_kind(row: Row) -> str:
     return row_name({**row, "num_speculative_tokens": None})
 
 
+def cells_of(row: Row, columns: Sequence[Column]) -> list[tuple[str, str]]:
+    """A row of a sortable table: what each cell shows, and what it is sorted by."""
+    return [(row_name(row), row_name(row)), *((column.text(row), column.sort_key(row)) for column in columns)]
+
+
 def columns_of(rows: Sequence[Row]) -> list[Column]:
     """Those that any of the rows has."""
     return [column for column in COLUMNS if any(row.get(column.name) is not None for row in rows)]

@@ -9,32 +9,15 @@ from typing import Any
 
 from amusd.config import RunConfig
 from amusd.files import write_whole
-from amusd.reporting.columns import Row, columns_of, percent, row_name
+from amusd.reporting.columns import Row, cells_of, columns_of, percent, row_name
 from amusd.reporting.facts import command_of, facts_of, machine_name, models_name, prompts_name
 from amusd.reporting.figures import bars, lines, stacked
 from amusd.reporting.page import Cell, Html, definitions, facts, figures, join, page, section, sortable, tag
+from amusd.tracing.accounting import DRAFT_PARTS, TARGET_PARTS
 
 REPORT_FILE = "report.html"
 MODES = "Plain, synchronous and asynchronous decoding"
-PARTS = {
-    "target": {
-        "prefill": "of the prompt",
-        "full_passes": "passes with as many candidates as they could hold",
-        "partial_passes": "passes with fewer",
-        "passes_without_candidates": "passes with none",
-        "waits": "because the policy chose to",
-        "host": "everything between these: choosing, committing, messages, the reader of the answer",
-    },
-    "draft": {
-        "prefill": "of the prompt",
-        "accepted_steps": "the share of each step whose tokens were accepted",
-        "wasted_steps": "the rest of the steps",
-        "verdicts": "following the target: advancing and rolling back",
-        "waits": "at the run-ahead limit, or with nothing to propose",
-        "host": "everything between these",
-    },
-}
-"""The parts of each worker's time, in a person's words."""
+PARTS = {"target": TARGET_PARTS, "draft": DRAFT_PARTS}
 
 
 def write_comparison_page(run_directory: Path, config: RunConfig, result: Mapping[str, Any]) -> None:
@@ -53,10 +36,7 @@ def comparison_page(result: Mapping[str, Any], config: RunConfig, *, timeline: s
     num_refused = result.get("num_refused_prompts")
     if num_refused:
         known.append(("Left out", f"{num_refused} prompt{'s' if num_refused > 1 else ''} that did not fit"))
-    cells = (
-        [(row_name(row), row_name(row)), *((column.text(row), column.sort_key(row)) for column in columns)]
-        for row in rows
-    )
+    cells = [cells_of(row, columns) for row in rows]
     lead = f"{models_name(config)}, on {machine_name(environment)}; {prompts_name(config)}."
     return page(
         f"{MODES} compared",

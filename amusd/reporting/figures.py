@@ -17,7 +17,7 @@ NUM_SERIES = 6
 """Series that look different."""
 _SERIES = [LIGHT[f"s{number}"] for number in range(NUM_SERIES)]
 _MARKERS = "osD^vP"
-_DASHES = ((0, (1, 1.5)), "-", (0, (4, 1.5)), (0, (1, 2)), (0, (5, 1.5, 1, 1.5)), (0, (2, 2)))
+_DASHES = ((0, (1, 3)), "-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)), (0, (2, 2)))
 _TEXT, _BAR, _PITCH = 12, 16, 40
 """Pixels: size of a name, height of a bar, from one bar to the next."""
 
@@ -32,13 +32,13 @@ def bars(label: str, values: Sequence[tuple[str, float]], write: Callable[[float
         axes.axis("off")
         for index, (name, value) in enumerate(values):
             top = 34 + _PITCH * index
-            axes.text(0, top, name, size=_TEXT)
+            axes.text(0, top, name, size=_TEXT, bbox={"facecolor": LIGHT["background"], "linewidth": 0, "pad": 1})
             (bar,) = axes.barh(top + 13, value, _BAR, color=_SERIES[index % NUM_SERIES])
             mark(bar, "bar", f"{name}: {write(value)}")
             axes.annotate(
                 write(value), (value, top + 13), (6, 0), textcoords="offset points", va="center", weight="bold"
             )
-        axes.plot([1, 1], [18, height], color=LIGHT["text"], linewidth=1.25, dashes=(4, 3))
+        axes.plot([1, 1], [18, height], color=LIGHT["text"], linewidth=1.25, dashes=(4, 3), zorder=0)
         axes.text(1, 12, reference, ha="center", color=LIGHT["quiet"])
         return _finished(figure, label)
 
@@ -85,7 +85,7 @@ def lines(
         axes.set(ylim=(0, 1.04 * top), xlim=(-0.3, len(positions) - 0.7))
         axes.grid(axis="y")
         axes.tick_params(length=0)
-        axes.locator_params(axis="y", nbins=5)
+        axes.locator_params(axis="y", nbins=6)
         axes.yaxis.set_major_formatter(lambda value, _place: write(value))
         every = -(-len(positions) * max(len(position) for position in positions) // 40)  # labels must not run together
         axes.set_xticks(range(0, len(positions), every), positions[::every])

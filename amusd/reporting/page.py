@@ -91,7 +91,7 @@ th:first-child{{position:sticky;left:0}}
 th button{{all:unset;box-sizing:border-box;width:100%;padding:.45rem .7rem;cursor:pointer;
  font-weight:600;color:var(--text)}}
 th button:hover{{text-decoration:underline}}
-th button:focus-visible,summary:focus-visible,.scroll:focus-visible{{outline:2px solid var(--s1);outline-offset:-2px}}
+th button:focus-visible,.scroll:focus-visible{{outline:2px solid var(--s1);outline-offset:-2px}}
 th button::after{{content:"\\2195";margin-left:.35em;color:var(--quiet);font-weight:400}}
 th[aria-sort=ascending] button::after{{content:"\\2191";color:var(--text)}}
 th[aria-sort=descending] button::after{{content:"\\2193";color:var(--text)}}
@@ -100,7 +100,6 @@ figure{{margin:0;padding:.9rem;border:1px solid var(--rule);border-radius:6px}}
 figcaption{{margin-top:.6rem;font-size:.85rem;color:var(--quiet)}}
 svg{{display:block;width:100%;max-width:30rem;height:auto}}
 img{{display:block;width:100%;min-width:34rem;max-width:52rem;background:#fff}}
-summary{{cursor:pointer;padding:.3rem 0}}
 """
 
 SCRIPT = """

@@ -13,22 +13,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from amusd.reporting.plots import (
-    INK,
-    PALE,
-    RULE,
-    Artist,
-    Axes,
-    axes_at,
-    box_at,
-    canvas,
-    legend_at,
-    mark,
-    svg_document,
-    text_at,
-)
+from amusd.reporting import plots
+from amusd.reporting.plots import INK, PALE, RULE, Artist, Axes, mark
 from amusd.tracing.drafted import Fate, Step, judge_steps
 from amusd.tracing.events import (
     DraftPrefill,
@@ -43,24 +31,23 @@ from amusd.tracing.events import (
 from amusd.tracing.messages import Flow
 from amusd.tracing.timeline import Timeline
 
-Place: TypeAlias = "float | Sequence[float]"
-"""Of one artist, or of none (a sample for the legend)."""
-
 WIDTH = 640
 MAX_LINES = 12
 """A longer answer is cut, and the picture says so."""
 PASSES_PER_LINE = 7
 """How many passes of median length fill a line."""
 
-ACCEPTED, REJECTED, OVERTAKEN = "#0072b2", "#d55e00", "#56b4e9"
-
-_LEFT, _RIGHT = 70, 14
-_LINE_HEIGHT = 136
-_TARGET, _DRAFT = (84, 30), (30, 20)
-"""Of each lane: bottom and height, in pixels above the bottom of its line's axes."""
-_AXES_TOP, _AXES_HEIGHT = 16, 120
-_FATES = {Fate.ACCEPTED: (ACCEPTED, 1.0), Fate.OVERTAKEN: (OVERTAKEN, 0.75), Fate.WASTED: (REJECTED, 0.5)}
+ACCEPTED, REJECTED, OVERTAKEN, FAINT = "#0072b2", "#d55e00", "#56b4e9", "#f3f3f3"
+FATES = {Fate.ACCEPTED: (ACCEPTED, 1.0), Fate.OVERTAKEN: (OVERTAKEN, 0.75), Fate.WASTED: (REJECTED, 0.5)}
 """Colour and height of a drafted token."""
+
+_LEFT, _LANE_WIDTH = 70, WIDTH - 70 - 14
+_LINE_HEIGHT, _AXES_TOP, _AXES_HEIGHT = 136, 16, 120
+_TARGET, _DRAFT = (84, 30), (30, 20)
+"""Bottom and height of each lane, in pixels above the bottom of its line's axes."""
+
+Place: TypeAlias = "float | Sequence[float]"
+"""Where something is drawn; nowhere, for a sample of the legend."""
 
 
 def draw(timeline: Timeline, title: str, subtitle: Sequence[str]) -> str:
@@ -68,72 +55,40 @@ def draw(timeline: Timeline, title: str, subtitle: Sequence[str]) -> str:
 
     Raises `ConfigError` without matplotlib.
     """
-    window = _window(timeline)
-    notes = [*subtitle, *(["The end of the answer is cut off here."] if window.is_cut else [])]
+    stretches, is_cut = _stretches(timeline)
+    notes = [*subtitle, *(["The end of the answer is cut off here."] if is_cut else [])]
     lines_top = 48 + 20 * len(notes)
-    legend_top = lines_top + window.num_lines * _LINE_HEIGHT
-    with canvas(WIDTH, legend_top + 166) as figure:
-        text_at(figure, 14, 30, title, size=21, weight="bold")
+    legend_top = lines_top + len(stretches) * _LINE_HEIGHT
+    with plots.canvas(WIDTH, legend_top + 166) as figure:
+        plots.text_at(figure, 14, 30, title, size=21, weight="bold")
         for number, note in enumerate(notes):
-            text_at(figure, 14, 54 + 20 * number, note, size=15)
-        tops = [lines_top + number * _LINE_HEIGHT + _AXES_TOP for number in range(window.num_lines)]
-        drawing = _Drawing(window, [axes_at(figure, _LEFT, top, WIDTH - _LEFT - _RIGHT, _AXES_HEIGHT) for top in tops])
-        drawing.lanes()
-        for event in (*timeline.target, *timeline.draft):
-            drawing.event(event)
-        for flow in timeline.to_draft:
-            if flow.message == "verdict":
-                drawing.verdict(flow, _answer_to(flow.received, timeline.draft))
-        for step in judge_steps(timeline.draft, timeline.target):
-            drawing.step(step)
+            plots.text_at(figure, 14, 54 + 20 * number, note, size=15)
+        lines = []
+        for number, (start_ns, end_ns) in enumerate(stretches):
+            top = lines_top + number * _LINE_HEIGHT + _AXES_TOP
+            axes = plots.axes_at(figure, _LEFT, top, _LANE_WIDTH, _AXES_HEIGHT)
+            lines.append(_Line(axes, start_ns, end_ns))
+        origin_ns = min((event.start_ns for event in timeline.target), default=0)
+        drawing = _Drawing(origin_ns, (stretches[0][1] - stretches[0][0]) / 1e6, lines)
+        drawing.everything(timeline)
         words = "Time runs to the right, then on to the next line. White: the worker waits."
-        text_at(figure, 14, legend_top + 14, words, size=15)
-        names, samples = zip(*_samples(drawing.lines[0]), strict=True)
+        plots.text_at(figure, 14, legend_top + 14, words, size=15)
+        names, samples = zip(*_samples(lines[0].axes), strict=True)
         look = {"ncols": 2, "fontsize": 15, "handlelength": 1.2, "columnspacing": 1.6, "labelspacing": 0.6}
-        legend_at(figure, 14, legend_top + 30, samples, names, **look)
-        return svg_document(figure, f"amusd: {title}")
+        plots.legend_at(figure, 14, legend_top + 30, samples, names, **look)
+        return plots.svg_document(figure, f"amusd: {title}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """The stretch of time that is drawn, and how it is broken into lines. Nanoseconds."""
+def _stretches(timeline: Timeline) -> tuple[list[tuple[int, int]], bool]:
+    """When each line begins and ends, in nanoseconds, and whether the answer goes on behind the last one.
 
-    origin_ns: int
-    """Time 0 of the axis."""
-    start_ns: int
-    end_ns: int
-    line_ns: int
-    is_cut: bool
-
-    @property
-    def num_lines(self) -> int:
-        return max(1, -(-(self.end_ns - self.start_ns) // self.line_ns))
-
-    def ms(self, at_ns: int) -> float:
-        """A moment on the axis."""
-        return (at_ns - self.origin_ns) / 1e6
-
-    def line(self, number: int) -> tuple[int, int]:
-        """When a line begins and ends."""
-        start_ns = self.start_ns + number * self.line_ns
-        return start_ns, min(self.end_ns, start_ns + self.line_ns)
-
-    def pieces(self, start_ns: int, end_ns: int) -> list[tuple[int, int, int]]:
-        """A span broken at the ends of lines: line, start and end of each piece; nothing when it lies outside."""
-        return [
-            (number, max(start_ns, first_ns), min(end_ns, last_ns))
-            for number, (first_ns, last_ns) in enumerate(map(self.line, range(self.num_lines)))
-            if start_ns < last_ns and end_ns > first_ns
-        ]
-
-
-def _window(timeline: Timeline) -> _Window:
-    """From shortly before the first pass or draft step, so that a long prefill does not fill lines with nothing."""
+    The first line begins shortly before the first pass or draft step, so that a long prefill does not fill lines with
+    nothing. All lines but the last are equally long.
+    """
+    origin_ns = min((event.start_ns for event in timeline.target), default=0)
     passes = [event for event in timeline.target if isinstance(event, TargetPass)]
     if not passes:
-        start_ns = min((event.start_ns for event in timeline.target), default=0)
-        return _Window(start_ns, start_ns, start_ns + 1_000_000, 1_000_000, is_cut=False)
-    origin_ns = min(event.start_ns for event in timeline.target)
+        return [(origin_ns, origin_ns + 1_000_000)], False
     line_ns = max(1000, PASSES_PER_LINE * int(statistics.median(event.duration_ns for event in passes)))
     steps = [event for event in timeline.draft if isinstance(event, DraftStep)]
     first_ns = min(event.start_ns for event in (passes[0], *steps))
@@ -141,47 +96,67 @@ def _window(timeline: Timeline) -> _Window:
     # The draft goes on until it hears that the answer has ended.
     end_ns = max(event.end_ns for event in (passes[-1], *steps)) + line_ns // 50
     cut_ns = start_ns + MAX_LINES * line_ns
-    return _Window(origin_ns, start_ns, min(end_ns, cut_ns), line_ns, is_cut=cut_ns < passes[-1].end_ns)
+    starts = range(start_ns, min(end_ns, cut_ns), line_ns)
+    return [(start, min(start + line_ns, end_ns)) for start in starts], cut_ns < passes[-1].end_ns
+
+
+class _Line(NamedTuple):
+    """A line, and when it begins and ends."""
+
+    axes: Axes
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
     """Puts things where they belong on the lines, which have milliseconds to the right and pixels upwards."""
 
-    window: _Window
-    lines: Sequence[Axes]
+    origin_ns: int
+    """Time 0 of the axis."""
+    line_ms: float
+    """Length of a whole line."""
+    lines: Sequence[_Line]
+
+    def everything(self, timeline: Timeline) -> None:
+        """Lanes, spans and verdicts, those in front last."""
+        for line in self.lines:
+            self._lanes(line)
+        for event in (*timeline.target, *timeline.draft):
+            match event:
+                case TargetPrefill():
+                    self._span(event, _TARGET, FAINT, "prefill", "reads the prompt")
+                case DraftPrefill():
+                    self._span(event, _DRAFT, FAINT, "prefill", "reads the prompt")
+                case TargetPass():
+                    self._target_pass(event)
+        for flow in timeline.to_draft:
+            if flow.message == "verdict":
+                self._verdict(flow, _answer_to(flow.received, timeline.draft))
+        for step in judge_steps(timeline.draft, timeline.target):
+            self._step(step)
+
+    def _ms(self, at_ns: int) -> float:
+        return (at_ns - self.origin_ns) / 1e6
 
     @property
-    def pixel_ms(self) -> float:
-        """Time that a pixel stands for."""
-        return self.window.line_ns / 1e6 / (WIDTH - _LEFT - _RIGHT)
+    def _pixel_ms(self) -> float:
+        return self.line_ms / _LANE_WIDTH
 
-    def lanes(self) -> None:
+    def _lanes(self, line: _Line) -> None:
         """Names and base lines of the lanes, and the times."""
-        line_ms = self.window.line_ns / 1e6
-        for number, axes in enumerate(self.lines):
-            start_ms, end_ms = map(self.window.ms, self.window.line(number))
-            axes.set(xlim=(start_ms, start_ms + line_ms), ylim=(0, _AXES_HEIGHT))
-            axes.set_yticks([bottom + height / 2 for bottom, height in (_TARGET, _DRAFT)], ["target", "draft"])
-            axes.locator_params(axis="x", nbins=8)
-            ticks = [tick for tick in axes.get_xticks() if start_ms <= tick <= min(end_ms, start_ms + 0.97 * line_ms)]
-            axes.set_xticks(ticks, [f"{tick:g} ms" if tick == ticks[0] else f"{tick:g}" for tick in ticks])
-            axes.tick_params(length=0, labelsize=13, labelcolor=INK, labeltop=True, labelbottom=False)
-            axes.tick_params(axis="y", labelsize=15)
-            axes.spines[:].set_visible(False)
-            axes.vlines(ticks, _DRAFT[0], _AXES_HEIGHT, color=PALE, linewidth=1, zorder=0)
-            for bottom, _ in (_TARGET, _DRAFT):
-                axes.hlines(bottom, start_ms, end_ms, color=RULE, linewidth=1)
-
-    def event(self, event: Event) -> None:
-        """A prefill or a pass; nothing for other events."""
-        match event:
-            case TargetPrefill():
-                self._span(event, _TARGET, "#f3f3f3", "prefill", "reads the prompt")
-            case DraftPrefill():
-                self._span(event, _DRAFT, "#f3f3f3", "prefill", "reads the prompt")
-            case TargetPass():
-                self._target_pass(event)
+        axes, start_ms, end_ms = line.axes, self._ms(line.start_ns), self._ms(line.end_ns)
+        axes.set(xlim=(start_ms, start_ms + self.line_ms), ylim=(0, _AXES_HEIGHT))
+        axes.set_yticks([bottom + height / 2 for bottom, height in (_TARGET, _DRAFT)], ["target", "draft"])
+        axes.locator_params(axis="x", nbins=8)
+        last_ms = min(end_ms, start_ms + 0.97 * self.line_ms)
+        ticks = [tick for tick in axes.get_xticks() if start_ms <= tick <= last_ms]
+        axes.set_xticks(ticks, [f"{tick:g} ms" if tick == ticks[0] else f"{tick:g}" for tick in ticks])
+        axes.tick_params(length=0, labelsize=13, labelcolor=INK, labeltop=True, labelbottom=False)
+        axes.tick_params(axis="y", labelsize=15)
+        axes.spines[:].set_visible(False)
+        axes.vlines(ticks, _DRAFT[0], _AXES_HEIGHT, color=PALE, linewidth=1, zorder=0)
+        axes.hlines([_TARGET[0], _DRAFT[0]], start_ms, end_ms, color=RULE, linewidth=1)
 
     def _target_pass(self, event: TargetPass) -> None:
         """A box with a square for each candidate judged, and below them a ring for the target's own token."""
@@ -189,65 +164,60 @@ class _Drawing:
         piece = self._span(event, _TARGET, PALE, "pass", f"pass: {judged}, {event.num_tokens} tokens gained")
         if piece is None:
             return
-        number, start_ns, end_ns = piece
-        axes, bottom = self.lines[number], _TARGET[0]
-        pitch = min(9.5, ((end_ns - start_ns) / 1e6 / self.pixel_ms - 3) / (event.num_judged + 1))
+        left, width, bottom = self._ms(piece.start_ns), self._ms(piece.end_ns) - self._ms(piece.start_ns), _TARGET[0]
+        pitch = min(9.5, (width / self._pixel_ms - 3) / (event.num_judged + 1))
         size = max(1.0, pitch - 1.5)
-
-        def place(index: int) -> float:
-            return self.window.ms(start_ns) + (3 + index * pitch + size / 2) * self.pixel_ms
-
-        for index in range(event.num_judged):
+        places = [left + (3 + index * pitch + size / 2) * self._pixel_ms for index in range(event.num_judged + 1)]
+        for index, place in enumerate(places[:-1]):
             kind = "accepted" if index < event.num_accepted else "rejected"
-            is_late = index >= event.num_judged - event.num_late
-            drawn = _candidate(
-                axes, place(index), bottom + 26 - size / 2, size, accepted=kind == "accepted", late=is_late
-            )
-            mark(drawn[0], f"token {kind} late" if is_late else f"token {kind}")
+            late = index >= event.num_judged - event.num_late
+            square, *_ = _candidate(piece.axes, place, bottom + 26 - size / 2, size, kind, late=late)
+            mark(square, f"token {kind} late" if late else f"token {kind}")
         if event.num_tokens > event.num_accepted:
-            mark(_own(axes, place(event.num_accepted), bottom + 4 + size / 2, size), "token own")
+            mark(_own(piece.axes, places[event.num_accepted], bottom + 4 + size / 2, size), "token own")
 
-    def step(self, step: Step) -> None:
+    def _step(self, step: Step) -> None:
         """A box for each token of a draft step; a pale one for a step without a proposal."""
         event, count = step.event, len(step.fates)
         if not count:
             self._span(event, _DRAFT, PALE, "step", "draft step without a proposal")
         for index, fate in enumerate(step.fates):
             start_ns, end_ns = (event.start_ns + event.duration_ns * part // count for part in (index, index + 1))
-            colour, share = _FATES[fate]
+            colour, share = FATES[fate]
             lane = _DRAFT[0], _DRAFT[1] * share
             part = replace(event, start_ns=start_ns, end_ns=end_ns)
             self._span(part, lane, colour, f"step {fate.value}", f"drafted token: {fate.value}", gap=0.6)
 
-    def verdict(self, flow: Flow, answer: VerdictTaken | None) -> None:
+    def _verdict(self, flow: Flow, answer: VerdictTaken | None) -> None:
         """An arrow for a verdict that arrived: thin where the draft goes on, thick where it rolls back."""
         rolls_back = isinstance(answer, Rollback)
         arrived_ns = flow.received.start_ns
-        for number, _, _ in self.window.pieces(arrived_ns, arrived_ns + 1):
-            sent_ns = max(flow.sent.start_ns, self.window.line(number)[0])
-            arrow = self.lines[number].annotate(
-                "",
-                (self.window.ms(arrived_ns), _DRAFT[0] + 21),
-                (self.window.ms(sent_ns), _TARGET[0]),
-                arrowprops=_arrow(rolls_back=rolls_back) | {"shrinkA": 0, "shrinkB": 0},
-            )
+        for line in self._pieces(arrived_ns, arrived_ns + 1):
+            sent_ms = max(self._ms(flow.sent.start_ns), line.axes.get_xlim()[0])
+            tip, start = (self._ms(arrived_ns), _DRAFT[0] + 21), (sent_ms, _TARGET[0])
+            look = _arrow(rolls_back=rolls_back) | {"shrinkA": 0, "shrinkB": 0}
+            arrow = line.axes.annotate("", tip, start, arrowprops=look).arrow_patch
             discarded = f", {answer.num_discarded} tokens thrown away" if answer and rolls_back else ""
             kind = "verdict rollback" if rolls_back else "verdict"
-            mark(arrow.arrow_patch, kind, f"verdict, {flow.latency_ns / 1e6:.2f} ms on its way{discarded}")
+            mark(arrow, kind, f"verdict, {flow.latency_ns / 1e6:.2f} ms on its way{discarded}")
 
     def _span(
         self, event: Event, lane: tuple[float, float], fill: str, kind: str, words: str, *, gap: float = 0.0
-    ) -> tuple[int, int, int] | None:
+    ) -> _Line | None:
         """A box for each piece of a span. The longest is of this kind and is returned; the others are its `rest`."""
-        pieces = self.window.pieces(event.start_ns, event.end_ns)
-        longest = max(pieces, key=lambda piece: piece[2] - piece[1], default=None)
-        bottom, height = lane
+        pieces = self._pieces(event.start_ns, event.end_ns)
+        longest = max(pieces, key=lambda piece: piece.end_ns - piece.start_ns, default=None)
         for piece in pieces:
-            number, start_ns, end_ns = piece
-            width_ms = max(0.5 * self.pixel_ms, (end_ns - start_ns) / 1e6 - gap * self.pixel_ms)
-            box = box_at(self.lines[number], self.window.ms(start_ns), bottom, width_ms, height, fill)
+            left = self._ms(piece.start_ns)
+            width = max(0.5 * self._pixel_ms, self._ms(piece.end_ns) - left - gap * self._pixel_ms)
+            box = plots.box_at(piece.axes, left, lane[0], width, lane[1], fill)
             mark(box, kind if piece is longest else "rest", f"{words} ({event.duration_ns / 1e6:.2f} ms)")
         return longest
+
+    def _pieces(self, start_ns: int, end_ns: int) -> list[_Line]:
+        """The parts of a span that lie on the lines; none when it lies outside."""
+        parts = [_Line(axes, max(start_ns, first), min(end_ns, last)) for axes, first, last in self.lines]
+        return [part for part in parts if part.start_ns < part.end_ns]
 
 
 def _answer_to(received: Event, draft: Sequence[Event]) -> VerdictTaken | None:
@@ -260,11 +230,11 @@ def _answer_to(received: Event, draft: Sequence[Event]) -> VerdictTaken | None:
     return None
 
 
-def _candidate(axes: Axes, x: Place, y: Place, size: float, *, accepted: bool, late: bool) -> tuple[Artist, ...]:
+def _candidate(axes: Axes, x: Place, y: Place, size: float, kind: str, *, late: bool) -> tuple[Artist, ...]:
     """A square, with a cross where it was rejected, on a line where it came during the pass."""
     look = {"linestyle": "none", "markersize": size}
-    drawn = axes.plot(x, y, marker="s", color=ACCEPTED if accepted else REJECTED, markeredgewidth=0, **look)
-    if not accepted:
+    drawn = axes.plot(x, y, marker="s", color=ACCEPTED if kind == "accepted" else REJECTED, markeredgewidth=0, **look)
+    if kind == "rejected":
         drawn += axes.plot(x, y, marker="x", color="white", markeredgewidth=1.5, **look)
     if late:
         drawn += axes.plot(x, y, marker=[(-1, -1.6), (1, -1.6)], color=INK, markeredgewidth=2, **look)
@@ -286,7 +256,7 @@ def _samples(axes: Axes) -> list[tuple[str, Artist]]:
     """What is drawn and what it means: first all of the target's, then all of the draft's."""
 
     def token(fate: Fate) -> Artist:
-        colour, share = _FATES[fate]
+        colour, share = FATES[fate]
         return axes.plot([], [], marker="s", markersize=13 * share, color=colour, linestyle="none")[0]
 
     def verdict(*, rolls_back: bool) -> Artist:
@@ -294,9 +264,9 @@ def _samples(axes: Axes) -> list[tuple[str, Artist]]:
         return axes.plot([], [], marker=">", markersize=6, color=look["color"], linewidth=look["linewidth"])[0]
 
     return [
-        ("candidate accepted", _candidate(axes, [], [], 11, accepted=True, late=False)),
-        ("candidate rejected", _candidate(axes, [], [], 11, accepted=False, late=False)),
-        ("candidate in the bonus token's place", _candidate(axes, [], [], 11, accepted=True, late=True)),
+        ("candidate accepted", _candidate(axes, [], [], 11, "accepted", late=False)),
+        ("candidate rejected", _candidate(axes, [], [], 11, "rejected", late=False)),
+        ("candidate in the bonus token's place", _candidate(axes, [], [], 11, "accepted", late=True)),
         ("the target's own token", _own(axes, [], [], 11)),
         ("a pass of the target", axes.plot([], [], marker="s", markersize=14, color=PALE, linestyle="none")[0]),
         ("drafted token, accepted", token(Fate.ACCEPTED)),

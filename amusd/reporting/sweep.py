@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.reporting.columns import columns_of, row_kind, row_name
+from amusd.reporting.columns import cells_of, columns_of, row_kind
 from amusd.reporting.comparison import MODES
 from amusd.reporting.facts import NOT_SHOWN, facts_of, machine_name, models_name, prompts_name
 from amusd.reporting.figures import NUM_SERIES, lines
@@ -45,14 +45,7 @@ def sweep_page(
     """The summary of a sweep as HTML. `config` is the first job's: what is not swept holds for all."""
     rows = [(job, row) for job in jobs for row in job["rows"]]
     columns = columns_of([row for _, row in rows])
-    cells: list[list[Cell]] = [
-        [
-            *_head(job),
-            (row_name(row), row_name(row)),
-            *((column.text(row), column.sort_key(row)) for column in columns),
-        ]
-        for job, row in rows
-    ]
+    cells = [[*_head(job), *cells_of(row, columns)] for job, row in rows]
     header = ["job", *swept_keys, "mode", *(column.heading for column in columns)]
     title = f"{MODES} over {', '.join(swept_keys)}" if swept_keys else MODES
     known = [

@@ -31,7 +31,7 @@ from amusd.tracing.events import (
     TargetWait,
     VerdictTaken,
     WholeSequence,
-)
+)  # fmt: skip
 from amusd.tracing.messages import Flow
 from amusd.tracing.timeline import Timeline, by_sequence, read_timeline
 

@@ -1,21 +1,5 @@
 """Where the wall time of a worker went: named parts that add up to it.
 
-    target   from the request to the last committed tokens
-      prefill                   of the prompt
-      full_passes               passes with as many candidates as they could hold
-      partial_passes            passes with fewer
-      passes_without_candidates
-      waits                     because the policy chose to
-      host                      everything between these: choosing, committing, messages, the reader of the answer
-
-    draft    from the opening of the sequence to its end
-      prefill                   of the prompt
-      accepted_steps            the share of each step whose tokens were accepted
-      wasted_steps              the rest of the steps
-      verdicts                  following the target: advancing and rolling back
-      waits                     at the run-ahead limit, or with nothing to propose
-      host                      everything between these
-
 A worker does one thing at a time, so spans of one sequence never overlap; if they did, the parts would add up to more
 than the wall time.
 """
@@ -28,19 +12,44 @@ from dataclasses import dataclass
 
 from amusd.tracing.drafted import Fate, judge_steps
 from amusd.tracing.events import (
+    Advance,
     DraftPrefill,
     DraftWait,
     Event,
+    Rollback,
     TargetPass,
     TargetPrefill,
     TargetWait,
-    VerdictTaken,
     WholeSequence,
-)
+)  # fmt: skip
 from amusd.tracing.timeline import Timeline, by_sequence
 
-TARGET_PARTS = ("prefill", "full_passes", "partial_passes", "passes_without_candidates", "waits", "host")
-DRAFT_PARTS = ("prefill", "accepted_steps", "wasted_steps", "verdicts", "waits", "host")
+TARGET_PARTS = {
+    "prefill": "of the prompt",
+    "full_passes": "passes with as many candidates as they could hold",
+    "partial_passes": "passes with fewer",
+    "passes_without_candidates": "passes with none",
+    "waits": "because the policy chose to",
+    "host": "everything between these: choosing, committing, messages, the reader of the answer",
+}
+"""From the request to the last committed tokens."""
+DRAFT_PARTS = {
+    "prefill": "of the prompt",
+    "accepted_steps": "the share of each step whose tokens were accepted",
+    "wasted_steps": "the rest of the steps",
+    "verdicts": "following the target: advancing and rolling back",
+    "waits": "at the run-ahead limit, or with nothing to propose",
+    "host": "everything between these",
+}
+"""From the opening of the sequence to its end."""
+_PARTS: dict[type[Event], str] = {
+    TargetPrefill: "prefill",
+    TargetWait: "waits",
+    DraftPrefill: "prefill",
+    Advance: "verdicts",
+    Rollback: "verdicts",
+    DraftWait: "waits",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class Account:
 
 def target_account(events: Sequence[Event]) -> Account | None:
     """The account of the target, from its events of one sequence; None if they do not tell how the sequence went."""
-    parts = [(event, {name: event.duration_ns}) for event in events if (name := _target_part(event)) is not None]
+    parts = [(event, {name: event.duration_ns}) for event in events if (name := _part(event)) is not None]
     return _account(events, parts, TARGET_PARTS)
 
 
@@ -66,7 +75,7 @@ def draft_account(draft: Sequence[Event], target: Sequence[Event]) -> Account | 
 
     None as above.
     """
-    parts = [(event, {name: event.duration_ns}) for event in draft if (name := _draft_part(event)) is not None]
+    parts = [(event, {name: event.duration_ns}) for event in draft if (name := _part(event)) is not None]
     for step in judge_steps(draft, target):
         duration_ns = step.event.duration_ns
         useful_ns = duration_ns * step.count(Fate.ACCEPTED) // max(1, len(step.fates))
@@ -96,33 +105,17 @@ def _accounts(target: Sequence[Event], draft: Sequence[Event]) -> dict[str, Acco
     return {role: account for role, account in found.items() if account is not None}
 
 
-def _target_part(event: Event) -> str | None:
-    match event:
-        case TargetPrefill():
-            return "prefill"
-        case TargetWait():
-            return "waits"
-        case TargetPass(num_candidates=0):
-            return "passes_without_candidates"
-        case TargetPass():
-            return "full_passes" if event.num_scored >= event.max_candidates else "partial_passes"
-    return None
-
-
-def _draft_part(event: Event) -> str | None:
-    """The part of a span that is not a step: what became of a step's tokens splits it in two."""
-    match event:
-        case DraftPrefill():
-            return "prefill"
-        case VerdictTaken():
-            return "verdicts"
-        case DraftWait():
-            return "waits"
-    return None
+def _part(event: Event) -> str | None:
+    """The part that a span is; None for a step, which what became of its tokens splits in two, and for other events."""
+    if not isinstance(event, TargetPass):
+        return _PARTS.get(type(event))
+    if event.num_candidates == 0:
+        return "passes_without_candidates"
+    return "full_passes" if event.num_scored >= event.max_candidates else "partial_passes"
 
 
 def _account(
-    events: Iterable[Event], parts: Sequence[tuple[Event, dict[str, int]]], names: Sequence[str]
+    events: Iterable[Event], parts: Sequence[tuple[Event, dict[str, int]]], names: Iterable[str]
 ) -> Account | None:
     whole = next((event for event in events if isinstance(event, WholeSequence)), None)
     if whole is None:

@@ -29,7 +29,7 @@ from amusd.tracing.events import (
     TargetPass,
     VerdictTaken,
     WholeSequence,
-)
+)  # fmt: skip
 from amusd.tracing.messages import Flow
 from amusd.tracing.timeline import Timeline
 
