@@ -14,7 +14,7 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Recorder:
-    """Collects the events of one worker. `path=None` keeps them in memory only."""
+    """Collects the events of one worker, and is its clock. `path=None` keeps the events in memory only."""
 
-    def __init__(self, role: str, path: Path | None = None) -> None:
+    def __init__(self, role: str, path: Path | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.role = role
+        self.now_ns = now_ns
+        """The time now, in nanoseconds. A worker reads no other clock, so a test or a simulation can set the time."""
         self._path = path
         self.is_whole = True
         """Every event since the beginning is in the file, or still here."""
@@ -47,8 +49,8 @@ class Recorder:
 
     def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
-        now = time.monotonic_ns()
-        self._records.append((name, now, now, sequence_id, fields))
+        now = self.now_ns()
+        self.span(name, now, now, sequence_id, **fields)
 
     @property
     def events(self) -> tuple[Event, ...]:
