@@ -32,7 +32,7 @@ _FALLBACK_SIZE = os.terminal_size((80, 24))
 
 @dataclass
 class LiveState:
-    """What the target has seen of one answer so far."""
+    """The events of one answer so far, as symbols and counts."""
 
     passes: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Symbols of each pass and each wait, oldest first."""
@@ -83,7 +83,7 @@ class LiveState:
             self.messages.append("/" * (num_rollbacks > 0) + symbols)
 
     def _num_rollbacks(self, event: Receive, base: int, num_tokens: int) -> int:
-        """Those since the message before."""
+        """Rollbacks since the message before: one or none."""
         if self._missed is None:
             self._missed = base + 1 if event.reception == "contradicted" else None
             return 0

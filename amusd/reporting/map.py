@@ -32,7 +32,7 @@ NAMES_AND_COLOURS = {
     "windowed": ("windowed", "#cc79a7"),
     "auto": ("auto", "#2fb58c"),
 }
-"""Of every mode and policy that may win, in the order of the legend."""
+"""Every mode and policy that may win: its name on the map and its colour, in the order of the legend."""
 
 _LEFT, _RIGHT = 84, 14
 _MIN_CELL_WIDTH, _CELL_HEIGHT, _GAP = 74, 62, 2
@@ -40,7 +40,7 @@ _MIN_WIDTH = 640
 _RING = 20.0
 _LINE = 20
 _LETTER_WIDTH = 8.6
-"""Of texts of 15 pixels, on average, in a wide font."""
+"""Average width of a letter of 15 pixels, in a wide font."""
 _BASELINES = ((20.0, 54.0), (17.0, 33.0), (40.0, 56.0))
 """Where the two texts of a cell may stand."""
 _TEXT_HALF_WIDTH = 24
@@ -59,7 +59,7 @@ class MeasuredPoint:
     winner: str | None
     """Mode, or policy where it is asynchronous; None where the run compared nothing."""
     speedup: float | None
-    """Of the winner over plain decoding."""
+    """Speed-up of the winner over plain decoding."""
 
 
 def measured_points(config: RunConfig, calibration: Calibration | None) -> tuple[MeasuredPoint, ...]:
@@ -87,7 +87,7 @@ def _point(run_directory: Path, measured: Calibration) -> MeasuredPoint:
 
 
 def _rows(run_directory: Path) -> Sequence[Mapping[str, Any]]:
-    """Those of a comparison; none where the run was something else."""
+    """The rows of a comparison; none where the run was something else."""
     path = run_directory / "result.json"
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -119,12 +119,12 @@ class Axis:
 
     @classmethod
     def of(cls, values: Sequence[float], cell: float) -> Axis:
-        """In any order, with repetitions."""
+        """An axis over values in any order, with repetitions."""
         return cls(tuple(sorted(set(values))), cell)
 
     @property
     def length(self) -> float:
-        """Of all cells."""
+        """Length of all cells together."""
         return self.cell * len(self.values)
 
     def place(self, value: float) -> float:
@@ -225,7 +225,7 @@ def _draw_ring(axes: Axes, x: float, y: float, number: int) -> Artist:
 
 
 def _baselines(rings: Sequence[float]) -> tuple[float, float]:
-    """Those that keep farthest from rings at these heights."""
+    """The places of the two texts that keep farthest from rings at these heights."""
     return max(_BASELINES, key=lambda both: min((abs(ring + 5 - y) for ring in rings for y in both), default=0.0))
 
 
@@ -262,7 +262,7 @@ def _listed(values: Sequence[int]) -> str:
 
 
 def _pass_time(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of the pass that the map's draft steps are measured by: the one with the fewest candidates, draft at rest."""
+    """The time of the pass with the fewest candidates, draft at rest: the map counts draft steps per such pass."""
     passes = inputs["costs"]["target_pass"]
     narrowest = passes[min(passes, key=int)]
     apart: Mapping[str, Any] = narrowest.get("draft_and_target_apart", narrowest)

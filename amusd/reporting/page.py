@@ -27,7 +27,7 @@ class Html(str):
 Content: TypeAlias = "str | Iterable[str]"
 """A text, markup, or several of them."""
 Cell = tuple[str, str]
-"""What a cell shows, and what it is sorted by (empty: always last)."""
+"""Text of a cell, and the value that it is sorted by (empty: always last)."""
 
 LIGHT = {
     "background": "#ffffff",
@@ -209,7 +209,7 @@ def figures(drawn: Iterable[tuple[str, Html, str]]) -> Html:
 
 
 def definitions(columns: Iterable[Column]) -> Html:
-    """What the columns mean."""
+    """The meanings of the columns."""
     return facts((column.heading, column.meaning) for column in columns)
 
 

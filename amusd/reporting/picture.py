@@ -221,7 +221,7 @@ class _Drawing:
 
 
 def _answer_to(received: Event, draft: Sequence[Event]) -> VerdictTaken | None:
-    """What the draft did about a verdict: nothing when a newer one had arrived by then."""
+    """The draft's answer to a verdict; None when a newer verdict had arrived by then."""
     for event in draft[draft.index(received) + 1 :]:
         if isinstance(event, VerdictTaken):
             return event
@@ -253,7 +253,7 @@ def _arrow(*, rolls_back: bool) -> dict[str, Any]:
 
 
 def _samples(axes: Axes) -> list[tuple[str, Artist]]:
-    """What is drawn and what it means: first all of the target's, then all of the draft's."""
+    """The entries of the legend: names and samples, first the target's, then the draft's."""
 
     def token(fate: Fate) -> Artist:
         colour, share = FATES[fate]

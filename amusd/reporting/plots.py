@@ -44,7 +44,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "amusd",
 }
 _DOTS_PER_INCH = 72
-"""Of matplotlib's SVG: a point is a pixel."""
+"""matplotlib's SVG has 72 dots per inch, so a point is a pixel."""
 _XLINK = "http://www.w3.org/1999/xlink"
 
 
@@ -81,7 +81,7 @@ def text_at(figure: Figure, x: float, y: float, words: str, **look: Any) -> None
 def legend_at(
     figure: Figure, left: float, top: float, handles: Sequence[Artist], names: Sequence[str], **look: Any
 ) -> None:
-    """What artists stand for, in rows of 18 pixels unless `look` says otherwise."""
+    """A legend of artists and their names, in rows of 18 pixels unless `look` says otherwise."""
     width, height = _size(figure)
     look = {"labelspacing": 0.42, "handlelength": 2.2, **look}
     figure.legend(handles, names, loc="upper left", bbox_to_anchor=(left / width, 1 - top / height), **look)

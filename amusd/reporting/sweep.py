@@ -27,7 +27,7 @@ MEASURES = (
         "Against plain decoding in the same job, prompt by prompt.",
     ),
 )
-"""What is drawn: a key of the rows, its title, how to read it."""
+"""The measures that are drawn: a key of the rows, its title, how to read it."""
 
 JobSummary = Mapping[str, Any]
 """One job as `sweep.json` has it: `job`, `swept` (key -> value), `exit_code`, `rows`."""

@@ -32,7 +32,7 @@ TARGET_PARTS = {
     "waits": "because the policy chose to",
     "host": "everything between these: choosing, committing, messages, the reader of the answer",
 }
-"""From the request to the last committed tokens."""
+"""Parts of the target's time, from the request to the last committed tokens."""
 DRAFT_PARTS = {
     "prefill": "of the prompt",
     "accepted_steps": "the share of each step whose tokens were accepted",
@@ -41,7 +41,7 @@ DRAFT_PARTS = {
     "waits": "at the run-ahead limit, or with nothing to propose",
     "host": "everything between these",
 }
-"""From the opening of the sequence to its end."""
+"""Parts of the draft's time, from the opening of the sequence to its end."""
 _PARTS: dict[type[Event], str] = {
     TargetPrefill: "prefill",
     TargetWait: "waits",

@@ -1,4 +1,4 @@
-"""What became of each drafted token, from the events of both workers."""
+"""The fate of each drafted token, from the events of both workers."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Event:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What was recorded beside name, times and sequence; without optional fields that were not."""
+        """The recorded values beside name, times and sequence, without optional ones that were not recorded."""
         own = {field.name: (getattr(self, field.name), field.default) for field in fields(self)[_NUM_HEADS:]}
         return {name: value for name, (value, default) in own.items() if value is not None or default is not None}
 

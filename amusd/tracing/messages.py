@@ -39,7 +39,7 @@ class Flow(NamedTuple):
 
     @property
     def latency_ns(self) -> int:
-        """From the sending to the receiving, as the two clocks have it."""
+        """Nanoseconds from the sending to the receiving, by the two clocks as they are."""
         return self.received.start_ns - self.sent.start_ns
 
 
@@ -74,7 +74,7 @@ def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[F
 
 
 def _description(event: MessageEvent) -> tuple[object, ...]:
-    """What is the same when it is sent and when it is received."""
+    """The fields that are the same on both sides."""
     return (
         event.sequence_id,
         event.message,

@@ -58,7 +58,7 @@ class Recorder:
         return tuple(self.events_after(0))
 
     def events_after(self, num_seen: int) -> list[Event]:
-        """What was recorded behind the first `num_seen` events since the last `flush`."""
+        """The events since the last `flush`, without the first `num_seen`."""
         return [event_of(*record) for record in self._records[num_seen:]]
 
     def flush(self) -> None:

@@ -14,7 +14,7 @@ from amusd.tracing.metrics import overlap_fraction
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What both workers recorded, the draft's times on the target's clock. Without a draft its part is empty."""
+    """The events of both workers, the draft's times on the target's clock. Without a draft its part is empty."""
 
     target: tuple[Event, ...]
     draft: tuple[Event, ...]
@@ -25,7 +25,7 @@ class Timeline:
 
     @classmethod
     def of(cls, target: Sequence[Event], draft: Sequence[Event]) -> Timeline:
-        """From events as recorded, each worker's on its own clock."""
+        """A timeline from events as recorded, each worker's on its own clock."""
         clock = compare_clocks(target, draft, match_messages(target, draft), match_messages(draft, target))
         by_ns = clock.offset_ns
         moved = [replace(event, start_ns=event.start_ns - by_ns, end_ns=event.end_ns - by_ns) for event in draft]
