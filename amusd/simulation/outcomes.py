@@ -1,0 +1,92 @@
+"""Which of the draft's tokens were right, read from the events of both workers in one sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from amusd.simulation.tokens import Trace
+from amusd.tracing.drafted import drafts_tree
+from amusd.tracing.events import DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
+
+
+def trace_of(target: Sequence[Event], draft: Sequence[Event]) -> Trace:
+    """Return, for each position of the answer, whether the draft's own token was the target's; None if unknown.
+
+    A pass tells it for the candidates up to the first rejected one. A token that was committed before the draft's own
+    arrived is compared by the draft when its verdict comes. A draft that proposed nothing (a lookup that found nothing)
+    was not right.
+    """
+    passes = [event for event in target if isinstance(event, TargetPass)]
+    if not passes:
+        return ()
+    start = passes[0].start_length
+    known: dict[int, bool] = {}
+    for done in passes:
+        end = done.start_length + done.num_accepted
+        known.update((position, True) for position in range(done.start_length, end))
+        if done.num_rescued:  # an alternative took the place of the draft's own token, which was wrong
+            known[end - done.num_rescued] = False
+        if done.has_rejected:
+            known[end] = False
+    is_chain, base = not drafts_tree(draft), start
+    for event in draft:
+        if isinstance(event, DraftPrefill):
+            base = event.num_tokens
+        elif isinstance(event, DraftStep) and not event.num_tokens:
+            known.setdefault(event.length, False)
+        elif isinstance(event, VerdictTaken) and is_chain:
+            for position in range(base, event.kept_length):
+                known.setdefault(position, True)
+            if event.num_discarded:
+                known.setdefault(event.kept_length, False)
+            base = event.committed_length
+    return tuple(known.get(position) for position in range(start, passes[-1].committed_length))
+
+
+def accept_next_of(sequences: Iterable[tuple[Sequence[Event], Sequence[Event]]]) -> float | None:
+    """Return how likely each further guess is right if those before it are wrong; None if no tree shows it.
+
+    `sequences`: the events of target and draft. A rejected candidate was one of several guesses, and the draft kept its
+    place if another one was right. All further guesses are taken to be equally good, and those too unlikely to be made
+    to have been wrong.
+    """
+    trees = [(target, draft) for target, draft in sequences if drafts_tree(draft)]
+    hits = [hit for target, draft in trees for hit in _hits(target, draft)]
+    num_further = max((_fan_out(draft) for _, draft in trees), default=1) - 1
+    if not hits or num_further < 1:
+        return None
+    return 1.0 - math.pow(1.0 - sum(hits) / len(hits), 1.0 / num_further)
+
+
+def _hits(target: Sequence[Event], draft: Sequence[Event]) -> Iterator[bool]:
+    """Yield, for each rejected candidate whose verdict the draft took in, whether the tree held the target's token."""
+    kept: set[int] = set()
+    missed: set[int] = set()
+    for event in draft:
+        if isinstance(event, VerdictTaken) and event.kept_steps is not None:
+            kept.update(range(event.kept_length - len(event.kept_steps), event.kept_length))
+            if event.num_adopted:
+                missed.add(event.kept_length)
+    for event in target:
+        if isinstance(event, TargetPass) and event.num_rescued:
+            yield True
+        if isinstance(event, TargetPass) and event.has_rejected:
+            position = event.committed_length - 1
+            if position in kept or position in missed:
+                yield position in kept
+
+
+def _fan_out(draft: Sequence[Event]) -> int:
+    """Return the most guesses behind a node: the growth of the tree between two steps that follow each other."""
+    most, length = 1, None
+    for event in draft:
+        if isinstance(event, DraftStep):
+            if length is not None and event.num_tokens:
+                most = max(most, -(-(event.length - length) // event.num_tokens))
+            length = event.length
+        elif isinstance(event, VerdictTaken):
+            length = None  # the event does not tell how many nodes went
+        elif isinstance(event, DraftPrefill):
+            length = event.num_tokens
+    return most
