@@ -167,6 +167,10 @@ class Journal(Recorder):
         if self._keep:
             super().span(name, start_ns, end_ns, sequence_id, **fields)
 
+    def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
+        """Record something that happened now."""
+        self.span(name, self.now_ns(), self.now_ns(), sequence_id, **fields)
+
     def message(self, name: str, message: Message, **received: Any) -> None:
         """Record that a message is sent, or has been received and what became of it."""
         if self._keep:

@@ -58,7 +58,7 @@ def record_message(recorder: Recorder, name: str, message: Message, **received: 
         fields["num_tokens"] = len(message.token_ids)
         fields["num_accepted"] = message.num_accepted
         fields["epoch"] = message.epoch
-    recorder.instant(name, getattr(message, "sequence_id", NO_SEQUENCE), **fields, **received)
+    recorder.mark(name, getattr(message, "sequence_id", NO_SEQUENCE), fields | received)
 
 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:

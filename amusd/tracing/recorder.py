@@ -49,8 +49,12 @@ class Recorder:
 
     def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
+        self.mark(name, sequence_id, fields)
+
+    def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
+        """Record an instant with fields that the caller gives away: they are not copied."""
         now = self.now_ns()
-        self.span(name, now, now, sequence_id, **fields)
+        self._records.append((name, now, now, sequence_id, fields))
 
     @property
     def events(self) -> tuple[Event, ...]:
