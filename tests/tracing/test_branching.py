@@ -113,6 +113,7 @@ def test_messages_of_trees_are_arrows_and_adopted_branches_are_marked(branching_
         assert all(before["ts"] + before["dur"] <= after["ts"] + 0.002 for before, after in pairwise(work))
 
 
+@pytest.mark.usefixtures("whole_picture")
 @pytest.mark.parametrize("sequence_id", SEQUENCES)
 def test_the_picture_shows_what_the_metrics_count(branching_run: Run, sequence_id: int) -> None:
     part = branching_run.timeline.only(sequence_id)

@@ -18,6 +18,7 @@ def kinds(root: ET.Element) -> Counter[str]:
     return Counter(element.get("class", "") for element in root.iter())
 
 
+@pytest.mark.usefixtures("whole_picture")
 @pytest.mark.parametrize("sequence_id", [2, 3, 4])
 def test_boxes_are_as_many_as_the_metrics_say(real_run: Run, sequence_id: int) -> None:
     part = real_run.timeline.only(sequence_id)
@@ -36,12 +37,14 @@ def test_boxes_are_as_many_as_the_metrics_say(real_run: Run, sequence_id: int) -
     assert found["verdict rollback"] == len(named(part.draft, "rollback")) > 0
 
 
+@pytest.mark.usefixtures("whole_picture")
 def test_plain_decoding_is_a_row_of_passes_with_one_token_each(real_run: Run) -> None:
     found = kinds(parse(draw(real_run.timeline.only(1), "plain", [])))
     assert found["pass"] == found["token own"] == real_run.answers[0].metrics.num_passes
     assert found["token accepted"] == found["step accepted"] == found["verdict"] == 0
 
 
+@pytest.mark.usefixtures("whole_picture")
 def test_everything_stays_on_the_page_and_texts_are_there(real_run: Run) -> None:
     root = parse(draw(real_run.timeline.only(3), "the title", ["first", "second"]))
     drawn = [group for group in root.iter("g") if group.get("class")]
