@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -216,15 +217,19 @@ def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
 
 def records_of(comparison: Comparison) -> list[dict[str, Any]]:
     """Every answer, prompt by prompt, as `reporting/answers.py` keeps them; `length` where it is the schedule's own."""
-    numbers = [prompt.number for prompt in comparison.prompts]
+    times: Counter[int] = Counter()
+    repeats = []
+    for prompt in comparison.prompts:
+        times[prompt.number] += 1
+        repeats.append(times[prompt.number])
     return [
         {
-            "prompt": number,
+            "prompt": prompt.number,
             "mode": contestant.decoding.mode.value,
             "policy": policy_name(contestant.decoding),
             "drafter": contestant.drafter,
             "length": contestant.length,
-            "repeat": numbers[:position].count(number) + 1,
+            "repeat": repeats[position],
             "text": answer.text,
             "token_ids": list(answer.token_ids),
             "finish_reason": answer.finish_reason.value,
@@ -234,7 +239,7 @@ def records_of(comparison: Comparison) -> list[dict[str, Any]]:
             # Under the ratio test only the law is the same, not the answer.
             "identical": answer.token_ids == plain.token_ids if comparison.repeatable else None,
         }
-        for position, (number, plain) in enumerate(zip(numbers, comparison.answers[0], strict=True))
+        for position, (prompt, plain) in enumerate(zip(comparison.prompts, comparison.answers[0], strict=True))
         for contestant, answer in zip(
             comparison.contestants, (answers[position] for answers in comparison.answers), strict=True
         )

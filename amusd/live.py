@@ -14,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TextIO
+from typing import TextIO
 
-from amusd.tracing.recorder import Event, Recorder
+from amusd.tracing.events import Event, Receive, TargetPass, TargetWait
+from amusd.tracing.recorder import Recorder
 
 REFRESH_SECONDS = 0.1
 """The lanes are drawn again this often at most."""
@@ -31,7 +32,7 @@ _FALLBACK_SIZE = os.terminal_size((80, 24))
 
 @dataclass
 class LiveState:
-    """What the target has seen of one answer so far."""
+    """The events of one answer so far, as symbols and counts."""
 
     passes: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Symbols of each pass and each wait, oldest first."""
@@ -51,43 +52,43 @@ class LiveState:
 
     def take(self, event: Event) -> None:
         """Take in what happened next."""
-        if event.name == "target_pass":
+        if isinstance(event, TargetPass):
             self._take_pass(event)
-        elif event.name == "target_wait":
+        elif isinstance(event, TargetWait):
             self.passes.append(".")
-        elif event.name == "receive" and event.fields["message"] == "candidate":
-            self._take_candidates(event.fields)
+        elif isinstance(event, Receive) and event.message == "candidate":
+            self._take_candidates(event)
 
-    def _take_pass(self, event: Event) -> None:
-        fields = event.fields
-        num_tokens, num_judged, num_accepted = fields["num_tokens"], fields["num_judged"], fields["num_accepted"]
+    def _take_pass(self, event: TargetPass) -> None:
+        num_tokens, num_judged, num_accepted = event.num_tokens, event.num_judged, event.num_accepted
         self.first_ns = self.first_ns or event.start_ns
         self.last_ns = event.end_ns
         self.num_passes += 1
         self.num_tokens += num_tokens
         self.num_judged += num_judged
         self.num_accepted += num_accepted
-        if self.num_ready > num_accepted and fields["num_ready"] == fields["num_rescued"] == 0:
-            self._missed = self._missed or fields["committed_length"]
-        self.num_ready = fields["num_ready"]
+        if self.num_ready > num_accepted and event.num_ready == event.num_rescued == 0:
+            self._missed = self._missed or event.committed_length
+        self.num_ready = event.num_ready
         own = "o" * (num_tokens - num_accepted)
         self.passes.append("#" * num_accepted + "x" * (num_judged - num_accepted) + own)
 
-    def _take_candidates(self, fields: dict[str, Any]) -> None:
-        self.num_ready = fields["num_ready"]
-        num_rollbacks = self._num_rollbacks(fields)
+    def _take_candidates(self, event: Receive) -> None:
+        base, num_tokens = event.base or 0, event.num_tokens or 0
+        self.num_ready = event.num_ready or 0
+        num_rollbacks = self._num_rollbacks(event, base, num_tokens)
         self.num_rollbacks += num_rollbacks
-        symbols = ("+" if fields["reception"] == "taken" else "-") * fields["num_tokens"]
+        symbols = ("+" if event.reception == "taken" else "-") * num_tokens
         if num_rollbacks or symbols:
             self.messages.append("/" * (num_rollbacks > 0) + symbols)
 
-    def _num_rollbacks(self, fields: dict[str, Any]) -> int:
-        """Those since the message before."""
+    def _num_rollbacks(self, event: Receive, base: int, num_tokens: int) -> int:
+        """Rollbacks since the message before: one or none."""
         if self._missed is None:
-            self._missed = fields["base"] + 1 if fields["reception"] == "contradicted" else None
+            self._missed = base + 1 if event.reception == "contradicted" else None
             return 0
-        knows = fields["base"] >= self._missed
-        if knows or (fields["num_tokens"] and fields["reception"] == "taken"):  # then the tree had the token after all
+        knows = base >= self._missed
+        if knows or (num_tokens and event.reception == "taken"):  # then the tree had the token after all
             self._missed = None
         return int(knows)
 
@@ -128,27 +129,6 @@ def _coloured(symbols: str) -> str:
     return "".join(parts) + "\x1b[0m"
 
 
-class Screen(Protocol):
-    """Text that streams, with a panel below it."""
-
-    @property
-    def width(self) -> int:
-        """Columns that a line of the panel may have."""
-        ...
-
-    def write(self, text: str) -> None:
-        """Append to the text."""
-        ...
-
-    def show(self, lines: list[str]) -> None:
-        """Put these lines below the text, in the place of those before."""
-        ...
-
-    def close(self) -> None:
-        """Take the panel away. The text stays, and the cursor behind it."""
-        ...
-
-
 class TerminalScreen:
     """A terminal that knows the ANSI codes.
 
@@ -164,7 +144,7 @@ class TerminalScreen:
 
     @property
     def width(self) -> int:
-        """One less than the terminal has: nothing ever stands in its last column, where terminals differ."""
+        """Columns of a line of the panel: one less than the terminal has, as terminals differ in their last one."""
         return max(1, self._size().columns - 1)
 
     def write(self, text: str) -> None:
@@ -229,7 +209,7 @@ def _printable(character: str) -> str:
 class LiveView:
     """One answer on a screen, with what the target's recorder says about it."""
 
-    def __init__(self, screen: Screen, recorder: Recorder, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, screen: TerminalScreen, recorder: Recorder, now: Callable[[], float] = time.monotonic) -> None:
         self._screen = screen
         self._recorder = recorder
         self._now = now

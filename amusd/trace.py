@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import write_whole
+from amusd.reporting.picture import draw
 from amusd.tracing.accounting import Account, accounts
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.picture import draw
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import Rollback, TargetPass, WholeSequence
 from amusd.tracing.timeline import Timeline, read_timeline
 
 TRACE_FILE = "trace.json"
@@ -27,76 +26,59 @@ _LOCKSTEP = {"AutoregressivePolicy": "autoregressive", "SynchronousPolicy": "syn
 """Policies that are a mode of their own; every other one is asynchronous."""
 
 
-@dataclass(frozen=True, slots=True)
-class TracedSequence:
-    """One answer of a run, as its `sequence` event tells it."""
-
-    event: Event
-
-    @property
-    def sequence_id(self) -> int:
-        """Its name in the events."""
-        return self.event.sequence_id
-
-    @property
-    def has_draft(self) -> bool:
-        """Whether a draft took part."""
-        return self.event.fields["drafter"] is not None
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether draft and target worked at the same time."""
-        return self.event.fields["policy"] not in _LOCKSTEP
-
-    @property
-    def schedule(self) -> str:
-        """Mode, policy and drafter, for people."""
-        fields = self.event.fields
-        policy = str(fields["policy"])
-        name = _LOCKSTEP.get(policy) or f"asynchronous ({policy.removesuffix('Policy').lower()})"
-        if policy == "SynchronousPolicy":
-            name += f", blocks of {fields['max_lookahead']}"
-        return f"{name}, drafter {fields['drafter']}" if self.has_draft else name
-
-
 def trace(run_directory: Path, sequence_id: int | None = None) -> int:
     """Write `trace.json` and `timeline.svg` of one sequence into the run directory, and say where its time went.
 
     Without a number it is the last sequence with an asynchronous draft, else the last with a draft, else the last.
-    Returns the exit code. Raises `ConfigError` for what is no run directory, or has no such sequence.
+    Without matplotlib there is no picture. Returns the exit code. Raises `ConfigError` for what is no run directory, or
+    has no such sequence.
     """
     console = Console()
     timeline = _read(run_directory)
-    sequence = _choose([TracedSequence(event) for event in timeline.target if event.name == "sequence"], sequence_id)
+    sequence = _choose([event for event in timeline.target if isinstance(event, WholeSequence)], sequence_id)
+    schedule = schedule_name(sequence)
     part = timeline.only(sequence.sequence_id)
     summary = summary_lines(part)
-    about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": sequence.schedule}
+    about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
     write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
-    write_whole(run_directory / PICTURE_FILE, draw(part, sequence.schedule, summary))
-    console.text(f"sequence {sequence.sequence_id}: {sequence.schedule}")
+    try:
+        write_whole(run_directory / PICTURE_FILE, draw(part, schedule, summary))
+        picture = "open it in a browser"
+    except ConfigError as lack:
+        picture = f"not drawn: {lack}"
+    console.text(f"sequence {sequence.sequence_id}: {schedule}")
     for line in summary:
         console.text(line)
     for role, account in accounts(timeline, sequence.sequence_id).items():
         console.text(account_line(role, account))
     console.text(f"clock: {timeline.clock}")
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
-    console.text(f"{run_directory / PICTURE_FILE}: open it in a browser")
+    console.text(f"{run_directory / PICTURE_FILE}: {picture}")
     return 0
+
+
+def schedule_name(sequence: WholeSequence) -> str:
+    """Mode, policy and drafter of an answer, for people."""
+    policy = str(sequence.policy)
+    name = _LOCKSTEP.get(policy) or f"asynchronous ({policy.removesuffix('Policy').lower()})"
+    if policy == "SynchronousPolicy":
+        name += f", blocks of {sequence.max_lookahead}"
+    return name if sequence.drafter is None else f"{name}, drafter {sequence.drafter}"
 
 
 def summary_lines(part: Timeline) -> list[str]:
     """The figures of one sequence, in lines short enough for a picture."""
-    passes = [event.fields for event in part.target if event.name == "target_pass"]
-    whole = next(event for event in part.target if event.name == "sequence")
-    num_tokens = sum(fields["num_tokens"] for fields in passes)
+    passes = [event for event in part.target if isinstance(event, TargetPass)]
+    whole = next(event for event in part.target if isinstance(event, WholeSequence))
+    num_tokens = sum(event.num_tokens for event in passes)
     lines = [f"{num_tokens} tokens in {len(passes)} passes, {whole.duration_ns / 1e6:.0f} ms with the prompt's prefill"]
     steps = judge_steps(part.draft, part.target)
     if steps:
-        num_accepted = sum(fields["num_accepted"] for fields in passes)
-        num_judged = sum(fields["num_judged"] for fields in passes)
+        num_accepted = sum(event.num_accepted for event in passes)
+        num_judged = sum(event.num_judged for event in passes)
         num_drafted = sum(len(step.fates) for step in steps)
         num_wasted = sum(step.count(Fate.WASTED) for step in steps)
-        num_rollbacks = sum(event.name == "rollback" for event in part.draft)
+        num_rollbacks = sum(isinstance(event, Rollback) for event in part.draft)
         lines.append(f"{num_accepted} of {num_judged} candidates accepted, {num_judged - num_accepted} rejected")
         lines.append(f"{num_drafted} tokens drafted, {num_wasted} of them in vain; {num_rollbacks} rollbacks")
     return lines
@@ -116,15 +98,18 @@ def _read(run_directory: Path) -> Timeline:
         timeline = read_timeline(run_directory)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run_directory}/events: cannot be read ({error})") from None
-    if not any(event.name == "sequence" for event in timeline.target):
+    if not any(isinstance(event, WholeSequence) for event in timeline.target):
         raise ConfigError(f"{run_directory}: its events hold no answer; has the run ended?")
     return timeline
 
 
-def _choose(sequences: Sequence[TracedSequence], sequence_id: int | None) -> TracedSequence:
+def _choose(sequences: Sequence[WholeSequence], sequence_id: int | None) -> WholeSequence:
     if sequence_id is None:
-        ranked = sorted(sequences, key=lambda sequence: (sequence.has_draft, sequence.is_asynchronous))
-        return ranked[-1]
+
+        def rank(sequence: WholeSequence) -> tuple[bool, bool]:
+            return sequence.drafter is not None, sequence.policy not in _LOCKSTEP
+
+        return max(reversed(sequences), key=rank)
     found = next((sequence for sequence in sequences if sequence.sequence_id == sequence_id), None)
     if found is None:
         first, last = sequences[0].sequence_id, sequences[-1].sequence_id

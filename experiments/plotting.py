@@ -1,4 +1,4 @@
-"""Figures of the experiments: one look for all of them. The only file that imports matplotlib."""
+"""Figures of the experiments: one look for all of them. The only file of them that imports matplotlib."""
 
 from __future__ import annotations
 

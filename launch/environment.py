@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import platform
 import shutil
@@ -23,6 +24,7 @@ def describe_environment() -> dict[str, Any]:
     """What `environment.json` holds."""
     model, features = _cpu()
     return {
+        "date": dt.datetime.now().astimezone().date().isoformat(),
         "amusd": amusd.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -6,6 +6,7 @@ import json
 
 from amusd.config import RunConfig
 from amusd.console import Console
+from amusd.errors import ConfigError
 from amusd.files import write_whole
 from amusd.reporting.map import MAP_FILE, draw_map
 from amusd.simulate.inputs import inputs_of
@@ -26,8 +27,11 @@ def run_simulation(config: RunConfig) -> int:
     try:
         write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
         if "grid" in result:
-            write_whole(directory / MAP_FILE, draw_map(result, config.simulate))
-            tell(f"{directory / MAP_FILE}: open it in a browser")
+            try:
+                write_whole(directory / MAP_FILE, draw_map(result, config.simulate))
+                tell(f"{directory / MAP_FILE}: open it in a browser")
+            except ConfigError as lack:
+                tell(f"{directory / MAP_FILE}: not drawn: {lack}")
     finally:  # what no file can take is shown all the same
         console.text(simulate_text(result))
         console.document(result)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import datetime as dt
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -126,7 +125,6 @@ def write_summary(summary: Summary, *, complete: bool) -> None:
             jobs=summary.jobs,
             config=summary.plan.jobs[0].config,
             environment=summary.environment,
-            date=dt.datetime.now().astimezone().date().isoformat(),
         )
         write_whole(summary.folder / REPORT_FILE, page)
 

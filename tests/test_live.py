@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime.pair import PROMPT, decoding, oracle, pair, params
 from runtime.table_tree import TableTreeDrafter, spread
+from tracing.runs import made
 
 from amusd.cli import live_view
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.drafters.oracle import right_with_probability
 from amusd.live import LiveState, LiveView, TerminalScreen, render
-from amusd.tracing.recorder import Event, Recorder
+from amusd.tracing.events import Event
+from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 
 CODE = re.compile(r"\x1b\[([0-9;]*)([A-Za-z])|\x1b([D78])")
@@ -179,18 +181,17 @@ def test_a_real_answer_is_shown_as_it_was() -> None:
 
 
 def candidate(base: int, count: int, reception: str = "taken", ready: int = 0) -> Event:
-    fields = {"message": "candidate", "num_tokens": count, "base": base}
-    return Event("receive", 0, 0, 1, fields | {"reception": reception, "num_ready": ready})
+    return made("receive", 0, 0, message="candidate", num_tokens=count, base=base, reception=reception, num_ready=ready)
 
 
 def target_pass(committed: int, tokens: int, judged: int, accepted: int, ready: int = 0) -> Event:
     fields = {"committed_length": committed, "num_tokens": tokens, "num_judged": judged, "num_accepted": accepted}
-    return Event("target_pass", 1_000_000_000, 3_000_000_000, 1, fields | {"num_ready": ready, "num_rescued": 0})
+    return made("target_pass", 1_000_000_000, 3_000_000_000, **fields, num_ready=ready)
 
 
 def test_an_example_by_hand() -> None:
     state = LiveState()
-    events = [candidate(5, 3, ready=3), Event("target_wait", 0, 1, 1, {}), target_pass(8, 3, 3, 2)]
+    events = [candidate(5, 3, ready=3), made("target_wait", 0, 1, 1), target_pass(8, 3, 3, 2)]
     for event in [*events, candidate(5, 1, "stale"), candidate(8, 2, ready=2)]:
         state.take(event)
     assert [plain(line) for line in render(state, 60)][1:4] == [

@@ -11,7 +11,7 @@ from typing import Any
 ANSWERS_FILE = "answers.jsonl"
 PROMPTS_FILE = "prompts.csv"
 KEYS = ("prompt", "mode", "policy", "drafter", "length", "repeat")
-"""What names an answer, in both files: line of the workload, how it was decoded, which time it was asked for."""
+"""Columns that name an answer: line of the workload, how it was decoded, which time it was asked for."""
 MEASURES = ("tokens", "ms", "accepted", "identical")
 """Columns of `prompts.csv`: tokens of the answer, its time, candidates accepted, whether it is plain decoding's."""
 

@@ -21,7 +21,7 @@ class Column:
     write: Callable[[Any], str]
 
     def text(self, row: Row) -> str:
-        """As shown; empty where the row has no such figure."""
+        """The figure as shown; empty where the row has none."""
         value = row.get(self.name)
         return "" if value is None else self.write(value)
 
@@ -113,10 +113,15 @@ def row_name(row: Row) -> str:
 
 
 def row_kind(row: Row) -> str:
-    """As `row_name`, without what was tuned: the same from job to job of a sweep."""
+    """`row_name` without what was tuned: the same from job to job of a sweep."""
     return row_name({**row, "num_speculative_tokens": None})
 
 
+def cells_of(row: Row, columns: Sequence[Column]) -> list[tuple[str, str]]:
+    """A row of a sortable table: what each cell shows, and what it is sorted by."""
+    return [(row_name(row), row_name(row)), *((column.text(row), column.sort_key(row)) for column in columns)]
+
+
 def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """Those that any of the rows has."""
+    """The columns that any of the rows has."""
     return [column for column in COLUMNS if any(row.get(column.name) is not None for row in rows)]

@@ -3,68 +3,40 @@
 from __future__ import annotations
 
 import base64
-import datetime as dt
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from amusd.config import RunConfig
 from amusd.files import write_whole
-from amusd.reporting.columns import Row, columns_of, percent, row_name
+from amusd.reporting.columns import Row, cells_of, columns_of, percent, row_name
 from amusd.reporting.facts import command_of, facts_of, machine_name, models_name, prompts_name
 from amusd.reporting.figures import bars, lines, stacked
-from amusd.reporting.markup import Html, join, tag
-from amusd.reporting.page import Cell, definitions, facts, figures, page, section, sortable
+from amusd.reporting.page import Cell, Html, definitions, facts, figures, join, page, section, sortable, tag
+from amusd.tracing.accounting import DRAFT_PARTS, TARGET_PARTS
 
 REPORT_FILE = "report.html"
 MODES = "Plain, synchronous and asynchronous decoding"
-PARTS = {
-    "target": {
-        "prefill": "of the prompt",
-        "full_passes": "passes with as many candidates as they could hold",
-        "partial_passes": "passes with fewer",
-        "passes_without_candidates": "passes with none",
-        "waits": "because the policy chose to",
-        "host": "everything between these: choosing, committing, messages, the reader of the answer",
-    },
-    "draft": {
-        "prefill": "of the prompt",
-        "accepted_steps": "the share of each step whose tokens were accepted",
-        "wasted_steps": "the rest of the steps",
-        "verdicts": "following the target: advancing and rolling back",
-        "waits": "at the run-ahead limit, or with nothing to propose",
-        "host": "everything between these",
-    },
-}
-"""The parts of each worker's time, in a person's words."""
+PARTS = {"target": TARGET_PARTS, "draft": DRAFT_PARTS}
 
 
 def write_comparison_page(run_directory: Path, config: RunConfig, result: Mapping[str, Any]) -> None:
-    """Write `report.html`, with the timeline where a picture of it (`timeline.svg`) lies in the directory.
-
-    A page that was there before keeps its date: that of the measurement.
-    """
-    picture, path = run_directory / "timeline.svg", run_directory / REPORT_FILE
-    when = path.stat().st_mtime if path.is_file() else time.time()
-    date = dt.datetime.fromtimestamp(when).astimezone().date().isoformat()
+    """Write `report.html`, with the timeline where a picture of it (`timeline.svg`) lies in the directory."""
+    picture = run_directory / "timeline.svg"
     timeline = picture.read_text(encoding="utf-8") if picture.is_file() else None
-    write_whole(path, comparison_page(result, config, date=date, timeline=timeline))
+    write_whole(run_directory / REPORT_FILE, comparison_page(result, config, timeline=timeline))
 
 
-def comparison_page(result: Mapping[str, Any], config: RunConfig, *, date: str, timeline: str | None = None) -> str:
+def comparison_page(result: Mapping[str, Any], config: RunConfig, *, timeline: str | None = None) -> str:
     """The result of `amusd compare` as HTML. `timeline` is an SVG document; no prompt and no answer is shown."""
     rows: Sequence[Row] = result["rows"]
     environment: Mapping[str, Any] = result.get("environment") or {}
     columns = columns_of(rows)
-    known = [*facts_of(config, environment), ("Date", date)]
+    known = facts_of(config, environment)
     num_refused = result.get("num_refused_prompts")
     if num_refused:
         known.append(("Left out", f"{num_refused} prompt{'s' if num_refused > 1 else ''} that did not fit"))
-    cells = (
-        [(row_name(row), row_name(row)), *((column.text(row), column.sort_key(row)) for column in columns)]
-        for row in rows
-    )
+    cells = [cells_of(row, columns) for row in rows]
     lead = f"{models_name(config)}, on {machine_name(environment)}; {prompts_name(config)}."
     return page(
         f"{MODES} compared",
@@ -83,15 +55,14 @@ def comparison_page(result: Mapping[str, Any], config: RunConfig, *, date: str, 
     )
 
 
-def _figures(rows: Sequence[Row]) -> list[tuple[str, Html, str]]:
+def _figures(rows: Sequence[Row]) -> Iterator[tuple[str, Html, str]]:
+    """Title, drawing and caption of each."""
     speedups = [(row_name(row), float(row["speedup_vs_autoregressive"])) for row in rows]
-    drawn = [
-        (
-            "Speed-up over plain decoding",
-            bars("Speed-up by mode", speedups, lambda value: f"{value:.2f}", reference="plain = 1"),
-            "Median over prompts of the ratio of times per token, on the same prompts.",
-        )
-    ]
+    yield (
+        "Speed-up over plain decoding",
+        bars("Speed-up by mode", speedups, lambda value: f"{value:.2f}", reference="plain = 1"),
+        "Median over prompts of the ratio of times per token, on the same prompts.",
+    )
     accepting = [
         (row_name(row), row["acceptance_by_position"], look)
         for look, row in enumerate(rows)
@@ -101,12 +72,10 @@ def _figures(rows: Sequence[Row]) -> list[tuple[str, Html, str]]:
         longest = max(len(shares) for _, shares, _ in accepting)
         series = [(name, [*shares, *[None] * (longest - len(shares))], look) for name, shares, look in accepting]
         positions = [str(position) for position in range(1, longest + 1)]
-        drawn.append(
-            (
-                "Acceptance by position",
-                lines("Acceptance by position", positions, series, percent, top=1.0, axis="position in the block"),
-                "Share of the verifications with candidates in which the candidate at this position was accepted.",
-            )
+        yield (
+            "Acceptance by position",
+            lines("Acceptance by position", positions, series, percent, top=1.0, axis="position in the block"),
+            "Share of the verifications with candidates in which the candidate at this position was accepted.",
         )
     for worker in PARTS:
         stacks = [
@@ -117,8 +86,7 @@ def _figures(rows: Sequence[Row]) -> list[tuple[str, Html, str]]:
         ]
         if stacks:
             drawing = stacked(f"Shares of the {worker}'s time", stacks)
-            drawn.append((f"Where the {worker}'s time went", drawing, "From the events that both workers recorded."))
-    return drawn
+            yield f"Where the {worker}'s time went", drawing, "From the events that both workers recorded."
 
 
 def _times(row: Row) -> list[tuple[str, Mapping[str, float]]]:

@@ -1,4 +1,4 @@
-"""What a measurement depends on, in a person's words: machine, models, prompts, settings, and the command."""
+"""The facts that a measurement depends on, in words: machine, models, prompts, settings, and the command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amusd.settings import to_mapping
 
 EMBEDDED_TARGET = "SmolLM2-135M-Instruct (embedded)"
 NOT_SHOWN = ("prompt", "run_dir", "output")
-"""Keys that a comparison does not depend on; a prompt is nobody else's business."""
+"""Keys that a comparison does not depend on; a prompt may be private."""
 
 
 def facts_of(config: RunConfig, environment: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -28,6 +28,7 @@ def facts_of(config: RunConfig, environment: Mapping[str, Any]) -> list[tuple[st
         ("Prompts", prompts_name(config)),
         ("Answers", _answers(config)),
         ("Software", _software(environment)),
+        ("Date", str(environment.get("date") or "not recorded")),
     ]
 
 
@@ -68,7 +69,7 @@ def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str
 
 
 def _value(value: Any) -> str:
-    """As the command line reads it: texts as they are, unless they would be read as something else."""
+    """A value as the command line reads it. Texts are quoted where they would be read as something else."""
     if isinstance(value, str):
         quoted = len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]
         return "'" + value.replace("'", "\\'") + "'" if quoted or value == "null" else value

@@ -7,15 +7,20 @@ colour vision, and dark text can be read on all of them. Measured runs are numbe
 from __future__ import annotations
 
 import bisect
+import json
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
-from amusd.config import SimulateConfig
-from amusd.tracing import svg
+from amusd.config import RunConfig, SimulateConfig
+from amusd.errors import ConfigError
+from amusd.reporting.plots import INK, Artist, Axes, axes_at, box_at, canvas, legend_at, mark, svg_document, text_at
+from amusd.simulation.calibration import Calibration
+from amusd.simulation.calibration_file import load_calibration
+from amusd.types import Mode
 
 MAP_FILE = "map.svg"
 
@@ -27,7 +32,7 @@ NAMES_AND_COLOURS = {
     "windowed": ("windowed", "#cc79a7"),
     "auto": ("auto", "#2fb58c"),
 }
-"""Of every mode and policy that may win, in the order of the legend."""
+"""Every mode and policy that may win: its name on the map and its colour, in the order of the legend."""
 
 _LEFT, _RIGHT = 84, 14
 _MIN_CELL_WIDTH, _CELL_HEIGHT, _GAP = 74, 62, 2
@@ -35,10 +40,72 @@ _MIN_WIDTH = 640
 _RING = 20.0
 _LINE = 20
 _LETTER_WIDTH = 8.6
-"""Of texts of the class `text`, on average, in a wide font."""
+"""Average width of a letter of 15 pixels, in a wide font."""
 _BASELINES = ((20.0, 54.0), (17.0, 33.0), (40.0, 56.0))
 """Where the two texts of a cell may stand."""
 _TEXT_HALF_WIDTH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    """One drafter of one run: where it stands on the map, and what won there."""
+
+    run_dir: str
+    drafter: str
+    accept: float
+    """Share of the draft's tokens that were right."""
+    ratio: float
+    """Draft steps per target pass."""
+    winner: str | None
+    """Mode, or policy where it is asynchronous; None where the run compared nothing."""
+    speedup: float | None
+    """Speed-up of the winner over plain decoding."""
+
+
+def measured_points(config: RunConfig, calibration: Calibration | None) -> tuple[MeasuredPoint, ...]:
+    """The calibrating run first, then those of `simulate.points`; a directory that is named twice once.
+
+    Raises `ConfigError` for a directory that shows no draft.
+    """
+    known = {} if config.calibration is None or calibration is None else {Path(config.calibration): calibration}
+    for path in map(Path, config.simulate.points):
+        if path not in known:
+            known[path] = load_calibration(path, config.drafter.kind, key="simulate.points")
+    return tuple(_point(path, measured) for path, measured in known.items())
+
+
+def _point(run_directory: Path, measured: Calibration) -> MeasuredPoint:
+    winner, speedup = _winner(_rows(run_directory), measured.drafter)
+    return MeasuredPoint(
+        run_dir=str(run_directory),
+        drafter=measured.drafter,
+        accept=measured.acceptance,
+        ratio=measured.costs.steps_per_pass,
+        winner=winner,
+        speedup=speedup,
+    )
+
+
+def _rows(run_directory: Path) -> Sequence[Mapping[str, Any]]:
+    """The rows of a comparison; none where the run was something else."""
+    path = run_directory / "result.json"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):  # the latter: a calibration file
+        return ()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from None
+    rows: Sequence[Mapping[str, Any]] = result.get("rows", ())
+    return rows
+
+
+def _winner(rows: Sequence[Mapping[str, Any]], drafter: str) -> tuple[str | None, float | None]:
+    own = [row for row in rows if row.get("drafter") == drafter]
+    if not own:
+        return None, None
+    plain = [row for row in rows if row["mode"] == Mode.AUTOREGRESSIVE.value]
+    best = max([*plain, *own], key=lambda row: float(row["speedup_vs_autoregressive"]))
+    return str(best["policy"] or best["mode"]), float(best["speedup_vs_autoregressive"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +119,12 @@ class Axis:
 
     @classmethod
     def of(cls, values: Sequence[float], cell: float) -> Axis:
-        """In any order, with repetitions."""
+        """An axis over values in any order, with repetitions."""
         return cls(tuple(sorted(set(values))), cell)
 
     @property
     def length(self) -> float:
-        """Of all cells."""
+        """Length of all cells together."""
         return self.cell * len(self.values)
 
     def place(self, value: float) -> float:
@@ -73,15 +140,16 @@ class Axis:
 
 
 def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
-    """The picture of a result of `amusd simulate` with its `grid` and its `points`, as SVG."""
+    """The picture of a result of `amusd simulate` with its `grid` and its `points`, as SVG.
+
+    Raises `ConfigError` without matplotlib.
+    """
     cells: Sequence[Mapping[str, Any]] = result["grid"]
     points: Sequence[Mapping[str, Any]] = result["points"]
     accepts = [cell["accept"] for cell in cells]
-    num_columns = len(set(accepts))
-    across = Axis.of(accepts, max(_MIN_CELL_WIDTH, (_MIN_WIDTH - _LEFT - _RIGHT) / num_columns))
+    across = Axis.of(accepts, max(_MIN_CELL_WIDTH, (_MIN_WIDTH - _LEFT - _RIGHT) / len(set(accepts))))
     up = Axis.of([math.log2(cell["ratio"]) for cell in cells], _CELL_HEIGHT)
     width = round(_LEFT + across.length + _RIGHT)
-    legend = [name for name in NAMES_AND_COLOURS if name in cells[0]["speedups"]]
     notes = _wrapped(
         "In each cell the fastest policy's speed-up over plain decoding and, below it, what it gains over the best "
         "synchronous block length. Simulated, not measured.",
@@ -89,82 +157,76 @@ def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
     )
     caption = _wrapped(_caption(result["inputs"], settings), width)
     grid_top = 82 + _LINE * len(notes)
-    legend_top = grid_top + up.length + 62
+    legend_top = grid_top + up.length + 66
     points_top = legend_top + 34
-    caption_top = points_top + 26 * len(points) + 8
-    page = svg.document(width, round(caption_top + _LINE * len(caption) + 4), "amusd: which policy wins where")
-    svg.text(page, 14, 30, "Which policy wins where", "title")
-    _draw_lines(page, 54, notes)
-    pass_ms = float(_pass_time(result["inputs"])["mean_ms"])
-    grid = svg.group(page, _LEFT, grid_top)
-    _draw_axes(grid, across, up, pass_ms)
-    places = [(across.place(point["accept"]), up.length - up.place(math.log2(point["ratio"]))) for point in points]
-    for cell in cells:
-        _draw_cell(grid, across, up, cell, places)
-    _draw_legend(svg.group(page, 14, legend_top), legend)
-    for number, (point, (x, y)) in enumerate(zip(points, places, strict=True), start=1):
-        _draw_ring(grid, x, y, number, "point")
-        entry = svg.group(page, 14, points_top + 26 * (number - 1), "measured")
-        _draw_ring(entry, _RING / 2, 9, number, None)
-        svg.text(entry, 28, 14, _words(point), "text")
-    _draw_lines(page, caption_top + 12, caption)
-    return ET.tostring(page, encoding="unicode") + "\n"
+    caption_top = points_top + 26 * len(points) + 20
+    with canvas(width, round(caption_top + _LINE * len(caption) + 4)) as figure:
+        text_at(figure, 14, 30, "Which policy wins where", size=21, weight="bold")
+        for number, line in enumerate(notes):
+            text_at(figure, 14, 54 + _LINE * number, line, size=15)
+        text_at(figure, 14, grid_top - 14, "draft steps per target pass (time of a step)", size=15)
+        axes = axes_at(figure, _LEFT, grid_top, across.length, up.length)
+        _draw_axes(axes, across, up, float(_pass_time(result["inputs"])["mean_ms"]))
+        places = [(across.place(point["accept"]), up.place(math.log2(point["ratio"]))) for point in points]
+        for cell in cells:
+            _draw_cell(axes, across, up, cell, places)
+        for number, ((x, y), point) in enumerate(zip(places, points, strict=True), start=1):
+            mark(_draw_ring(axes, x, y, number), "point", _words(point))
+            below = points_top + 26 * (number - 1)
+            _draw_ring(axes, 14 + _RING / 2 - _LEFT, grid_top + up.length - below - 9, number)
+            text_at(figure, 42, below + 14, _words(point), size=15)
+        policies = [look for name, look in NAMES_AND_COLOURS.items() if name in cells[0]["speedups"]]
+        samples = [axes.bar(0, 0, color=colour) for _, colour in policies]
+        look = {"fontsize": 15, "handlelength": 1.2, "columnspacing": 1.4}
+        legend_at(figure, 14, legend_top, samples, [name for name, _ in policies], ncols=len(policies), **look)
+        for number, line in enumerate(caption):
+            text_at(figure, 14, caption_top + _LINE * number, line, size=15)
+        return svg_document(figure, "amusd: which policy wins where")
 
 
-def _draw_axes(grid: ET.Element, across: Axis, up: Axis, pass_ms: float) -> None:
-    svg.text(grid, 14 - _LEFT, -14, "draft steps per target pass (time of a step)", "text")
-    for exponent in up.values:
-        middle, ratio = up.length - up.place(exponent), 2**exponent
-        svg.text(grid, -10, middle - 1, f"{ratio:.4g}", "text", anchor="end")
-        svg.text(grid, -10, middle + 16, f"{pass_ms / ratio:.3g} ms", "small", anchor="end")
-    for accept in across.values:
-        svg.text(grid, across.place(accept), up.length + 20, f"{accept:g}", "text", anchor="middle")
-    title = "acceptance: share of the draft's tokens that are right"
-    svg.text(grid, across.length / 2, up.length + 44, title, "text", anchor="middle")
+def _draw_axes(axes: Axes, across: Axis, up: Axis, pass_ms: float) -> None:
+    """Ticks at the middles of cells: pixels from the lower left corner of the grid."""
+    axes.set(xlim=(0, across.length), ylim=(0, up.length))
+    ratios = [2**exponent for exponent in up.values]
+    names = [f"{ratio:.4g}\n{pass_ms / ratio:.3g} ms" for ratio in ratios]
+    axes.set_yticks([up.place(exponent) for exponent in up.values], names)
+    axes.set_xticks([across.place(accept) for accept in across.values], [f"{accept:g}" for accept in across.values])
+    axes.set_xlabel("acceptance: share of the draft's tokens that are right", size=15, color=INK)
+    axes.tick_params(length=0, labelsize=15, labelcolor=INK)
+    axes.tick_params(axis="y", labelsize=14)
+    axes.spines[:].set_visible(False)
 
 
 def _draw_cell(
-    grid: ET.Element, across: Axis, up: Axis, cell: Mapping[str, Any], rings: Sequence[tuple[float, float]]
+    axes: Axes, across: Axis, up: Axis, cell: Mapping[str, Any], rings: Sequence[tuple[float, float]]
 ) -> None:
     """Its texts make way for the rings of measured runs."""
     speedups, winner = cell["speedups"], cell["winner"]
-    centre, middle = across.place(cell["accept"]), up.length - up.place(math.log2(cell["ratio"]))
+    centre, middle = across.place(cell["accept"]), up.place(math.log2(cell["ratio"]))
+    left, bottom, top = centre - across.cell / 2, middle - up.cell / 2, middle + up.cell / 2
     _, colour = NAMES_AND_COLOURS[winner]
-    group = svg.group(grid, centre - across.cell / 2, middle - up.cell / 2, f"cell {winner}")
-    svg.rectangle(group, _GAP / 2, _GAP / 2, across.cell - _GAP, up.cell - _GAP, fill=colour)
-    near = [y - middle + up.cell / 2 for x, y in rings if abs(x - centre) < _TEXT_HALF_WIDTH + _RING / 2]
-    upper, lower = _baselines([y for y in near if abs(y - up.cell / 2) < (up.cell + _RING) / 2])
-    svg.text(group, across.cell / 2, upper, f"{speedups[winner]:.2f}", "strong", anchor="middle")
-    gain = 100 * (speedups[winner] / speedups["synchronous"] - 1)
-    svg.text(group, across.cell / 2, lower, f"{gain:+.0f} %", "value", anchor="middle")
+    box = box_at(axes, left + _GAP / 2, bottom + _GAP / 2, across.cell - _GAP, up.cell - _GAP, colour)
     each = ", ".join(f"{NAMES_AND_COLOURS[name][0]} {speedup:.2f}" for name, speedup in speedups.items())
-    svg.hint(group, f"acceptance {cell['accept']:g}, {cell['ratio']:g} draft steps per target pass: {each}")
+    place = f"acceptance {cell['accept']:g}, {cell['ratio']:g} draft steps per target pass"
+    mark(box, f"cell {winner}", f"{place}: {each}")
+    near = [top - y for x, y in rings if abs(x - centre) < _TEXT_HALF_WIDTH + _RING / 2]
+    upper, lower = _baselines([y for y in near if abs(y - up.cell / 2) < (up.cell + _RING) / 2])
+    axes.text(centre, top - upper, f"{speedups[winner]:.2f}", size=17, weight="bold", ha="center")
+    gain = 100 * (speedups[winner] / speedups["synchronous"] - 1)
+    axes.text(centre, top - lower, f"{gain:+.0f} %", size=13, ha="center")
+
+
+def _draw_ring(axes: Axes, x: float, y: float, number: int) -> Artist:
+    """A ring with its number; the ring is returned."""
+    look = {"markersize": _RING - 1.5, "markerfacecolor": "white", "markeredgewidth": 1.5}
+    (ring,) = axes.plot(x, y, marker="o", linestyle="none", color=INK, zorder=2.5, **look)
+    axes.text(x, y - 4.5, str(number), size=13, ha="center")
+    return ring
 
 
 def _baselines(rings: Sequence[float]) -> tuple[float, float]:
-    """Those that keep farthest from rings at these heights."""
+    """The places of the two texts that keep farthest from rings at these heights."""
     return max(_BASELINES, key=lambda both: min((abs(ring + 5 - y) for ring in rings for y in both), default=0.0))
-
-
-def _draw_legend(parent: ET.Element, policies: Sequence[str]) -> None:
-    x = 0.0
-    for policy in policies:
-        name, colour = NAMES_AND_COLOURS[policy]
-        entry = svg.group(parent, x, 0, "legend")
-        svg.rectangle(entry, 0, 1, 18, 16, fill=colour)
-        svg.text(entry, 26, 14, name, "text")
-        x += 48 + _LETTER_WIDTH * len(name)
-
-
-def _draw_ring(parent: ET.Element, x: float, y: float, number: int, kind: str | None) -> None:
-    group = svg.group(parent, x, y, kind)
-    svg.ring(group, -_RING / 2, -_RING / 2, _RING)
-    svg.text(group, 0, 4.5, str(number), "small", anchor="middle")
-
-
-def _draw_lines(page: ET.Element, top: float, lines: Sequence[str]) -> None:
-    for number, line in enumerate(lines):
-        svg.text(page, 14, top + _LINE * number, line, "text")
 
 
 def _words(point: Mapping[str, Any]) -> str:
@@ -200,7 +262,7 @@ def _listed(values: Sequence[int]) -> str:
 
 
 def _pass_time(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of the pass that the map's draft steps are measured by: the one with the fewest candidates, draft at rest."""
+    """The time of the pass with the fewest candidates, draft at rest: the map counts draft steps per such pass."""
     passes = inputs["costs"]["target_pass"]
     narrowest = passes[min(passes, key=int)]
     apart: Mapping[str, Any] = narrowest.get("draft_and_target_apart", narrowest)

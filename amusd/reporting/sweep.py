@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.reporting.columns import columns_of, row_kind, row_name
+from amusd.reporting.columns import cells_of, columns_of, row_kind
 from amusd.reporting.comparison import MODES
 from amusd.reporting.facts import NOT_SHOWN, facts_of, machine_name, models_name, prompts_name
-from amusd.reporting.figures import NUM_SERIES, lines, round_top
-from amusd.reporting.markup import Html, tag
-from amusd.reporting.page import Cell, definitions, facts, figures, page, section, sortable
+from amusd.reporting.figures import NUM_SERIES, lines
+from amusd.reporting.page import Cell, Html, definitions, facts, figures, page, section, sortable, tag
 
 MAX_FIGURES = 12
 MEASURES = (
@@ -28,7 +27,7 @@ MEASURES = (
         "Against plain decoding in the same job, prompt by prompt.",
     ),
 )
-"""What is drawn: a key of the rows, its title, how to read it."""
+"""The measures that are drawn: a key of the rows, its title, how to read it."""
 
 JobSummary = Mapping[str, Any]
 """One job as `sweep.json` has it: `job`, `swept` (key -> value), `exit_code`, `rows`."""
@@ -42,33 +41,29 @@ def sweep_page(
     jobs: Sequence[JobSummary],
     config: RunConfig,
     environment: Mapping[str, Any],
-    date: str,
 ) -> str:
     """The summary of a sweep as HTML. `config` is the first job's: what is not swept holds for all."""
     rows = [(job, row) for job in jobs for row in job["rows"]]
     columns = columns_of([row for _, row in rows])
-    cells: list[list[Cell]] = [
-        [
-            *_head(job),
-            (row_name(row), row_name(row)),
-            *((column.text(row), column.sort_key(row)) for column in columns),
-        ]
-        for job, row in rows
-    ]
+    cells = [[*_head(job), *cells_of(row, columns)] for job, row in rows]
     header = ["job", *swept_keys, "mode", *(column.heading for column in columns)]
     title = f"{MODES} over {', '.join(swept_keys)}" if swept_keys else MODES
-    known = [fact for fact in facts_of(config, environment) if environment or fact[0] not in ("Machine", "Software")]
+    known = [
+        fact for fact in facts_of(config, environment) if environment or fact[0] not in ("Machine", "Software", "Date")
+    ]
     measured = f"{models_name(config)}, on {machine_name(environment)}; {prompts_name(config)}. {_progress(jobs)}"
     typed = (argument for argument in arguments if argument.partition("=")[0] not in NOT_SHOWN)
     return page(
         title,
         tag("p", measured[0].upper() + measured[1:], class_="quiet"),
-        section("Figures", figures(_figures(swept_keys, jobs))) if rows and swept_keys else Html(),
+        section("Figures", figures(itertools.islice(_figures(swept_keys, jobs), MAX_FIGURES)))
+        if rows and swept_keys
+        else Html(),
         section("Result", sortable("Result", header, 2 + len(swept_keys), cells), _failed(jobs)),
         section(
             "What was measured",
             tag("p", "As the first job has it; the others differ in the swept keys.", class_="quiet"),
-            facts([*known, ("Date", date)]),
+            facts(known),
             tag("p", "The same again:"),
             tag("pre", shlex.join(["amusd", command, "-m", *typed])),
         ),
@@ -92,12 +87,11 @@ def _failed(jobs: Sequence[JobSummary]) -> Html:
     return tag("p", f"Not completed: job {names}.") if ended else Html()
 
 
-def _figures(keys: Sequence[str], jobs: Sequence[JobSummary]) -> list[tuple[str, Html, str]]:
+def _figures(keys: Sequence[str], jobs: Sequence[JobSummary]) -> Iterator[tuple[str, Html, str]]:
     """Each measure over the key with the most values, once for each choice of the others."""
     values = {key: list(dict.fromkeys(job["swept"][key] for job in jobs)) for key in keys}
     across = max(keys, key=lambda key: len(values[key]))
     others = [key for key in keys if key != across]
-    drawn = []
     for choice in itertools.product(*(values[key] for key in others)):
         chosen = [job for job in jobs if [job["swept"][key] for key in others] == list(choice)]
         where = "".join(f", {key}={value}" for key, value in zip(others, choice, strict=True))
@@ -110,11 +104,10 @@ def _figures(keys: Sequence[str], jobs: Sequence[JobSummary]) -> list[tuple[str,
                     [_short(value) for value in values[across]],
                     series[:NUM_SERIES],
                     lambda value: f"{value:.3g}",
-                    top=round_top(max(row.get(measure) or 0.0 for job in jobs for row in job["rows"])),
+                    top=max(row.get(measure) or 0.0 for job in jobs for row in job["rows"]) or 1.0,
                     axis=across,
                 )
-                drawn.append((title, drawing, remark))
-    return drawn[:MAX_FIGURES]
+                yield title, drawing, remark
 
 
 def _series(

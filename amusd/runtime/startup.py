@@ -33,8 +33,7 @@ from amusd.runtime.handshake import await_hello
 from amusd.runtime.rank_layout import RoleRank, in_role, num_ranks_of
 from amusd.runtime.succession import FIRST_INCARNATION, LOOK_SECONDS, DraftSource, Succession
 from amusd.runtime.target_worker import TargetWorker
-from amusd.tracing.recorder import Recorder
-from amusd.tracing.runs import RunsRecorder
+from amusd.tracing.recorder import Recorder, RunsRecorder
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role

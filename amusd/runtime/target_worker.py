@@ -19,8 +19,7 @@ from amusd.runtime.target_sequence import Outcome, Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
 from amusd.sampling.stopping import Emission, StopChecker
-from amusd.tracing.recorder import Recorder
-from amusd.tracing.runs import SEQUENCES_PER_RUN
+from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
 from amusd.tracing.tally import Tally
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from amusd.config import RunConfig, SimulateConfig
 from amusd.errors import ConfigError
-from amusd.reporting.points import MeasuredPoint, measured_points
+from amusd.reporting.map import MeasuredPoint, measured_points
 from amusd.simulation.calibration import Calibration
 from amusd.simulation.calibration_file import load_calibration
 from amusd.simulation.cost import Costs, Duration, Shared

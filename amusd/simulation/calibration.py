@@ -9,15 +9,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration, Shared
 from amusd.simulation.outcomes import accept_next_of, trace_of
 from amusd.simulation.tokens import Trace, trace_rate
 from amusd.tracing.drafted import drafts_tree
-from amusd.tracing.messages import SEND, Flow
-from amusd.tracing.recorder import Event
-from amusd.tracing.timeline import DRAFT_WORK, TARGET_WORK, Timeline, by_sequence, read_timeline
+from amusd.tracing.events import (
+    DRAFT_WORK,
+    TARGET_WORK,
+    Advance,
+    DraftPrefill,
+    DraftStep,
+    DraftWait,
+    Event,
+    Rollback,
+    Send,
+    TargetPass,
+    TargetPrefill,
+    TargetWait,
+    WholeSequence,
+)  # fmt: skip
+from amusd.tracing.messages import Flow
+from amusd.tracing.timeline import Timeline, by_sequence, read_timeline
+
+Kind = TypeVar("Kind", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +68,7 @@ def calibrate(run_directory: Path, drafter: str, key: str = "calibration") -> Ca
         timeline = read_timeline(run_directory)
     except ValueError as error:
         raise ConfigError(f"{key}={run_directory}: its events/ cannot be read ({error})") from error
-    sequences = {event.sequence_id: event.fields["drafter"] for event in timeline.target if event.name == "sequence"}
+    sequences = {event.sequence_id: event.drafter for event in timeline.target if isinstance(event, WholeSequence)}
     drafters = sorted({name for name in sequences.values() if name is not None})
     if len(drafters) > 1 and drafter not in drafters:
         raise ConfigError(f"drafter={drafter}: {key}={run_directory} has these: {', '.join(drafters)}")
@@ -83,14 +100,14 @@ class _Measured:
         host = self._host()
         before = _median(self._before_verdict())
         host_ns = statistics.median(host.together.samples)
-        to_target = _delay(self.timeline.to_target, self.target, "target_wait")
-        to_draft = _delay(self.timeline.to_draft, self.draft, "draft_wait")
+        to_target = _delay(self.timeline.to_target, self.target, TargetWait)
+        to_draft = _delay(self.timeline.to_draft, self.draft, DraftWait)
         found = [delay for delay in (to_target, to_draft) if delay is not None]
         link = max(found, default=0)
         trees = [events for events in self.draft.values() if drafts_tree(events)]
         chains = [events for events in self.draft.values() if not drafts_tree(events)]
         tree_steps = self._tree_steps(trees)
-        only_trees = tree_steps and not any(event.name == "draft_step" for events in chains for event in events)
+        only_trees = tree_steps and not any(isinstance(event, DraftStep) for events in chains for event in events)
         return Costs(
             passes=self._passes(),
             draft_token=tree_steps[min(tree_steps)] if only_trees else self._draft_token(chains),
@@ -98,10 +115,10 @@ class _Measured:
             tree_row_ns=_slope(tree_steps),
             host=host,
             host_before_verdict=min(1.0, before / host_ns) if host_ns and before is not None else 1.0,
-            target_prefill=_durations(self.target, "target_prefill"),
-            draft_prefill=_durations(self.draft, "draft_prefill"),
-            advance=_durations(self.draft, "advance"),
-            rollback=_durations(self.draft, "rollback"),
+            target_prefill=_durations(self.target, TargetPrefill),
+            draft_prefill=_durations(self.draft, DraftPrefill),
+            advance=_durations(self.draft, Advance),
+            rollback=_durations(self.draft, Rollback),
             to_target=Duration((link if to_target is None else to_target,)),
             to_draft=Duration((link if to_draft is None else to_draft,)),
         )
@@ -114,9 +131,8 @@ class _Measured:
         """
         draft_work = _Spans(self.draft, DRAFT_WORK)
         found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
-        for event in _named(self.target, "target_pass"):
-            num_scored = event.fields["num_candidates"] + event.fields.get("num_alternatives", 0)
-            found[draft_work.contain(event.start_ns)][num_scored].append(event.duration_ns)
+        for event in _of_kind(self.target, TargetPass):
+            found[draft_work.contain(event.start_ns)][event.num_scored].append(event.duration_ns)
 
         def nearest(number: int, *, together: bool) -> Duration:
             measured = found[together] or found[not together]
@@ -148,13 +164,13 @@ class _Measured:
         pause = _median(
             following.start_ns - event.end_ns
             for events in sequences
-            for event, following in pairwise(event for event in events if event.name != SEND)
-            if event.name == following.name == "draft_step"
+            for event, following in pairwise(event for event in events if not isinstance(event, Send))
+            if isinstance(event, DraftStep) and isinstance(following, DraftStep)
         )
-        for event in (event for events in sequences for event in events if event.name == "draft_step"):
-            if event.fields["num_tokens"]:
-                together = target_work.contain(event.start_ns)
-                yield event.fields["num_tokens"], together, event.duration_ns + (pause or 0)
+        for step in (event for events in sequences for event in events if isinstance(event, DraftStep)):
+            if step.num_tokens:
+                together = target_work.contain(step.start_ns)
+                yield step.num_tokens, together, step.duration_ns + (pause or 0)
 
     def _host(self) -> Shared:
         """Return the time from one pass to the next without the waits: without a draft (alone), and with one."""
@@ -163,9 +179,9 @@ class _Measured:
             last: Event | None = None
             waited_ns = 0
             for event in events:
-                if event.name == "target_wait":
+                if isinstance(event, TargetWait):
                     waited_ns += event.duration_ns
-                elif event.name == "target_pass":
+                elif isinstance(event, TargetPass):
                     if last is not None:
                         found[number in self.draft].append(max(0, event.start_ns - last.end_ns - waited_ns))
                     last, waited_ns = event, 0
@@ -176,17 +192,17 @@ class _Measured:
         for events in self.target.values():
             last: Event | None = None
             for event in events:
-                if event.name == "target_pass":
+                if isinstance(event, TargetPass):
                     last = event
-                elif event.name == SEND and event.fields["message"] == "verdict" and last is not None:
+                elif isinstance(event, Send) and event.message == "verdict" and last is not None:
                     yield event.start_ns - last.end_ns
 
 
 class _Spans:
     """When a worker worked, asked at the start of a pass or step, as the simulation does."""
 
-    def __init__(self, events: dict[int, list[Event]], names: Sequence[str]) -> None:
-        chosen = (event for sequence in events.values() for event in sequence if event.name in names)
+    def __init__(self, events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> None:
+        chosen = (event for sequence in events.values() for event in sequence if isinstance(event, kinds))
         self._spans = sorted((event.start_ns, event.end_ns) for event in chosen)
 
     def contain(self, time_ns: int) -> bool:
@@ -195,15 +211,15 @@ class _Spans:
         return index >= 0 and time_ns < self._spans[index][1]
 
 
-def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: str) -> int | None:
+def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: type[Event]) -> int | None:
     """Return the median time of the messages that were sent while the receiver waited for one; None without any."""
-    waits = {number: [event for event in events if event.name == wait] for number, events in receiver.items()}
+    waits = {number: [event for event in events if isinstance(event, wait)] for number, events in receiver.items()}
     found = []
     for flow in flows:
         own = waits.get(flow.sent.sequence_id, [])
         index = bisect.bisect_right(own, flow.sent.start_ns, key=lambda event: event.start_ns) - 1
         if index >= 0 and flow.sent.start_ns < own[index].end_ns:
-            found.append(flow.received.start_ns - flow.sent.start_ns)
+            found.append(flow.latency_ns)
     return _median(found)
 
 
@@ -222,13 +238,13 @@ def _slope(steps: dict[int, Shared]) -> int:
     return max(0, round(difference_ms * 1e6 / (most - fewest)))
 
 
-def _durations(events: dict[int, list[Event]], name: str) -> Duration:
-    samples = tuple(event.duration_ns for event in _named(events, name))
+def _durations(events: dict[int, list[Event]], kind: type[Event]) -> Duration:
+    samples = tuple(event.duration_ns for event in _of_kind(events, kind))
     return Duration(samples) if samples else NOTHING
 
 
-def _named(events: dict[int, list[Event]], name: str) -> Iterator[Event]:
-    return (event for sequence in events.values() for event in sequence if event.name == name)
+def _of_kind(events: dict[int, list[Event]], kind: type[Kind]) -> Iterator[Kind]:
+    return (event for sequence in events.values() for event in sequence if isinstance(event, kind))
 
 
 def _median(values: Iterable[int]) -> int | None:

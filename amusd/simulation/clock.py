@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 from amusd.errors import InvariantError
 from amusd.protocol.messages import Message
 from amusd.simulation.cost import Duration
+from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.messages import record_message
-from amusd.tracing.recorder import NO_SEQUENCE, Recorder
+from amusd.tracing.recorder import Recorder
 from amusd.types import Role
 
 ARRIVAL, DRAFT, TARGET, BEGINNING = range(4)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from amusd.simulation.tokens import Trace
 from amusd.tracing.drafted import drafts_tree
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
 
 
 def trace_of(target: Sequence[Event], draft: Sequence[Event]) -> Trace:
@@ -17,34 +17,31 @@ def trace_of(target: Sequence[Event], draft: Sequence[Event]) -> Trace:
     arrived is compared by the draft when its verdict comes. A draft that proposed nothing (a lookup that found nothing)
     was not right.
     """
-    passes = [event.fields for event in target if event.name == "target_pass"]
+    passes = [event for event in target if isinstance(event, TargetPass)]
     if not passes:
         return ()
-    start = passes[0]["committed_length"] - passes[0]["num_tokens"]
+    start = passes[0].start_length
     known: dict[int, bool] = {}
-    for fields in passes:
-        first = fields["committed_length"] - fields["num_tokens"]
-        num_accepted, num_rescued = fields["num_accepted"], fields.get("num_rescued", 0)
-        known.update((position, True) for position in range(first, first + num_accepted))
-        if num_rescued:  # an alternative took the place of the draft's own token, which was wrong
-            known[first + num_accepted - num_rescued] = False
-        if num_accepted < min(fields["num_judged"], fields["num_tokens"]):
-            known[first + num_accepted] = False
+    for done in passes:
+        end = done.start_length + done.num_accepted
+        known.update((position, True) for position in range(done.start_length, end))
+        if done.num_rescued:  # an alternative took the place of the draft's own token, which was wrong
+            known[end - done.num_rescued] = False
+        if done.has_rejected:
+            known[end] = False
     is_chain, base = not drafts_tree(draft), start
     for event in draft:
-        fields = event.fields
-        if event.name == "draft_prefill":
-            base = fields["num_tokens"]
-        elif event.name == "draft_step" and not fields["num_tokens"]:
-            known.setdefault(fields["length"], False)
-        elif event.name in ("advance", "rollback") and is_chain:
-            end = fields["committed_length"] - fields["num_adopted"]  # of the committed tokens that the chain held
-            for position in range(base, end):
+        if isinstance(event, DraftPrefill):
+            base = event.num_tokens
+        elif isinstance(event, DraftStep) and not event.num_tokens:
+            known.setdefault(event.length, False)
+        elif isinstance(event, VerdictTaken) and is_chain:
+            for position in range(base, event.kept_length):
                 known.setdefault(position, True)
-            if fields["num_discarded"]:
-                known.setdefault(end, False)
-            base = fields["committed_length"]
-    return tuple(known.get(position) for position in range(start, passes[-1]["committed_length"]))
+            if event.num_discarded:
+                known.setdefault(event.kept_length, False)
+            base = event.committed_length
+    return tuple(known.get(position) for position in range(start, passes[-1].committed_length))
 
 
 def accept_next_of(sequences: Iterable[tuple[Sequence[Event], Sequence[Event]]]) -> float | None:
@@ -67,17 +64,15 @@ def _hits(target: Sequence[Event], draft: Sequence[Event]) -> Iterator[bool]:
     kept: set[int] = set()
     missed: set[int] = set()
     for event in draft:
-        if "kept_steps" in event.fields:
-            end = event.fields["committed_length"] - event.fields["num_adopted"]
-            kept.update(range(end - len(event.fields["kept_steps"]), end))
-            if event.fields["num_adopted"]:
-                missed.add(end)
+        if isinstance(event, VerdictTaken) and event.kept_steps is not None:
+            kept.update(range(event.kept_length - len(event.kept_steps), event.kept_length))
+            if event.num_adopted:
+                missed.add(event.kept_length)
     for event in target:
-        fields = event.fields
-        if event.name == "target_pass" and fields.get("num_rescued"):
+        if isinstance(event, TargetPass) and event.num_rescued:
             yield True
-        if event.name == "target_pass" and fields["num_accepted"] < min(fields["num_judged"], fields["num_tokens"]):
-            position = fields["committed_length"] - 1
+        if isinstance(event, TargetPass) and event.has_rejected:
+            position = event.committed_length - 1
             if position in kept or position in missed:
                 yield position in kept
 
@@ -86,13 +81,12 @@ def _fan_out(draft: Sequence[Event]) -> int:
     """Return the most guesses behind a node: the growth of the tree between two steps that follow each other."""
     most, length = 1, None
     for event in draft:
-        if event.name == "draft_step":
-            num_nodes = event.fields["num_tokens"]
-            if length is not None and num_nodes:
-                most = max(most, -(-(event.fields["length"] - length) // num_nodes))
-            length = event.fields["length"]
-        elif event.name in ("advance", "rollback"):
+        if isinstance(event, DraftStep):
+            if length is not None and event.num_tokens:
+                most = max(most, -(-(event.length - length) // event.num_tokens))
+            length = event.length
+        elif isinstance(event, VerdictTaken):
             length = None  # the event does not tell how many nodes went
-        elif event.name == "draft_prefill":
-            length = event.fields["num_tokens"]
+        elif isinstance(event, DraftPrefill):
+            length = event.num_tokens
     return most

@@ -32,8 +32,8 @@ from amusd.simulation.cost import Costs
 from amusd.simulation.draft import DraftActor, Drafting
 from amusd.simulation.target import TargetActor
 from amusd.simulation.tokens import Answer, guess_places, guess_weights
+from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics, total
-from amusd.tracing.recorder import Event
 from amusd.types import Mode, Role
 
 

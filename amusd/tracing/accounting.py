@@ -1,21 +1,5 @@
 """Where the wall time of a worker went: named parts that add up to it.
 
-    target   from the request to the last committed tokens
-      prefill                   of the prompt
-      full_passes               passes with as many candidates as they could hold
-      partial_passes            passes with fewer
-      passes_without_candidates
-      waits                     because the policy chose to
-      host                      everything between these: choosing, committing, messages, the reader of the answer
-
-    draft    from the opening of the sequence to its end
-      prefill                   of the prompt
-      accepted_steps            the share of each step whose tokens were accepted
-      wasted_steps              the rest of the steps
-      verdicts                  following the target: advancing and rolling back
-      waits                     at the run-ahead limit, or with nothing to propose
-      host                      everything between these
-
 A worker does one thing at a time, so spans of one sequence never overlap; if they did, the parts would add up to more
 than the wall time.
 """
@@ -27,11 +11,45 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import (
+    Advance,
+    DraftPrefill,
+    DraftWait,
+    Event,
+    Rollback,
+    TargetPass,
+    TargetPrefill,
+    TargetWait,
+    WholeSequence,
+)  # fmt: skip
 from amusd.tracing.timeline import Timeline, by_sequence
 
-TARGET_PARTS = ("prefill", "full_passes", "partial_passes", "passes_without_candidates", "waits", "host")
-DRAFT_PARTS = ("prefill", "accepted_steps", "wasted_steps", "verdicts", "waits", "host")
+TARGET_PARTS = {
+    "prefill": "of the prompt",
+    "full_passes": "passes with as many candidates as they could hold",
+    "partial_passes": "passes with fewer",
+    "passes_without_candidates": "passes with none",
+    "waits": "because the policy chose to",
+    "host": "everything between these: choosing, committing, messages, the reader of the answer",
+}
+"""Parts of the target's time, from the request to the last committed tokens."""
+DRAFT_PARTS = {
+    "prefill": "of the prompt",
+    "accepted_steps": "the share of each step whose tokens were accepted",
+    "wasted_steps": "the rest of the steps",
+    "verdicts": "following the target: advancing and rolling back",
+    "waits": "at the run-ahead limit, or with nothing to propose",
+    "host": "everything between these",
+}
+"""Parts of the draft's time, from the opening of the sequence to its end."""
+_PARTS: dict[type[Event], str] = {
+    TargetPrefill: "prefill",
+    TargetWait: "waits",
+    DraftPrefill: "prefill",
+    Advance: "verdicts",
+    Rollback: "verdicts",
+    DraftWait: "waits",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +65,17 @@ class Account:
 
 
 def target_account(events: Sequence[Event]) -> Account | None:
-    """Of the target's events of one sequence; None when it did not record how the sequence went."""
-    parts = [
-        (event, {_target_part(event): event.duration_ns})
-        for event in events
-        if event.name in ("target_prefill", "target_pass", "target_wait")
-    ]
+    """The account of the target, from its events of one sequence; None if they do not tell how the sequence went."""
+    parts = [(event, {name: event.duration_ns}) for event in events if (name := _part(event)) is not None]
     return _account(events, parts, TARGET_PARTS)
 
 
 def draft_account(draft: Sequence[Event], target: Sequence[Event]) -> Account | None:
-    """Of the draft's events of one sequence; the target's say what became of its tokens. None as above."""
-    names = {"draft_prefill": "prefill", "advance": "verdicts", "rollback": "verdicts", "draft_wait": "waits"}
-    parts = [(event, {names[event.name]: event.duration_ns}) for event in draft if event.name in names]
+    """The account of the draft, from its events of one sequence; the target's say what became of its tokens.
+
+    None as above.
+    """
+    parts = [(event, {name: event.duration_ns}) for event in draft if (name := _part(event)) is not None]
     for step in judge_steps(draft, target):
         duration_ns = step.event.duration_ns
         useful_ns = duration_ns * step.count(Fate.ACCEPTED) // max(1, len(step.fates))
@@ -68,13 +84,13 @@ def draft_account(draft: Sequence[Event], target: Sequence[Event]) -> Account | 
 
 
 def accounts(timeline: Timeline, sequence_id: int) -> dict[str, Account]:
-    """Of one sequence, by worker; without those that recorded none."""
+    """The accounts of one sequence, by worker; without a worker that recorded none."""
     part = timeline.only(sequence_id)
     return _accounts(part.target, part.draft)
 
 
 def time_fractions(timeline: Timeline, sequence_ids: Collection[int]) -> dict[str, dict[str, float] | None]:
-    """Over several sequences together: each part as a share of the wall time, by worker; None for one without any."""
+    """Each part as a share of the wall time of several sequences together, by worker; None for one without events."""
     target, draft = by_sequence(timeline.target), by_sequence(timeline.draft)
     each = [_accounts(target.get(id_, ()), draft.get(id_, ())) for id_ in sequence_ids]
     found: dict[str, dict[str, float] | None] = {}
@@ -89,22 +105,19 @@ def _accounts(target: Sequence[Event], draft: Sequence[Event]) -> dict[str, Acco
     return {role: account for role, account in found.items() if account is not None}
 
 
-def _target_part(event: Event) -> str:
-    if event.name == "target_prefill":
-        return "prefill"
-    if event.name == "target_wait":
-        return "waits"
-    if event.fields["num_candidates"] == 0:
+def _part(event: Event) -> str | None:
+    """The part that a span is; None for a step, which what became of its tokens splits in two, and for other events."""
+    if not isinstance(event, TargetPass):
+        return _PARTS.get(type(event))
+    if event.num_candidates == 0:
         return "passes_without_candidates"
-    num_scored = event.fields["num_candidates"] + event.fields.get("num_alternatives", 0)
-    full = num_scored >= event.fields["max_candidates"]
-    return "full_passes" if full else "partial_passes"
+    return "full_passes" if event.num_scored >= event.max_candidates else "partial_passes"
 
 
 def _account(
-    events: Iterable[Event], parts: Sequence[tuple[Event, dict[str, int]]], names: Sequence[str]
+    events: Iterable[Event], parts: Sequence[tuple[Event, dict[str, int]]], names: Iterable[str]
 ) -> Account | None:
-    whole = next((event for event in events if event.name == "sequence"), None)
+    whole = next((event for event in events if isinstance(event, WholeSequence)), None)
     if whole is None:
         return None
     found = dict.fromkeys(names, 0)

@@ -15,13 +15,26 @@ from itertools import pairwise
 from typing import Any
 
 from amusd.tracing.drafted import Fate, Step, judge_steps
-from amusd.tracing.messages import RECEIVE, SEND, Flow
-from amusd.tracing.recorder import Event
-from amusd.tracing.timeline import DRAFT_WORK, TARGET_WORK, Timeline
+from amusd.tracing.events import (
+    DRAFT_WORK,
+    TARGET_WORK,
+    WAITS,
+    DraftBack,
+    DraftLost,
+    DraftStep,
+    Event,
+    MessageEvent,
+    Rollback,
+    TargetGone,
+    TargetPass,
+    VerdictTaken,
+    WholeSequence,
+)  # fmt: skip
+from amusd.tracing.messages import Flow
+from amusd.tracing.timeline import Timeline
 
 PROCESSES = {"target": 1, "draft": 2}
 THREADS = {"sequence": 1, "work": 2, "messages": 3}
-WORK = {*TARGET_WORK, *DRAFT_WORK, "target_wait", "draft_wait"}
 MESSAGE_NS = 2_000
 """Length of a message's slice, unless the next one comes sooner."""
 
@@ -70,11 +83,11 @@ def _names(role: str) -> list[_Json]:
 def _spans(role: str, events: Iterable[Event], steps: dict[int, Step]) -> list[_Json]:
     found = []
     for event in sorted(events, key=lambda event: event.start_ns):
-        if event.name != "sequence" and event.name not in WORK:
+        if not isinstance(event, (WholeSequence, *TARGET_WORK, *DRAFT_WORK, *WAITS)):
             continue
-        place = _place(role, "sequence" if event.name == "sequence" else "work")
+        place = _place(role, "sequence" if isinstance(event, WholeSequence) else "work")
         span = place | {"ph": "X", "name": event.name, "ts": event.start_ns, "dur": event.duration_ns}
-        step = steps.get(event.start_ns) if event.name == "draft_step" else None
+        step = steps.get(event.start_ns) if isinstance(event, DraftStep) else None
         fates = {fate.value: step.count(fate) for fate in Fate} if step else {}
         colour = _colour(event, fates)
         found.append(span | {"args": event.fields | fates} | ({"cname": colour} if colour else {}))
@@ -83,13 +96,13 @@ def _spans(role: str, events: Iterable[Event], steps: dict[int, Step]) -> list[_
 
 def _colour(event: Event, fates: dict[str, int]) -> str | None:
     """Green: all of use. Orange: a part. Red: none. White: waiting. None: the viewer's choice."""
-    if event.name.endswith("_wait"):
+    if isinstance(event, WAITS):
         return _WHITE
-    if event.name == "target_pass":
-        return _share_colour(event.fields["num_accepted"], event.fields["num_judged"])
-    if event.name == "draft_step":
+    if isinstance(event, TargetPass):
+        return _share_colour(event.num_accepted, event.num_judged)
+    if isinstance(event, DraftStep):
         return _share_colour(fates["accepted"] + fates["overtaken"], sum(fates.values()))
-    return _RED if event.name == "rollback" else None
+    return _RED if isinstance(event, Rollback) else None
 
 
 def _share_colour(num_good: int, num_all: int) -> str | None:
@@ -99,14 +112,14 @@ def _share_colour(num_good: int, num_all: int) -> str | None:
 
 
 def _message_slices(role: str, events: Sequence[Event]) -> list[_Json]:
-    own = sorted((event for event in events if event.name in (SEND, RECEIVE)), key=lambda event: event.start_ns)
+    own = sorted((event for event in events if isinstance(event, MessageEvent)), key=lambda event: event.start_ns)
     ends = [min(event.start_ns + MESSAGE_NS, after.start_ns) for event, after in pairwise(own)]
     ends += [event.start_ns + MESSAGE_NS for event in own[-1:]]
     return [
         _place(role, "messages")
         | {
             "ph": "X",
-            "name": f"{event.name} {event.fields['message']}",
+            "name": f"{event.name} {event.message}",
             "ts": event.start_ns,
             "dur": end_ns - event.start_ns,
             "args": event.fields,
@@ -133,19 +146,19 @@ def _instants(role: str, events: Iterable[Event]) -> list[_Json]:
 
 
 def _marks(event: Event) -> list[tuple[str, int]]:
-    """What deserves a mark of its own: (name, time)."""
-    fields = event.fields
-    if event.name == "rollback":
-        return [("rolled back", event.start_ns)]
-    if event.name == "advance" and fields["num_adopted"]:
-        return [("target's own token adopted", event.start_ns)]
-    if event.name == "advance" and fields.get("kept_steps"):
-        return [("branch adopted", event.start_ns)]
-    if event.name == "target_pass" and fields.get("num_rescued"):
-        return [("alternative accepted", event.end_ns)]
-    if event.name == "target_pass" and fields["num_judged"] > fields["num_candidates"]:
-        late = fields["num_accepted"] > fields["num_candidates"]
-        return [(f"late candidate {'accepted' if late else 'rejected'}", event.end_ns)]
-    if event.name in ("draft_lost", "draft_back", "target_gone"):
-        return [(event.name.replace("_", " "), event.start_ns)]
+    """Marks that an event deserves beside its slice: (name, time)."""
+    match event:
+        case Rollback():
+            return [("rolled back", event.start_ns)]
+        case VerdictTaken(num_adopted=num) if num:
+            return [("target's own token adopted", event.start_ns)]
+        case VerdictTaken(kept_steps=kept) if kept:
+            return [("branch adopted", event.start_ns)]
+        case TargetPass(num_rescued=num) if num:
+            return [("alternative accepted", event.end_ns)]
+        case TargetPass(num_late=num) if num:
+            accepted = event.num_accepted > event.num_candidates
+            return [(f"late candidate {'accepted' if accepted else 'rejected'}", event.end_ns)]
+        case DraftLost() | DraftBack() | TargetGone():
+            return [(event.name.replace("_", " "), event.start_ns)]
     return []

@@ -1,4 +1,4 @@
-"""What became of each drafted token, from the events of both workers."""
+"""The fate of each drafted token, from the events of both workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import DraftPrefill, DraftStep, Event, TargetPass, VerdictTaken
 
 
 class Fate(enum.Enum):
@@ -24,7 +24,7 @@ class Fate(enum.Enum):
 class Step:
     """One draft step and the fate of each token that it proposed."""
 
-    event: Event
+    event: DraftStep
     fates: tuple[Fate, ...]
 
     def count(self, fate: Fate) -> int:
@@ -36,15 +36,14 @@ def accepted_positions(target: Sequence[Event]) -> set[int]:
     """Positions of one sequence that were filled by an accepted candidate."""
     positions: set[int] = set()
     for event in target:
-        if event.name == "target_pass":
-            start = event.fields["committed_length"] - event.fields["num_tokens"]
-            positions.update(range(start, start + event.fields["num_accepted"]))
+        if isinstance(event, TargetPass):
+            positions.update(range(event.start_length, event.start_length + event.num_accepted))
     return positions
 
 
 def drafts_tree(draft: Sequence[Event]) -> bool:
     """Whether the draft prepared for several verdicts in this sequence."""
-    return any(event.name == "draft_prefill" and event.fields.get("fan_out", 1) > 1 for event in draft)
+    return any(isinstance(event, DraftPrefill) and event.fan_out > 1 for event in draft)
 
 
 def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
@@ -58,30 +57,28 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     """
     accepted = accepted_positions(target)
     is_tree = drafts_tree(draft)
-    fates: list[tuple[Event, list[Fate]]] = []
+    fates: list[tuple[DraftStep, list[Fate]]] = []
     held: dict[int, tuple[int, int]] = {}
     """Position -> (step, token of that step), for tokens not thrown away."""
     length = base = 0
     for event in draft:
-        fields = event.fields
-        if event.name == "draft_prefill":
-            length = base = fields["num_tokens"]
-        elif event.name == "draft_step":
-            fates.append((event, [Fate.WASTED] * fields["num_tokens"]))
+        if isinstance(event, DraftPrefill):
+            length = base = event.num_tokens
+        elif isinstance(event, DraftStep):
+            fates.append((event, [Fate.WASTED] * event.num_tokens))
             if is_tree:
                 continue
-            length = fields["length"]
-            first = length - fields["num_tokens"]
-            held |= {first + index: (len(fates) - 1, index) for index in range(fields["num_tokens"])}
-        elif "kept_steps" in fields:
-            first = fields["committed_length"] - fields["num_adopted"] - len(fields["kept_steps"])
-            for position, step in enumerate(fields["kept_steps"], start=first):
+            length = event.length
+            first = length - event.num_tokens
+            held |= {first + index: (len(fates) - 1, index) for index in range(event.num_tokens)}
+        elif isinstance(event, VerdictTaken) and event.kept_steps is not None:
+            for position, step in enumerate(event.kept_steps, start=event.kept_length - len(event.kept_steps)):
                 _confirm(fates, step, Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN)
-        elif event.name in ("advance", "rollback"):
-            for position in range(length - fields["num_discarded"], length):
+        elif isinstance(event, VerdictTaken):
+            for position in range(length - event.num_discarded, length):
                 held.pop(position, None)
-            base = fields["committed_length"]
-            length = base if fields["num_discarded"] else max(length, base)
+            base = event.committed_length
+            length = base if event.num_discarded else max(length, base)
     for position, (step, index) in held.items():
         if position in accepted:
             fates[step][1][index] = Fate.ACCEPTED
@@ -90,7 +87,7 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     return [Step(event, tuple(tokens)) for event, tokens in fates]
 
 
-def _confirm(fates: list[tuple[Event, list[Fate]]], step: int, fate: Fate) -> None:
-    """Of a tree: one of the tokens that `step` (from 1) guessed. What was looked up (0) came from no step."""
+def _confirm(fates: list[tuple[DraftStep, list[Fate]]], step: int, fate: Fate) -> None:
+    """Settle one of the tokens that `step` (from 1) of a tree guessed. What was looked up (0) came from no step."""
     if step and Fate.WASTED in (tokens := fates[step - 1][1]):
         tokens[tokens.index(Fate.WASTED)] = fate

@@ -52,7 +52,7 @@ class DraftCounts:
 
     @classmethod
     def of(cls, progress: Progress) -> DraftCounts:
-        """What the message says."""
+        """The counts of a `Progress` message."""
         return cls(
             num_steps=progress.num_steps,
             num_drafted=progress.num_drafted,
@@ -73,9 +73,9 @@ class GenerationMetrics:
     num_tokens: int = 0
     """Tokens of the answers, the end-of-sequence token included."""
     first_token_ns: int = 0
-    """From the request to the first committed tokens."""
+    """Time from the request to the first committed tokens."""
     total_ns: int = 0
-    """From the request to the last committed token."""
+    """Time from the request to the last committed token."""
     prefill_ns: int = 0
     pass_ns: int = 0
     """In target passes."""
@@ -111,7 +111,7 @@ class GenerationMetrics:
 
     @property
     def decode_ns(self) -> int:
-        """From the first committed tokens to the last."""
+        """Time from the first committed tokens to the last."""
         return self.total_ns - self.first_token_ns
 
     def as_dict(self) -> dict[str, Any]:

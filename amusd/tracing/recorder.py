@@ -1,41 +1,32 @@
 """Spans and instants of one worker, kept in memory while it decodes and written as JSON lines afterwards.
 
 Times are `time.monotonic_ns()`, one clock for all processes of a host; the first event of a worker, `worker`, says
-which host that is. Recording appends to a list: no I/O, no formatting and no lock on the hot path.
+which host that is. Recording appends to a list: no I/O, no formatting and no lock on the hot path. Names and fields are
+those of `tracing/events.py`.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import logging
 import os
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from amusd.tracing.host import host_identity
+from amusd.tracing.events import NO_SEQUENCE, Event, event_of
 
 logger = logging.getLogger(__name__)
 
-NO_SEQUENCE = -1
-"""Sequence id of what belongs to none."""
+SEQUENCES_PER_RUN = 1 << 32
+"""Run `i` has the sequence ids from `i * SEQUENCES_PER_RUN` on."""
 
-
-class Event(NamedTuple):
-    """One thing that happened: a span when `end_ns > start_ns`, else an instant."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    sequence_id: int
-    fields: dict[str, Any]
-
-    @property
-    def duration_ns(self) -> int:
-        """0 for an instant."""
-        return self.end_ns - self.start_ns
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Recorder:
@@ -48,30 +39,31 @@ class Recorder:
         self._path = path
         self.is_whole = True
         """Every event since the beginning is in the file, or still here."""
-        self._events: list[Event] = []
-        self.instant("worker", NO_SEQUENCE, host=host_identity(), pid=os.getpid())
+        self._records: list[tuple[str, int, int, int, dict[str, Any]]] = []
+        """Name, start, end, sequence id and fields of each event."""
+        self.instant("worker", NO_SEQUENCE, host=_host_identity(), pid=os.getpid())
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
-        self._events.append(Event(name, start_ns, end_ns, sequence_id, fields))
+        self._records.append((name, start_ns, end_ns, sequence_id, fields))
 
     def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
         self.mark(name, sequence_id, fields)
 
     def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
-        """As `instant`, with fields that the caller gives away."""
+        """Record an instant with fields that the caller gives away: they are not copied."""
         now = self.now_ns()
-        self._events.append(Event(name, now, now, sequence_id, fields))
+        self._records.append((name, now, now, sequence_id, fields))
 
     @property
     def events(self) -> tuple[Event, ...]:
         """Everything recorded since the last `flush`."""
-        return tuple(self._events)
+        return tuple(self.events_after(0))
 
     def events_after(self, num_seen: int) -> list[Event]:
-        """What was recorded behind the first `num_seen` events since the last `flush`."""
-        return self._events[num_seen:]
+        """The events since the last `flush`, without the first `num_seen`."""
+        return [event_of(*record) for record in self._records[num_seen:]]
 
     def flush(self) -> None:
         """Append what was recorded to the file, one JSON object a line, and forget it. Call between requests.
@@ -79,19 +71,19 @@ class Recorder:
         Where the file cannot take it, the events are dropped, `is_whole` becomes False, and a line says so once:
         decoding goes on.
         """
-        if self._path is not None and self._events:
+        if self._path is not None and self._records:
             lines = (
                 json.dumps(
                     {
-                        "name": event.name,
+                        "name": name,
                         "role": self.role,
-                        "start_ns": event.start_ns,
-                        "end_ns": event.end_ns,
-                        "sequence_id": event.sequence_id,
-                        **event.fields,
+                        "start_ns": start_ns,
+                        "end_ns": end_ns,
+                        "sequence_id": sequence_id,
+                        **fields,
                     }
                 )
-                for event in self._events
+                for name, start_ns, end_ns, sequence_id, fields in self._records
             )
             try:
                 _append(self._path, "\n".join(lines) + "\n")
@@ -99,7 +91,47 @@ class Recorder:
                 if self.is_whole:
                     logger.warning("%s: cannot be written (%s)", self._path, error.strerror)
                 self.is_whole = False
-        self._events.clear()
+        self._records.clear()
+
+
+class RunsRecorder(Recorder):
+    """The recorder of a worker that serves several runs: each run's events go to a file of its own.
+
+    No worker has to be told when a run begins: the sequence ids say which run an event belongs to. An event of no
+    sequence goes where the event before it went.
+    """
+
+    def __init__(self, role: str, paths: Sequence[Path]) -> None:
+        super().__init__(role)
+        super().flush()  # the first event is in the recorders of the runs
+        self._runs = [Recorder(role, path) for path in paths]
+        self._number = 0
+
+    def flush(self) -> None:
+        """Append what was recorded to the files of its runs. A run without events keeps no file."""
+        written = set()
+        for name, start_ns, end_ns, sequence_id, fields in self._records:
+            if sequence_id >= 0:
+                self._number = sequence_id // SEQUENCES_PER_RUN
+            written.add(self._number)
+            self._runs[self._number].span(name, start_ns, end_ns, sequence_id, **fields)
+        for number in sorted(written):
+            self._runs[number].flush()
+            self.is_whole = self._runs[number].is_whole
+        super().flush()
+
+
+@functools.cache
+def _host_identity() -> str:
+    """A digest that two processes share exactly when they share a monotonic clock: of the kernel's boot id on Linux.
+
+    Containers of one machine share both. Elsewhere it is a digest of the host's name. It does not name the host.
+    """
+    try:
+        name = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        name = platform.node()
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def _append(path: Path, text: str) -> None:

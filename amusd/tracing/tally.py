@@ -20,7 +20,7 @@ class Tally:
     wait_ns: int = 0
     """Because the policy chose to wait."""
     host_ns: int = 0
-    """Of the target's host, up to the last token; where it is known apart."""
+    """Time of the target's host up to the last token; 0 where it is not measured apart."""
     num_refused: int = 0
     num_stale_candidates: int = 0
     num_draft_losses: int = 0
@@ -71,7 +71,7 @@ class Tally:
             self._accepted_by_position[position] += 1
 
     def metrics(self) -> GenerationMetrics:
-        """What has been counted so far."""
+        """The counts so far."""
         first_ns = self.last_ns if self._first_ns is None else self._first_ns
         return GenerationMetrics(
             num_prompt_tokens=self.num_prompt_tokens,

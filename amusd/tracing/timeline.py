@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from amusd.tracing.clock import Clock, compare_clocks
-from amusd.tracing.messages import Flow, match_messages
+from amusd.tracing.events import DRAFT_WORK, TARGET_WORK, Event, event_of_line
+from amusd.tracing.messages import Clock, Flow, compare_clocks, match_messages
 from amusd.tracing.metrics import overlap_fraction
-from amusd.tracing.recorder import Event
-
-DRAFT_WORK = ("draft_prefill", "draft_step", "advance", "rollback")
-TARGET_WORK = ("target_prefill", "target_pass")
-
-_HEADS = ("name", "start_ns", "end_ns", "sequence_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What both workers recorded, the draft's times on the target's clock. Without a draft its part is empty."""
+    """The events of both workers, the draft's times on the target's clock. Without a draft its part is empty."""
 
     target: tuple[Event, ...]
     draft: tuple[Event, ...]
@@ -32,9 +25,10 @@ class Timeline:
 
     @classmethod
     def of(cls, target: Sequence[Event], draft: Sequence[Event]) -> Timeline:
-        """From events as recorded, each worker's on its own clock."""
+        """A timeline from events as recorded, each worker's on its own clock."""
         clock = compare_clocks(target, draft, match_messages(target, draft), match_messages(draft, target))
-        moved = [_moved(event, -clock.offset_ns) for event in draft]
+        by_ns = clock.offset_ns
+        moved = [replace(event, start_ns=event.start_ns - by_ns, end_ns=event.end_ns - by_ns) for event in draft]
         return cls(
             target=tuple(target),
             draft=tuple(moved),
@@ -56,11 +50,11 @@ class Timeline:
     def draft_overlap(self, sequence_ids: Collection[int]) -> float | None:
         """Share of the draft's working time on these sequences that lies inside target work; None without any."""
 
-        def spans(events: Sequence[Event], names: tuple[str, ...]) -> list[tuple[int, int]]:
+        def spans(events: Sequence[Event], kinds: tuple[type[Event], ...]) -> list[tuple[int, int]]:
             return sorted(
                 (event.start_ns, event.end_ns)
                 for event in events
-                if event.name in names and event.sequence_id in sequence_ids
+                if isinstance(event, kinds) and event.sequence_id in sequence_ids
             )
 
         return overlap_fraction(spans(self.draft, DRAFT_WORK), spans(self.target, TARGET_WORK))
@@ -74,13 +68,14 @@ def read_timeline(run_directory: Path) -> Timeline:
 def read_events(run_directory: Path, role: str) -> list[Event]:
     """The events of one worker, in the order in which they were recorded; empty when it left none.
 
-    Raises `ValueError` for lines that are no events.
+    Events of a name that is not known are left out. Raises `ValueError` for lines that are no events.
     """
     path = run_directory / "events" / f"{role}.jsonl"
     if not path.is_file():
         return []
     with path.open(encoding="utf-8") as file:
-        return [_event(json.loads(line)) for line in file]
+        found = (event_of_line(json.loads(line)) for line in file)
+        return [event for event in found if event is not None]
 
 
 def by_sequence(events: Sequence[Event]) -> dict[int, list[Event]]:
@@ -89,16 +84,3 @@ def by_sequence(events: Sequence[Event]) -> dict[int, list[Event]]:
     for event in events:
         found.setdefault(event.sequence_id, []).append(event)
     return found
-
-
-def _event(record: Any) -> Event:
-    try:
-        name, start_ns, end_ns, sequence_id = (record[key] for key in _HEADS)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not an event: {record!r:.100}") from error
-    fields = {key: value for key, value in record.items() if key not in (*_HEADS, "role")}
-    return Event(name, start_ns, end_ns, sequence_id, fields)
-
-
-def _moved(event: Event, by_ns: int) -> Event:
-    return event._replace(start_ns=event.start_ns + by_ns, end_ns=event.end_ns + by_ns)

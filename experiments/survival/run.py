@@ -33,7 +33,8 @@ from amusd.engine import Engine, Prompt
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.supervisor import DraftProcess
-from amusd.tracing.recorder import Event, Recorder
+from amusd.tracing.events import Event, TargetPass
+from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from amusd.types import Mode, Role
 from amusd.workload import load_prompts
@@ -192,26 +193,26 @@ def measure(request: Request, *, num_cycles: int, seed: int) -> Document:
 # What a cycle took
 
 
-def passes_of(events: Sequence[Event]) -> list[Event]:
+def passes_of(events: Sequence[Event]) -> list[TargetPass]:
     """The target's, in order."""
-    return [event for event in events if event.name == "target_pass"]
+    return [event for event in events if isinstance(event, TargetPass)]
 
 
-def neighbours(passes: Sequence[Event]) -> list[tuple[Event, Event]]:
+def neighbours(passes: Sequence[TargetPass]) -> list[tuple[TargetPass, TargetPass]]:
     """Each two passes of an answer that follow each other."""
     return [(last, one) for last, one in itertools.pairwise(passes) if last.sequence_id == one.sequence_id]
 
 
-def longest_pause(passes: Sequence[Event]) -> int:
+def longest_pause(passes: Sequence[TargetPass]) -> int:
     """Nanoseconds between two passes of an answer; 0 where there are none."""
     return max((one.start_ns - last.end_ns for last, one in neighbours(passes)), default=0)
 
 
-def ms_per_token(passes: Sequence[Event], *, left_out_ns: int = 0) -> float | None:
+def ms_per_token(passes: Sequence[TargetPass], *, left_out_ns: int = 0) -> float | None:
     """From the end of one pass to that of the next of the same answer; None where there are none."""
     pairs = neighbours(passes)
     ns = sum(one.end_ns - last.end_ns for last, one in pairs) - left_out_ns
-    num_tokens = sum(one.fields["num_tokens"] for _, one in pairs)
+    num_tokens = sum(one.num_tokens for _, one in pairs)
     return ns / 1e6 / num_tokens if num_tokens else None
 
 
@@ -222,7 +223,7 @@ def cycle_of(events: Sequence[Event], killed_ns: int) -> Document | None:
     back_ns = None if lost_ns is None else _first(events, "draft_back", lost_ns)
     if lost_ns is None or back_ns is None:
         return None
-    helped = next((one for one in passes if one.start_ns > back_ns and one.fields["num_accepted"]), None)
+    helped = next((one for one in passes if one.start_ns > back_ns and one.num_accepted), None)
     if helped is None:
         return None
     around = [one for one in passes if one.end_ns > killed_ns and one.start_ns <= helped.start_ns]

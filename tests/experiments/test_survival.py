@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tracing.runs import made
 
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import Event
 from experiments.survival import run as survival
 
 MS = 1_000_000
 
 
 def passed(start: float, end: float, *, tokens: int = 1, accepted: int = 0, sequence: int = 1) -> Event:
-    fields = {"num_tokens": tokens, "num_accepted": accepted}
-    return Event("target_pass", int(start * MS), int(end * MS), sequence, fields)
+    return made("target_pass", int(start * MS), int(end * MS), sequence, num_tokens=tokens, num_accepted=accepted)
 
 
 def at(name: str, ms: float) -> Event:
-    return Event(name, int(ms * MS), int(ms * MS), 1, {})
+    return made(name, int(ms * MS), int(ms * MS))
 
 
 STORY = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -112,11 +111,10 @@ def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: 
 def test_the_page_of_a_comparison_is_made_again_with_its_timeline_and_its_date(tmp_path: Path) -> None:
     directory = create_run_directory(RunConfig(), tmp_path / "run")
     row = {"mode": "autoregressive", "tokens_per_second": 20.0, "speedup_vs_autoregressive": 1.0}
-    (directory / "result.json").write_text(json.dumps({"rows": [row], "environment": {}}))
+    (directory / "result.json").write_text(json.dumps({"rows": [row], "environment": {"date": "2001-09-09"}}))
     assert not refresh_report(directory)
     page = directory / "report.html"
     page.write_text("")
-    os.utime(page, (1e9, 1e9))
     (directory / "timeline.svg").write_text("<svg/>")
     assert refresh_report(directory)
     assert "2001-09-09" in page.read_text()
@@ -136,6 +134,31 @@ def test_the_directory_of_a_sweep_names_the_traces_of_its_jobs(
         f"amusd trace {tmp_path / '0'}  # seed=4 mode=x",
         f"amusd trace {tmp_path / '2'}  # seed=6 mode=x",
     ]
+
+
+@pytest.mark.parametrize("text", ['{"jobs": [{"job"', "[]", '{"jobs": [{}]}', '{"jobs": [3]}', "\xff"])
+def test_a_damaged_summary_of_a_sweep_is_one_line(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep.json").write_text(text, encoding="latin-1")
+    assert main(["trace", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'sweep.json'}: cannot be read (" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("result.json", '{"rows": ['), ("result.json", "3"), ("result.json", "{}"), ("config.yaml", "a: [")],
+)
+def test_a_page_is_not_made_again_from_a_damaged_file(tmp_path: Path, name: str, text: str) -> None:
+    directory = create_run_directory(RunConfig(), tmp_path / "run")
+    (directory / "result.json").write_text('{"rows": []}')
+    (directory / "report.html").write_text("as it was")
+    (directory / name).write_text(text)
+    with pytest.raises(ConfigError, match=r"report\.html: cannot be made again \(") as caught:
+        refresh_report(directory)
+    assert "\n" not in str(caught.value)
+    assert (directory / "report.html").read_text() == "as it was"
 
 
 def test_the_workers_are_recorded_whole(tmp_path: Path) -> None:

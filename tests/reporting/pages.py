@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from amusd.reporting.markup import VOID
+from amusd.reporting.page import VOID
 
 
 class Page(HTMLParser):

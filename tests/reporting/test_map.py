@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, get_args
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from reporting.drawings import box, fill, hints, marked, parse, placed, points, texts
 
 from amusd.config import AsynchronousPolicy, SimulateConfig
 from amusd.reporting.map import NAMES_AND_COLOURS, Axis, draw_map
-from amusd.tracing.svg import INK
+from amusd.reporting.plots import INK
 from amusd.types import Mode
 
-SVG = "{http://www.w3.org/2000/svg}"
 MEAN_5 = {"mean_ms": 5.0}
 PASS = {"mean_ms": 40.0, "num_samples": 1}
 INPUTS = {"costs": {"target_pass": {"0": PASS}, "to_target": MEAN_5, "to_draft": MEAN_5}}
@@ -40,55 +39,51 @@ def point(accept: float, ratio: float, winner: str | None = "chain") -> dict[str
 
 
 def drawn(found: dict[str, Any], **settings: Any) -> ET.Element:
-    return ET.fromstring(draw_map(found, SimulateConfig(grid=True, **settings)))
+    return parse(draw_map(found, SimulateConfig(grid=True, **settings)))
 
 
-def of_kind(root: ET.Element, kind: str) -> list[ET.Element]:
-    return [element for element in root.iter(f"{SVG}g") if element.get("class", "").split(" ")[0] == kind]
+def place(ring: ET.Element) -> tuple[float, float]:
+    (found,) = points(ring)
+    return found
 
 
-def texts(element: ET.Element) -> list[str]:
-    return [text.text or "" for text in element.iter(f"{SVG}text")]
-
-
-def origin(element: ET.Element) -> tuple[float, float]:
-    x, y = re.findall(r"-?[\d.]+", element.get("transform", ""))
-    return float(x), float(y)
-
-
-def centre(cell: ET.Element) -> tuple[float, float]:
-    box = next(cell.iter(f"{SVG}rect"))
-    x, y = origin(cell)
-    size = [float(box.get(name, "")) for name in ("x", "width", "y", "height")]
-    return x + size[0] + size[1] / 2, y + size[2] + size[3] / 2
+def texts_in(root: ET.Element, cell: ET.Element) -> list[tuple[str, float, float]]:
+    """The texts that stand in a cell."""
+    area = box(cell)
+    return [(words, x, y) for words, x, y in placed(root) if area.left < x < area.right and area.top < y < area.bottom]
 
 
 def test_each_cell_says_and_shows_what_the_result_says() -> None:
     found = result()
-    cells = of_kind(drawn(found), "cell")
+    root = drawn(found)
+    cells = marked(root, "cell")
     assert len(cells) == len(found["grid"])
     for cell, expected in zip(cells, found["grid"], strict=True):
         winner, speedups = expected["winner"], expected["speedups"]
         gain = 100 * (speedups[winner] / speedups["synchronous"] - 1)
-        assert texts(cell) == [f"{speedups[winner]:.2f}", f"{gain:+.0f} %"]
+        assert [words for words, _, _ in texts_in(root, cell)] == [f"{speedups[winner]:.2f}", f"{gain:+.0f} %"]
         assert cell.get("class") == f"cell {winner}"
-        assert next(cell.iter(f"{SVG}rect")).get("fill") == NAMES_AND_COLOURS[winner][1]
-        hint = cell.findtext(f"{SVG}title", "")
+        assert fill(cell) == NAMES_AND_COLOURS[winner][1]
+        (hint,) = hints([cell])
         assert hint.startswith(f"acceptance {expected['accept']:g}, {expected['ratio']} draft steps")
         for name, speedup in speedups.items():
             assert f"{NAMES_AND_COLOURS[name][0]} {speedup:.2f}" in hint
 
 
 def test_acceptance_runs_to_the_right_and_draft_steps_upwards() -> None:
-    places = {place: centre(cell) for place, cell in zip(WINNERS, of_kind(drawn(result()), "cell"), strict=True)}
+    places = {place: box(cell).centre for place, cell in zip(WINNERS, marked(drawn(result()), "cell"), strict=True)}
     assert places[0.5, 2][0] == places[0.5, 8][0] < places[0.9, 2][0] == places[0.9, 8][0]
     assert places[0.5, 8][1] == places[0.9, 8][1] < places[0.5, 2][1] == places[0.9, 2][1]
 
 
 def test_the_legend_names_every_policy_that_was_tried_in_its_colour() -> None:
-    legend = of_kind(drawn(result()), "legend")
-    shown = {texts(entry)[0]: next(entry.iter(f"{SVG}rect")).get("fill") for entry in legend}
-    assert shown == {name: colour for name, colour in NAMES_AND_COLOURS.values() if name not in ("windowed", "auto")}
+    root = drawn(result())
+    expected = {name: colour for name, colour in NAMES_AND_COLOURS.values() if name not in ("windowed", "auto")}
+    names = [words for words in texts(root) if words in {name for name, _ in NAMES_AND_COLOURS.values()}]
+    colours = {colour for _, colour in NAMES_AND_COLOURS.values()}
+    plain = [group for group in root.iter("g") if group.find("path") is not None and group.get("class") is None]
+    samples = [fill(group) for group in plain if fill(group) in colours and box(group).top < box(group).bottom]
+    assert dict(zip(names, samples, strict=True)) == expected
 
 
 def test_every_policy_has_a_name_and_a_colour_of_its_own() -> None:
@@ -112,31 +107,37 @@ def luminance(colour: str) -> float:
 
 def test_a_run_measured_at_a_cell_stands_in_its_middle_and_is_named() -> None:
     root = drawn(result(points=[point(0.9, 8), point(0.5, 2, winner=None)]))
-    rings = [origin(ring) for ring in of_kind(root, "point")]
-    cells = [centre(cell) for cell in of_kind(root, "cell")]
+    rings = [place(ring) for ring in marked(root, "point")]
+    cells = [box(cell).centre for cell in marked(root, "cell")]
     assert rings == [pytest.approx(cells[3], abs=0.02), pytest.approx(cells[0], abs=0.02)]
-    assert [texts(entry) for entry in of_kind(root, "measured")] == [
-        ["1", "measured: ngram, acceptance 0.90, 8.0 steps a pass; chain won, 1.50"],
-        ["2", "measured: ngram, acceptance 0.50, 2.0 steps a pass; nothing was compared"],
+    named = [
+        "measured: ngram, acceptance 0.90, 8.0 steps a pass; chain won, 1.50",
+        "measured: ngram, acceptance 0.50, 2.0 steps a pass; nothing was compared",
     ]
+    assert hints(marked(root, "point")) == named
+    for number, (words, (x, y)) in enumerate(zip(named, rings, strict=True), start=1):
+        digits = [(across, down) for digit, across, down in placed(root) if digit == str(number)]
+        (line,) = [down for text, _, down in placed(root) if text == words]
+        for expected in ((x, y + 4.5), (24, line)):
+            assert any(expected == pytest.approx(found, abs=1) for found in digits)
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.floats(0.4, 1.0), st.floats(1.5, 11.0))
 def test_no_text_of_a_cell_is_hidden_by_a_ring_that_stands_alone(accept: float, ratio: float) -> None:
     root = drawn(result(points=[point(accept, ratio)]))
-    ((x, y),) = [origin(ring) for ring in of_kind(root, "point")]
-    for cell in of_kind(root, "cell"):
-        for text in cell.iter(f"{SVG}text"):
-            left, top = origin(cell)
-            across = abs(left + float(text.get("x", "")) - x)
-            up = abs(top + float(text.get("y", "")) - 5 - y)
-            assert across >= 33.9 or up >= 9.9
+    ((x, y),) = [place(ring) for ring in marked(root, "point")]
+    for cell in marked(root, "cell"):
+        own = [(across, down) for words, across, down in texts_in(root, cell) if words != "1"]
+        assert len(own) == 2
+        for across, down in own:
+            assert abs(across - x) >= 33.9 or abs(down - 5 - y) >= 9.9
 
 
 def test_between_two_ratios_the_logarithm_counts() -> None:
     root = drawn(result(points=[point(0.7, 4)]))
-    ((x, y),) = [origin(ring) for ring in of_kind(root, "point")]
-    cells = [centre(cell) for cell in of_kind(root, "cell")]
+    ((x, y),) = [place(ring) for ring in marked(root, "point")]
+    cells = [box(cell).centre for cell in marked(root, "cell")]
     assert x == pytest.approx((cells[0][0] + cells[2][0]) / 2, abs=0.02)
     assert y == pytest.approx((cells[0][1] + cells[1][1]) / 2, abs=0.02)
 
@@ -169,14 +170,14 @@ def test_texts_and_boxes_stay_on_the_page(num_columns: int) -> None:
     winners = {(round(0.05 * (column + 1), 2), ratio): "chain" for column in range(num_columns) for ratio in (1.5, 100)}
     root = drawn(result(winners, [point(0.0, 1e6), point(1.0, 1.0)]))
     _, _, width, height = map(float, root.get("viewBox", "").split())
-    for cell in of_kind(root, "cell"):
-        box = next(cell.iter(f"{SVG}rect"))
-        assert origin(cell)[0] + float(box.get("width", "")) <= width
-        assert len(max(texts(cell), key=len)) * 9 <= float(box.get("width", ""))
-    lines = [text for text in root.findall(f"{SVG}text") if text.get("class") == "text"]
+    for cell in marked(root, "cell"):
+        area = box(cell)
+        assert area.right <= width
+        assert len(max((words for words, _, _ in texts_in(root, cell)), key=len)) * 9 <= area.right - area.left
+    lines = [(words, y) for words, x, y in placed(root) if x == pytest.approx(14)]
     assert lines
-    assert all(float(line.get("y", "")) < height for line in lines)
-    assert max(len(line.text or "") for line in lines) * 7 <= width
+    assert all(y < height for _, y in lines)
+    assert max(len(words) for words, _ in lines) * 7 <= width
 
 
 def test_the_caption_says_what_the_map_rests_on() -> None:

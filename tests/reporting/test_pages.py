@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -14,9 +15,8 @@ from reporting.pages import Page
 
 from amusd.config import RunConfig
 from amusd.reporting.columns import COLUMNS
-from amusd.reporting.comparison import PARTS, comparison_page
-from amusd.reporting.markup import Html, join, tag
-from amusd.reporting.style import DARK, LIGHT
+from amusd.reporting.comparison import comparison_page
+from amusd.reporting.page import DARK, LIGHT, Html, join, tag
 from amusd.reporting.sweep import sweep_page
 from amusd.settings import from_mapping
 from amusd.tracing.accounting import DRAFT_PARTS, TARGET_PARTS
@@ -51,6 +51,7 @@ ENVIRONMENT = {
     "cpu": {"model": "A Processor", "allowed_cores": 2},
     "gpus": [],
     "packages": {"torch": "2.13"},
+    "date": "2026-01-02",
     "commit": "0123456789abcdef+changes",
 }
 RESULT = {"rows": ROWS, "environment": ENVIRONMENT, "num_refused_prompts": 1}
@@ -58,7 +59,7 @@ CONFIG = from_mapping(RunConfig, {"prompt": "my secret", "workload": {"path": "/
 
 
 def comparison(rows: list[dict[str, Any]] = ROWS, timeline: str | None = None) -> str:
-    return comparison_page({**RESULT, "rows": rows}, CONFIG, date="2026-01-02", timeline=timeline)
+    return comparison_page({**RESULT, "rows": rows}, CONFIG, timeline=timeline)
 
 
 def sweep(keys: dict[str, list[str]], rows: list[dict[str, Any]] = ROWS, **more: Any) -> str:
@@ -71,7 +72,7 @@ def sweep(keys: dict[str, list[str]], rows: list[dict[str, Any]] = ROWS, **more:
         for n, choice in enumerate(choices)
     ]
     given_ = {"command": "compare", "arguments": ["prompt=my secret", "max_lookahead=4,8"], "swept_keys": names}
-    return sweep_page(**{**given_, "jobs": jobs, "config": CONFIG, "environment": ENVIRONMENT, "date": "", **more})
+    return sweep_page(**{**given_, "jobs": jobs, "config": CONFIG, "environment": ENVIRONMENT, **more})
 
 
 PAGES = {
@@ -156,8 +157,21 @@ def test_times_and_a_timeline_are_shown_where_there_are_some() -> None:
     assert len([name for name, _ in full.elements if name == "script"]) == 1
 
 
+def test_without_matplotlib_a_page_has_its_tables_and_says_what_its_figures_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for page in (Page(comparison()), Page(sweep({"max_lookahead": ["4", "8"]}))):
+        assert "figures need matplotlib: pip install 'amusd[plots]'" in page.texts
+        assert "svg" not in {name for name, _ in page.elements}
+        assert page.rows[3][-5:-2] == ["42.5", "3/4", "2.12"]
+
+
 def test_every_part_of_the_time_is_explained() -> None:
-    assert (tuple(PARTS["target"]), tuple(PARTS["draft"])) == (TARGET_PARTS, DRAFT_PARTS)
+    page = Page(comparison([{**row_, "time": TIME} for row_ in ROWS]))
+    for worker, parts in (("target", TARGET_PARTS), ("draft", DRAFT_PARTS)):
+        for part, meaning in parts.items():
+            assert page.texts[page.texts.index(f"{worker}: {part.replace('_', ' ')}") + 1] == meaning
 
 
 def test_a_sweep_shows_every_row_and_a_figure_for_each_choice_of_the_other_keys() -> None:
@@ -196,10 +210,13 @@ def test_no_prompt_is_shown() -> None:
 def test_what_is_shown_is_never_markup() -> None:
     config = from_mapping(RunConfig, {"target": {"kind": "hf", "model": HOSTILE}, "workload": {"path": HOSTILE}})
     rows = [row("autoregressive", 20.0), row(HOSTILE, 1.0, time={"target": {HOSTILE: 1.0}})]
-    environment = {**ENVIRONMENT, "cpu": {"model": HOSTILE, "allowed_cores": HOSTILE}, "gpus": [HOSTILE]}
-    single = comparison_page(
-        {"rows": rows, "environment": environment}, config, date=HOSTILE, timeline=f"<svg>{HOSTILE}</svg>"
-    )
+    environment = {
+        **ENVIRONMENT,
+        "cpu": {"model": HOSTILE, "allowed_cores": HOSTILE},
+        "gpus": [HOSTILE],
+        "date": HOSTILE,
+    }
+    single = comparison_page({"rows": rows, "environment": environment}, config, timeline=f"<svg>{HOSTILE}</svg>")
     many = sweep({HOSTILE: [HOSTILE, "2"]}, rows, config=config, environment=environment, arguments=[HOSTILE])
     for source in (single, many):
         page = Page(source)

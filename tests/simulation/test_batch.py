@@ -18,7 +18,7 @@ from amusd.simulation import closed_forms
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer, drawn_answers
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import Event
 
 MILLISECOND = 1_000_000
 

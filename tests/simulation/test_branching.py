@@ -14,8 +14,8 @@ from amusd.config import DecodingConfig
 from amusd.simulation import closed_forms
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import guess_places
+from amusd.tracing.events import Event
 from amusd.tracing.messages import RECEIVE, SEND
-from amusd.tracing.recorder import Event
 
 NARROW = {"fan_out": 2, "rows_per_step": 1, "max_lookahead": 64}
 """One path, as long as the second guess is never right (`accept_next` 0) and so not made."""

@@ -18,7 +18,7 @@ from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.target import PROMPT_LENGTH
 from amusd.simulation.tokens import drawn_answers, guess_places
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import Event
 from amusd.tracing.timeline import by_sequence
 from amusd.types import Mode
 

@@ -18,8 +18,8 @@ from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer
 from amusd.tracing.drafted import Fate, accepted_positions, drafts_tree, judge_steps
+from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.tracing.recorder import Event
 from amusd.tracing.timeline import by_sequence
 
 # Known limits

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
@@ -14,7 +16,8 @@ from amusd.answer import Generation
 from amusd.config import DecodingConfig
 from amusd.drafters.oracle import OracleDrafter, Schedule, right_with_probability
 from amusd.protocol.draft_session import Guesses, Node
-from amusd.tracing.recorder import Event, Recorder
+from amusd.tracing.events import EVENTS, Event
+from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import Timeline
 from amusd.types import Mode
 
@@ -95,3 +98,11 @@ def plain() -> DecodingConfig:
 
 def named(events: Sequence[Event], name: str) -> list[Event]:
     return [event for event in events if event.name == name]
+
+
+def made(name: str, start_ns: int, end_ns: int, sequence_id: int = 1, **fields: Any) -> Event:
+    """An event with these fields; others that it must have are 0."""
+    kind = EVENTS[name]
+    needed = (field.name for field in dataclasses.fields(kind) if field.kw_only)
+    lacking = [field for field in needed if kind.__dataclass_fields__[field].default is dataclasses.MISSING]
+    return kind(start_ns, end_ns, sequence_id, **{**dict.fromkeys(lacking, 0), **fields})

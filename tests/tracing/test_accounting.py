@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tracing.runs import Run, named
+from tracing.runs import Run, made, named
 
 from amusd.tracing.accounting import DRAFT_PARTS, TARGET_PARTS, accounts, draft_account, target_account, time_fractions
 from amusd.tracing.drafted import Fate, judge_steps
-from amusd.tracing.recorder import Event
+from amusd.tracing.events import Event
 
 CLOSE = 0.01
 """Parts add up to the wall time within this share."""
@@ -27,10 +28,10 @@ def target_events(draw: st.DrawFn) -> list[Event]:
         end = now + draw(st.integers(0, 10**8))
         room = draw(st.integers(0, 8))
         fields = {"num_candidates": draw(st.integers(0, room)), "max_candidates": room}
-        events.append(Event(name, now, end, 1, fields if name == "target_pass" else {}))
+        events.append(made(name, now, end, 1, **fields if name == "target_pass" else {}))
         now = end
     end = now + draw(st.integers(0, 10**7))
-    return [*events, Event("sequence", start, end, 1, {})]
+    return [*events, made("sequence", start, end, 1)]
 
 
 @given(events=target_events())
@@ -43,16 +44,16 @@ def test_the_targets_parts_add_up_to_its_wall_time(events: list[Event]) -> None:
     passes = [event for event in events if event.name == "target_pass"]
     in_passes = sum(account.parts[name] for name in TARGET_PARTS if "passes" in name)
     assert in_passes == sum(event.duration_ns for event in passes)
-    without = sum(event.duration_ns for event in passes if event.fields["num_candidates"] == 0)
+    without = sum(event.duration_ns for event in passes if event.num_candidates == 0)
     assert account.parts["passes_without_candidates"] == without
 
 
 @given(events=target_events(), by=st.integers(1, 10**7))
 def test_spans_that_overlap_show_as_parts_that_exceed_the_wall_time(events: list[Event], by: int) -> None:
     whole = events[-1]
-    twice = Event("target_wait", whole.start_ns, whole.start_ns + by, 1, {})
-    longer = whole._replace(end_ns=whole.end_ns + by)
-    covered = [Event("target_prefill", whole.start_ns, longer.end_ns, 1, {}), twice, longer]
+    twice = made("target_wait", whole.start_ns, whole.start_ns + by, 1)
+    longer = dataclasses.replace(whole, end_ns=whole.end_ns + by)
+    covered = [made("target_prefill", whole.start_ns, longer.end_ns, 1), twice, longer]
     account = target_account(covered)
     assert account is not None
     assert sum(account.parts.values()) == account.wall_ns + by
@@ -67,16 +68,17 @@ def test_the_drafts_parts_add_up_and_steps_are_shared_out(
     num_tokens: list[int], gaps: list[int], accepted: int
 ) -> None:
     now, length = gaps[0], 5
-    draft = [Event("draft_prefill", now, now + 10, 1, {"num_tokens": length})]
+    draft = [made("draft_prefill", now, now + 10, 1, num_tokens=length)]
     now += 10
     for count, gap in zip(num_tokens, gaps[1:], strict=False):
         length += count
-        draft.append(Event("draft_step", now + gap, now + gap + 100, 1, {"num_tokens": count, "length": length}))
+        draft.append(made("draft_step", now + gap, now + gap + 100, 1, num_tokens=count, length=length))
         now += gap + 100
-    draft.append(Event("sequence", 0, now + 7, 1, {}))
+    draft.append(made("sequence", 0, now + 7, 1))
     accepted = min(accepted, length - 5)
-    fields = {"committed_length": 5 + accepted + 1, "num_tokens": accepted + 1, "num_accepted": accepted}
-    target = [Event("target_pass", 0, 1, 1, fields)]
+    target = [
+        made("target_pass", 0, 1, committed_length=5 + accepted + 1, num_tokens=accepted + 1, num_accepted=accepted)
+    ]
     account = draft_account(draft, target)
     assert account is not None
     assert set(account.parts) == set(DRAFT_PARTS)
@@ -122,15 +124,15 @@ def test_every_accepted_candidate_is_found_among_the_drafted_tokens(real_run: Ru
 
 def test_rolled_back_tokens_are_wasted_and_kept_ones_may_be_overtaken() -> None:
     draft = [
-        Event("draft_prefill", 0, 1, 1, {"num_tokens": 4}),
-        Event("draft_step", 1, 2, 1, {"num_tokens": 3, "length": 7}),  # positions 4, 5, 6
-        Event("advance", 2, 3, 1, {"num_discarded": 0, "committed_length": 5}),
-        Event("rollback", 3, 4, 1, {"num_discarded": 1, "committed_length": 7}),  # 6 was wrong
-        Event("draft_step", 4, 5, 1, {"num_tokens": 1, "length": 8}),
+        made("draft_prefill", 0, 1, 1, num_tokens=4),
+        made("draft_step", 1, 2, 1, num_tokens=3, length=7),  # positions 4, 5, 6
+        made("advance", 2, 3, 1, num_discarded=0, committed_length=5),
+        made("rollback", 3, 4, 1, num_discarded=1, committed_length=7),  # 6 was wrong
+        made("draft_step", 4, 5, 1, num_tokens=1, length=8),
     ]
     target = [
-        Event("target_pass", 0, 1, 1, {"committed_length": 5, "num_tokens": 1, "num_accepted": 0}),
-        Event("target_pass", 1, 2, 1, {"committed_length": 7, "num_tokens": 2, "num_accepted": 1}),
+        made("target_pass", 0, 1, 1, committed_length=5, num_tokens=1, num_accepted=0),
+        made("target_pass", 1, 2, 1, committed_length=7, num_tokens=2, num_accepted=1),
     ]
     fates = [step.fates for step in judge_steps(draft, target)]
     assert fates == [(Fate.OVERTAKEN, Fate.ACCEPTED, Fate.WASTED), (Fate.WASTED,)]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from xml.etree import ElementTree as ET
 
 import pytest
-from tracing.runs import Run, named
-from tracing.test_picture import kinds, parse
+from reporting.drawings import box, parse
+from tracing.runs import Run, made, named
+from tracing.test_picture import kinds
 
+from amusd.reporting.picture import WIDTH, draw
 from amusd.tracing.accounting import accounts
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, accepted_positions, judge_steps
-from amusd.tracing.picture import WIDTH, draw
-from amusd.tracing.recorder import Event
 from amusd.tracing.timeline import Timeline
 
 SEQUENCES = [1, 2]
@@ -21,9 +20,9 @@ SEQUENCES = [1, 2]
 
 def accepted_at_the_end(part: Timeline) -> int:
     """By the passes that the draft was told nothing of: the last one, and others where the draft was silent by then."""
-    verdicts = [event for event in named(part.target, "send") if event.fields["message"] == "verdict"]
+    verdicts = [event for event in named(part.target, "send") if event.message == "verdict"]
     told_ns = verdicts[-1].start_ns
-    return sum(e.fields["num_accepted"] for e in named(part.target, "target_pass") if e.start_ns > told_ns)
+    return sum(e.num_accepted for e in named(part.target, "target_pass") if e.start_ns > told_ns)
 
 
 @pytest.mark.parametrize("sequence_id", SEQUENCES)
@@ -59,22 +58,16 @@ def test_every_accepted_candidate_is_found_in_the_step_that_guessed_it(branching
 
 def test_a_token_counts_in_its_own_step_and_what_was_looked_up_in_none() -> None:
     draft = [
-        Event("draft_prefill", 0, 1, 1, {"num_tokens": 4, "fan_out": 2}),
-        Event("draft_step", 1, 2, 1, {"num_tokens": 1, "length": 7}),
-        Event("draft_step", 2, 3, 1, {"num_tokens": 3, "length": 13}),
-        Event(
-            "advance",
-            3,
-            4,
-            1,
-            {"num_discarded": 0, "num_adopted": 0, "committed_length": 8, "kept_steps": [1, 2, 0, 2]},
-        ),
-        Event("draft_step", 4, 5, 1, {"num_tokens": 2, "length": 10}),
-        Event("rollback", 5, 6, 1, {"num_discarded": 2, "num_adopted": 1, "committed_length": 10, "kept_steps": [3]}),
+        made("draft_prefill", 0, 1, 1, num_tokens=4, fan_out=2),
+        made("draft_step", 1, 2, 1, num_tokens=1, length=7),
+        made("draft_step", 2, 3, 1, num_tokens=3, length=13),
+        made("advance", 3, 4, 1, num_discarded=0, num_adopted=0, committed_length=8, kept_steps=[1, 2, 0, 2]),
+        made("draft_step", 4, 5, 1, num_tokens=2, length=10),
+        made("rollback", 5, 6, 1, num_discarded=2, num_adopted=1, committed_length=10, kept_steps=[3]),
     ]
     target = [
-        Event("target_pass", 0, 1, 1, {"committed_length": 8, "num_tokens": 4, "num_accepted": 3}),
-        Event("target_pass", 1, 2, 1, {"committed_length": 10, "num_tokens": 2, "num_accepted": 1}),
+        made("target_pass", 0, 1, 1, committed_length=8, num_tokens=4, num_accepted=3),
+        made("target_pass", 1, 2, 1, committed_length=10, num_tokens=2, num_accepted=1),
     ]
     assert accepted_positions(target) == {4, 5, 6, 8}
     fates = [step.fates for step in judge_steps(draft, target)]
@@ -87,17 +80,17 @@ def test_a_token_counts_in_its_own_step_and_what_was_looked_up_in_none() -> None
 
 def test_a_tree_that_never_heard_a_verdict_was_for_nothing() -> None:
     draft = [
-        Event("draft_prefill", 0, 1, 1, {"num_tokens": 4, "fan_out": 2}),
-        Event("draft_step", 1, 2, 1, {"num_tokens": 1, "length": 5}),
+        made("draft_prefill", 0, 1, 1, num_tokens=4, fan_out=2),
+        made("draft_step", 1, 2, 1, num_tokens=1, length=5),
     ]
-    target = [Event("target_pass", 0, 1, 1, {"committed_length": 6, "num_tokens": 2, "num_accepted": 1})]
+    target = [made("target_pass", 0, 1, 1, committed_length=6, num_tokens=2, num_accepted=1)]
     assert [step.fates for step in judge_steps(draft, target)] == [(Fate.WASTED,)]
 
 
 @pytest.mark.parametrize("sequence_id", SEQUENCES)
 def test_messages_of_trees_are_arrows_and_adopted_branches_are_marked(branching_run: Run, sequence_id: int) -> None:
     part = branching_run.timeline.only(sequence_id)
-    sent = [event for event in named(part.draft, "send") if event.fields["message"] == "candidate"]
+    sent = [event for event in named(part.draft, "send") if event.message == "candidate"]
     assert len(sent) > 10
     flows = [flow for flow in part.to_target if flow.message == "candidate"]
     assert [flow.sent for flow in flows] == sent[: len(flows)]
@@ -110,8 +103,8 @@ def test_messages_of_trees_are_arrows_and_adopted_branches_are_marked(branching_
     assert len(starts) == len(flows)
     marks = [event["name"] for event in events if event["ph"] == "i"]
     advances, rollbacks = named(part.draft, "advance"), named(part.draft, "rollback")
-    assert marks.count("branch adopted") == sum(not event.fields["num_adopted"] for event in advances) > 5
-    assert marks.count("target's own token adopted") == sum(event.fields["num_adopted"] > 0 for event in advances)
+    assert marks.count("branch adopted") == sum(not event.num_adopted for event in advances) > 5
+    assert marks.count("target's own token adopted") == sum(event.num_adopted > 0 for event in advances)
     metrics = branching_run.answers[sequence_id - 1].metrics
     assert metrics.draft is not None
     assert marks.count("rolled back") == len(rollbacks) == metrics.draft.num_rollbacks > 0
@@ -120,6 +113,7 @@ def test_messages_of_trees_are_arrows_and_adopted_branches_are_marked(branching_
         assert all(before["ts"] + before["dur"] <= after["ts"] + 0.002 for before, after in pairwise(work))
 
 
+@pytest.mark.usefixtures("whole_picture")
 @pytest.mark.parametrize("sequence_id", SEQUENCES)
 def test_the_picture_shows_what_the_metrics_count(branching_run: Run, sequence_id: int) -> None:
     part = branching_run.timeline.only(sequence_id)
@@ -134,5 +128,6 @@ def test_the_picture_shows_what_the_metrics_count(branching_run: Run, sequence_i
     drafted = sum(count for kind, count in found.items() if kind.startswith("step "))
     assert drafted == metrics.draft.num_drafted
     assert found["verdict rollback"] == metrics.draft.num_rollbacks
-    for box in ET.fromstring(picture).iter("{http://www.w3.org/2000/svg}rect"):
-        assert 0 <= float(box.get("x", "")) <= WIDTH
+    for group in parse(picture).iter("g"):
+        if group.get("class"):
+            assert 0 <= box(group).left <= WIDTH

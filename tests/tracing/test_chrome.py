@@ -9,10 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tracing.runs import Run, named
+from tracing.runs import Run, made, named
 
 from amusd.tracing.chrome import THREADS, chrome_trace
-from amusd.tracing.recorder import Event
 from amusd.tracing.timeline import Timeline
 
 ROUNDING = 0.002
@@ -211,13 +210,13 @@ def test_rollbacks_and_late_candidates_are_marked(real_run: Run) -> None:
     part = real_run.timeline.only(3)
     marks = [e["name"] for e in traced(part)["traceEvents"] if e["ph"] == "i"]
     assert marks.count("rolled back") == len(named(part.draft, "rollback")) > 0
-    late = sum(e.fields["num_accepted"] > e.fields["num_candidates"] for e in named(part.target, "target_pass"))
+    late = sum(e.num_accepted > e.num_candidates for e in named(part.target, "target_pass"))
     assert late == real_run.answers[2].metrics.num_late_accepted
     assert marks.count("late candidate accepted") == late > 0
 
 
 def test_a_lost_draft_is_marked() -> None:
-    part = Timeline.of([Event("target_prefill", 0, 10, 1, {}), Event("draft_lost", 20, 20, 1, {"reason": "gone"})], [])
+    part = Timeline.of([made("target_prefill", 0, 10, 1), made("draft_lost", 20, 20, 1, reason="gone")], [])
     marks = [(e["name"], e["ts"]) for e in traced(part)["traceEvents"] if e["ph"] == "i"]
     assert marks == [("draft lost", 0.02)]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
-from tracing.runs import Run
+from tracing.runs import Run, made
 
-from amusd.tracing.clock import compare_clocks, estimate_offset
-from amusd.tracing.messages import Flow, match_messages
-from amusd.tracing.recorder import Event
+from amusd.tracing.messages import Flow, compare_clocks, estimate_offset, match_messages
 from amusd.tracing.timeline import Timeline
 
 delays = st.lists(st.integers(0, 10**9), min_size=1, max_size=10)
@@ -21,7 +21,7 @@ def messages(delays_ns: list[int], offset_ns: int) -> list[Flow]:
         sent = number * 1_000_000
         received = sent + delay_ns + offset_ns
         fields = {"message": "verdict", "start": number}
-        flows.append(Flow(Event("send", sent, sent, 1, fields), Event("receive", received, received, 1, fields)))
+        flows.append(Flow(made("send", sent, sent, **fields), made("receive", received, received, **fields)))
     return flows
 
 
@@ -55,9 +55,9 @@ def test_workers_of_one_host_share_a_clock(real_run: Run) -> None:
 def test_a_draft_of_another_host_is_moved_onto_the_targets_clock(real_run: Run) -> None:
     offset = 123_456_789_000
     elsewhere = [
-        event._replace(start_ns=event.start_ns + offset, end_ns=event.end_ns + offset) for event in real_run.draft
+        replace(event, start_ns=event.start_ns + offset, end_ns=event.end_ns + offset) for event in real_run.draft
     ]
-    elsewhere[0] = elsewhere[0]._replace(fields={"host": "another", "pid": 1})
+    elsewhere[0] = replace(elsewhere[0], host="another", pid=1)
     moved = Timeline.of(real_run.target, elsewhere)
     assert moved.clock.uncertainty_ns is not None
     assert abs(moved.clock.offset_ns - offset) <= moved.clock.uncertainty_ns < 5_000_000
@@ -80,16 +80,14 @@ def test_every_message_of_a_run_is_matched_in_order(real_run: Run) -> None:
         assert [flow.sent for flow in flows] == [event for event in sender if event.name == "send"][: len(flows)]
         for flow in flows:
             assert flow.sent.start_ns <= flow.received.start_ns
-            assert flow.sent.fields["message"] == flow.received.fields["message"]
+            assert flow.sent.message == flow.received.message
     assert {flow.message for flow in timeline.to_draft} >= {"open", "verdict", "close"}
     assert {flow.message for flow in timeline.to_target} == {"candidate", "progress"}
 
 
 @given(data=st.data(), num_sent=st.integers(0, 12))
 def test_lost_messages_do_not_shift_the_others(data: st.DataObject, num_sent: int) -> None:
-    sent = [Event("send", n, n, 1, {"message": "candidate", "start": n}) for n in range(num_sent)]
+    sent = [made("send", n, n, 1, message="candidate", start=n) for n in range(num_sent)]
     arrived = [event for event in sent if data.draw(st.booleans())]
-    received = [
-        Event("receive", e.start_ns + 50, e.end_ns + 50, 1, {**e.fields, "reception": "taken"}) for e in arrived
-    ]
+    received = [made("receive", e.start_ns + 50, e.end_ns + 50, 1, **e.fields, reception="taken") for e in arrived]
     assert [flow.sent for flow in match_messages(sent, received)] == arrived

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from full_disk import files_of_at_most
+from tracing.runs import made
 
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics, overlap_fraction, total
-from amusd.tracing.recorder import Event, Recorder
-from amusd.tracing.runs import SEQUENCES_PER_RUN, RunsRecorder
+from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder, RunsRecorder
 from amusd.tracing.timeline import read_events, read_timeline
+
+PASS = made("target_pass", 0, 0).fields
 
 ONE = GenerationMetrics(
     num_tokens=10,
@@ -65,16 +67,16 @@ def test_events_come_back_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     target = Recorder("target", tmp_path / "events" / "target.jsonl")
     draft = Recorder("draft", tmp_path / "events" / "draft.jsonl")
-    target.span("target_pass", 100, 200, 1, num_candidates=3)
+    target.span("target_pass", 100, 200, 1, **PASS | {"num_candidates": 3})
     target.flush()
-    target.span("target_pass", 300, 400, 2)
+    target.span("target_pass", 300, 400, 2, **PASS)
     target.instant("draft_lost", 2, reason="gone")
     target.flush()
-    draft.span("draft_step", 150, 250, 1)
+    draft.span("draft_step", 150, 250, 1, num_tokens=1, length=5)
     draft.flush()
     events = read_events(tmp_path, "target")
     assert [event.name for event in events] == ["worker", "target_pass", "target_pass", "draft_lost"]
-    assert events[1] == Event("target_pass", 100, 200, 1, {"num_candidates": 3})
+    assert events[1] == made("target_pass", 100, 200, 1, num_candidates=3)
     assert events[3].fields == {"reason": "gone"}
     timeline = read_timeline(tmp_path)
     assert timeline.clock.same_host
@@ -88,16 +90,16 @@ def test_events_that_a_file_cannot_take_are_dropped_whole_and_said_once(
 ) -> None:
     (tmp_path / "events").mkdir()
     recorder = Recorder("target", tmp_path / "events" / "target.jsonl")
-    recorder.span("target_pass", 100, 200, 1)
+    recorder.span("target_pass", 100, 200, 1, **PASS)
     recorder.flush()
     assert recorder.is_whole
     with files_of_at_most(1000):
         for number in range(2, 4):
             for _ in range(20):
-                recorder.span("target_pass", 100, 200, number)
+                recorder.span("target_pass", 100, 200, number, **PASS)
             recorder.flush()
     assert not recorder.is_whole
-    recorder.span("target_pass", 100, 200, 4)
+    recorder.span("target_pass", 100, 200, 4, **PASS)
     recorder.flush()
     assert [event.sequence_id for event in read_events(tmp_path, "target")] == [-1, 1, 4]
     assert caplog.messages == [f"{tmp_path}/events/target.jsonl: cannot be written (File too large)"]

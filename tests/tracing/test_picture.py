@@ -7,29 +7,18 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from tracing.runs import Run, named
+from reporting.drawings import box, parse, texts
+from tracing.runs import Run, made, named
 
-from amusd.tracing.picture import MAX_LINES, WIDTH, draw
-from amusd.tracing.recorder import Event
+from amusd.reporting.picture import MAX_LINES, WIDTH, draw
 from amusd.tracing.timeline import Timeline
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def parse(picture: str) -> ET.Element:
-    """The picture without its legend."""
-    root = ET.fromstring(picture)
-    for parent in root.iter():
-        for child in list(parent):
-            if child.get("class") == "legend":
-                parent.remove(child)
-    return root
 
 
 def kinds(root: ET.Element) -> Counter[str]:
     return Counter(element.get("class", "") for element in root.iter())
 
 
+@pytest.mark.usefixtures("whole_picture")
 @pytest.mark.parametrize("sequence_id", [2, 3, 4])
 def test_boxes_are_as_many_as_the_metrics_say(real_run: Run, sequence_id: int) -> None:
     part = real_run.timeline.only(sequence_id)
@@ -48,40 +37,50 @@ def test_boxes_are_as_many_as_the_metrics_say(real_run: Run, sequence_id: int) -
     assert found["verdict rollback"] == len(named(part.draft, "rollback")) > 0
 
 
+@pytest.mark.usefixtures("whole_picture")
 def test_plain_decoding_is_a_row_of_passes_with_one_token_each(real_run: Run) -> None:
     found = kinds(parse(draw(real_run.timeline.only(1), "plain", [])))
     assert found["pass"] == found["token own"] == real_run.answers[0].metrics.num_passes
     assert found["token accepted"] == found["step accepted"] == found["verdict"] == 0
 
 
+@pytest.mark.usefixtures("whole_picture")
 def test_everything_stays_on_the_page_and_texts_are_there(real_run: Run) -> None:
-    root = ET.fromstring(draw(real_run.timeline.only(3), "the title", ["first", "second"]))
-    for box in root.iter(f"{SVG}rect"):
-        assert float(box.get("x", "")) >= 0
-        assert float(box.get("x", "")) + float(box.get("width", "")) <= WIDTH + 0.01
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    for words in ("the title", "first", "second", "target", "draft", "candidate rejected", "0 ms"):
-        assert words in texts
-    assert not any(text and "cut off" in text for text in texts)
+    root = parse(draw(real_run.timeline.only(3), "the title", ["first", "second"]))
+    drawn = [group for group in root.iter("g") if group.get("class")]
+    assert len(drawn) > 100
+    for group in drawn:
+        area = box(group)
+        assert area.left >= 0
+        assert area.right <= WIDTH + 0.01
+    found = texts(root)
+    for words in ("the title", "first", "second", "target", "draft", "candidate rejected"):
+        assert words in found
+    assert not any("cut off" in text for text in found)
 
 
 def test_a_long_answer_is_cut_and_says_so() -> None:
     passes = [
-        Event(
+        made(
             "target_pass",
             1_000_000 * number,
             1_000_000 * number + 900_000,
             1,
-            {"num_judged": 0, "num_accepted": 0, "num_candidates": 0, "num_tokens": 1, "committed_length": number},
+            num_judged=0,
+            num_accepted=0,
+            num_candidates=0,
+            num_tokens=1,
+            committed_length=number,
         )
         for number in range(1, 400)
     ]
     root = parse(draw(Timeline.of(passes, []), "long", []))
-    assert "The end of the answer is cut off here." in [element.text for element in root.iter(f"{SVG}text")]
-    assert sum(element.text == "target" for element in root.iter(f"{SVG}text")) == MAX_LINES
+    assert "The end of the answer is cut off here." in texts(root)
+    assert "0 ms" in texts(root)
+    assert texts(root).count("target") == MAX_LINES
     assert 0 < kinds(root)["pass"] < 399
 
 
 def test_an_answer_that_never_had_a_pass_is_still_a_picture(tmp_path: Path) -> None:
-    root = parse(draw(Timeline.of([Event("target_prefill", 5, 10, 1, {})], []), "nothing", []))
+    root = parse(draw(Timeline.of([made("target_prefill", 5, 10, 1)], []), "nothing", []))
     assert kinds(root)["pass"] == 0

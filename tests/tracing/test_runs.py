@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.tracing.runs import SEQUENCES_PER_RUN, RunsRecorder
+from amusd.tracing.recorder import SEQUENCES_PER_RUN, RunsRecorder
 
 
 def names_in(path: Path) -> list[str]:

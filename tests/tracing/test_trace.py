@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -42,6 +43,18 @@ def test_a_sequence_can_be_chosen(
     assert trace(run_directory, number) == 0
     assert capsys.readouterr().out.startswith(f"sequence {number}: {schedule}\n")
     assert f">{schedule}<" in (run_directory / "timeline.svg").read_text()
+
+
+def test_without_matplotlib_all_but_the_picture_is_there(
+    run_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert trace(run_directory) == 0
+    printed = capsys.readouterr().out
+    assert "accepted steps" in printed
+    assert "timeline.svg: not drawn: figures need matplotlib: pip install 'amusd[plots]'" in printed
+    assert (run_directory / "trace.json").is_file()
+    assert not (run_directory / "timeline.svg").exists()
 
 
 def test_shares_that_are_printed_add_up(run_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:

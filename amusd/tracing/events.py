@@ -1,0 +1,284 @@
+"""The events that a run records: one class for each name, with its fields.
+
+Workers record by name (`Recorder.span`, `Recorder.instant`), the simulated ones under the same names; readers get these
+classes. A JSON line holds the name, the role, the times and the fields. Times are nanoseconds of the worker's monotonic
+clock, or of the simulation's; lengths are in tokens and count the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+NO_SEQUENCE = -1
+"""Sequence id of what belongs to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened: a span when `end_ns > start_ns`, else an instant.
+
+    A field whose default is None is optional. Other defaults are for runs recorded before there was such a field.
+    """
+
+    name: ClassVar[str]
+    start_ns: int
+    end_ns: int
+    sequence_id: int
+
+    @property
+    def duration_ns(self) -> int:
+        """0 for an instant."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The recorded values beside name, times and sequence, without optional ones that were not recorded."""
+        own = {field.name: (getattr(self, field.name), field.default) for field in fields(self)[_NUM_HEADS:]}
+        return {name: value for name, (value, default) in own.items() if value is not None or default is not None}
+
+
+_NUM_HEADS = len(fields(Event))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker(Event):
+    """Both workers: the first event of a file."""
+
+    name = "worker"
+    host: str
+    """Equal for two workers exactly when they share a monotonic clock."""
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeSequence(Event):
+    """Target: from the request to the last committed token. Draft: from the opening of the sequence to its end."""
+
+    name = "sequence"
+    drafter: str | None
+    policy: str | None = None
+    """Class of the policy. This field and those below: the target only."""
+    max_lookahead: int | None = None
+    num_prompt_tokens: int | None = None
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetPrefill(Event):
+    """Target: the prompt's forward."""
+
+    name = "target_prefill"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetPass(Event):
+    """Target: one verification. Counts as in `protocol.verification.PassOutcome`."""
+
+    name = "target_pass"
+    max_candidates: int
+    """Candidates that the pass could have held."""
+    num_candidates: int
+    """Candidates on the one path that it was made for."""
+    num_judged: int
+    num_accepted: int
+    num_tokens: int
+    """Tokens committed."""
+    committed_length: int
+    """After the pass."""
+    num_ready: int = 0
+    """Candidates that wait for the next pass."""
+    num_alternatives: int = 0
+    num_rescued: int = 0
+    reason: str | None = None
+    """Why the policy decided so."""
+
+    @property
+    def num_scored(self) -> int:
+        """Candidates in its forward: those on the path and the alternatives."""
+        return self.num_candidates + self.num_alternatives
+
+    @property
+    def start_length(self) -> int:
+        """The committed length before the pass."""
+        return self.committed_length - self.num_tokens
+
+    @property
+    def num_late(self) -> int:
+        """Candidates judged that arrived during the pass: one or none."""
+        return 0 if self.num_rescued else max(0, self.num_judged - self.num_candidates)
+
+    @property
+    def has_rejected(self) -> bool:
+        """Whether a candidate stood where the target chose another token."""
+        return self.num_accepted < min(self.num_judged, self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetWait(Event):
+    """Target: waiting because the policy chose to."""
+
+    name = "target_wait"
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRows(Event):
+    """Target: how many rows of the sequence had to be read whole to sample from them."""
+
+    name = "whole_rows"
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLost(Event):
+    """Target: the link to the draft ended."""
+
+    name = "draft_lost"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftBack(Event):
+    """Target: another draft has taken the place of the lost one."""
+
+    name = "draft_back"
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetGone(Event):
+    """Draft: the link to the target ended."""
+
+    name = "target_gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPrefill(Event):
+    """Draft: opening a sequence, the prompt's forward among it."""
+
+    name = "draft_prefill"
+    num_tokens: int
+    """Tokens of the prompt."""
+    fan_out: int = 1
+    """Continuations behind a node; 1: the draft is a chain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStep(Event):
+    """Draft: one proposal."""
+
+    name = "draft_step"
+    num_tokens: int
+    """Tokens proposed by a chain, nodes expanded of a tree; 0 where there was nothing to propose."""
+    length: int
+    """Committed prefix and everything drafted behind it, after the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictTaken(Event):
+    """Draft: a verdict taken in."""
+
+    num_discarded: int
+    """Drafted tokens thrown away."""
+    num_adopted: int
+    """Tokens of the target's own that the draft did not have."""
+    committed_length: int
+    epoch: int
+    kept_steps: Sequence[int] | None = None
+    """Trees only: for each committed token that was in the tree, the step (from 1) that drafted it; 0: looked up."""
+
+    @property
+    def kept_length(self) -> int:
+        """The committed length up to which the draft had the tokens itself."""
+        return self.committed_length - self.num_adopted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advance(VerdictTaken):
+    """Draft: a verdict that agrees with what was drafted."""
+
+    name = "advance"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback(VerdictTaken):
+    """Draft: a verdict that makes it throw tokens away."""
+
+    name = "rollback"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftWait(Event):
+    """Draft: waiting at the run-ahead limit, or with nothing to propose."""
+
+    name = "draft_wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageEvent(Event):
+    """Both workers: a message. Its fields are the message's own."""
+
+    message: str
+    """`open`, `candidate`, `verdict`, `close`, `progress` or `shutdown`."""
+    num_tokens: int | None = None
+    """Candidates and verdicts."""
+    first: int | None = None
+    """Candidates, as `base`."""
+    base: int | None = None
+    start: int | None = None
+    """Verdicts, as `num_accepted` and `epoch`."""
+    num_accepted: int | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send(MessageEvent):
+    """Before the message is sent."""
+
+    name = "send"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receive(MessageEvent):
+    """After the message was received."""
+
+    name = "receive"
+    reception: str | None = None
+    """Target: what it made of candidates."""
+    num_ready: int | None = None
+    """Target: how many candidates it could verify then."""
+
+
+DRAFT_WORK = (DraftPrefill, DraftStep, VerdictTaken)
+TARGET_WORK = (TargetPrefill, TargetPass)
+WAITS = (TargetWait, DraftWait)
+
+EVENTS: dict[str, type[Event]] = {
+    kind.name: kind
+    for kind in (
+        Worker, WholeSequence, TargetPrefill, TargetPass, TargetWait, WholeRows, DraftLost, DraftBack, TargetGone,
+        DraftPrefill, DraftStep, Advance, Rollback, DraftWait, Send, Receive,
+    )
+}  # fmt: skip
+
+
+def event_of(name: str, start_ns: int, end_ns: int, sequence_id: int, own: dict[str, Any]) -> Event:
+    """The event that a worker of this version has recorded. Raises `KeyError` or `TypeError` for any other."""
+    return EVENTS[name](start_ns, end_ns, sequence_id, **own)
+
+
+def event_of_line(record: Any) -> Event | None:
+    """The event of a JSON line, without fields that are not known; None for a name that is not known.
+
+    Raises `ValueError` for a line that is no event.
+    """
+    try:
+        kind = EVENTS.get(record["name"])
+        known = (
+            {} if kind is None else {field.name: record[field.name] for field in fields(kind) if field.name in record}
+        )
+        return None if kind is None else kind(**known)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an event: {record!r:.100}") from error

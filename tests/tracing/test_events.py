@@ -1,0 +1,64 @@
+"""The table of events: what workers record is what it declares, and files of other versions can be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+from tracing.runs import Run, made
+
+from amusd.tracing import events
+from amusd.tracing.events import EVENTS, Event, event_of_line
+from amusd.tracing.recorder import Recorder
+from amusd.tracing.timeline import read_events
+
+
+def test_real_workers_record_the_fields_that_are_declared(real_run: Run, branching_run: Run, tmp_path: Path) -> None:
+    """Reading a recorder raises for an unknown name or field, so that it is left to look for lacking ones."""
+    every = [*real_run.target, *real_run.draft, *branching_run.target, *branching_run.draft]
+    assert {event.name for event in every} >= {"worker", "sequence", "target_pass", "draft_step", "advance", "rollback"}
+    directory = real_run.write(tmp_path)
+    for role, recorded in (("target", real_run.target), ("draft", real_run.draft)):
+        assert read_events(directory, role)[1:] == list(recorded)[1:]
+        for line in (directory / "events" / f"{role}.jsonl").read_text().splitlines():
+            record = json.loads(line)
+            declared = {field.name for field in dataclasses.fields(EVENTS[record["name"]])}
+            optional = {f.name for f in dataclasses.fields(EVENTS[record["name"]]) if f.default is None}
+            assert declared - optional <= set(record) - {"name", "role"} <= declared
+
+
+def test_every_class_with_a_name_is_in_the_table() -> None:
+    kinds = [kind for _, kind in inspect.getmembers(events, inspect.isclass) if issubclass(kind, Event)]
+    assert {kind for kind in kinds if hasattr(kind, "name")} == set(EVENTS.values())
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event_comes_back_from_its_line(name: str) -> None:
+    event = made(name, 5, 7)
+    line = {"name": name, "start_ns": 5, "end_ns": 7, "sequence_id": 1, "role": "target", **event.fields}
+    assert event_of_line(json.loads(json.dumps(line))) == event
+
+
+def test_what_another_version_recorded_is_left_out() -> None:
+    line = {"name": "target_wait", "start_ns": 5, "end_ns": 7, "sequence_id": 1}
+    assert event_of_line(line | {"mood": "good"}) == made("target_wait", 5, 7)
+    assert event_of_line(line | {"name": "nap"}) is None
+
+
+@pytest.mark.parametrize("lacking", ["name", "start_ns", "sequence_id", "num_judged"])
+def test_an_event_without_a_field_that_it_needs_is_none(lacking: str) -> None:
+    line = {"name": "target_pass", "start_ns": 5, "end_ns": 7, "sequence_id": 1, **made("target_pass", 5, 7).fields}
+    del line[lacking]
+    with pytest.raises(ValueError, match="not an event"):
+        event_of_line(line)
+
+
+def test_a_recorder_refuses_to_be_read_with_an_event_that_is_not_declared() -> None:
+    for record in ({"name": "nap"}, {"name": "target_wait", "mood": "good"}, {"name": "draft_step", "num_tokens": 1}):
+        recorder = Recorder("target")
+        recorder.instant(record.pop("name"), 1, **record)
+        with pytest.raises((KeyError, TypeError)):
+            _ = recorder.events
