@@ -26,7 +26,9 @@ def lives_of(options: Options) -> Lives:
 
 def live(lives: Lives, incarnation: int, *, is_first: bool = False) -> Ended:
     """Start the next life, and wait for its end. `is_first`: no life of the draft has met the target yet."""
-    lives.start({"incarnation": incarnation, "is_first": is_first})
+    orders = {"incarnation": incarnation, "is_first": is_first}
+    lives.prepare(orders)
+    lives.start(orders)
     end = lives.ended(None)
     assert end is not None, "there is no deadline"
     return end

@@ -105,7 +105,7 @@ def run_draft_process(options: Options, place: Place) -> int:
     def prepare(orders: Orders) -> Any:
         return _prepare(options, place, config, orders)
 
-    def draft(channel: Channel, orders: Orders, drafters: Any) -> int:
+    def draft(channel: Channel, _settings: Orders, orders: Orders, drafters: Any) -> int:
         channel.on_hang_up(lambda: os.kill(os.getpid(), signal.SIGTERM))
         life = _Life(options, place, config, directories, orders, channel, drafters)
         return exit_code_of(life.run)
@@ -204,7 +204,7 @@ class _Life:
                 try:
                     _announce(self.config, self.incarnation, store)
                     role = draft_role(self.options.roles)
-                    code = role(self.config, self.directories, meet, self.incarnation, self.drafters)
+                    code = role(self.config.engine(), self.directories, meet, self.incarnation, self.drafters)
                 finally:
                     returned.set()
         except Exception as error:

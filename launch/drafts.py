@@ -13,6 +13,7 @@ finished              as that, and the run is over                              
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import Any
 
 from amusd.errors import PeerLostError
 from amusd.runtime.succession import FIRST_INCARNATION
+from amusd.runtime.supervisor import DraftProcess
 from amusd.transport.base import Rendezvous
 
 from .run_directory import write_workers
@@ -31,6 +33,26 @@ OVER = ("finished", "no_more_drafts")
 """Names of which each says that no further draft is wanted."""
 BOTH_LOADED = "both models to load (startup_timeout_seconds, once one of them has)"
 """What two machines wait for before the first token."""
+
+
+class ChildDrafts(DraftProcess):
+    """A draft that the target's process starts itself, and names in `workers.json`."""
+
+    _directory: Path | None = None
+
+    def record(self, directory: Path) -> None:
+        """Keep `workers.json` true in this run directory from now on."""
+        self._directory = directory
+        self._write()
+
+    def met(self) -> None:
+        """Its process is known by now, and `workers.json` names it."""
+        super().met()
+        self._write()
+
+    def _write(self) -> None:
+        if self._directory is not None and self.pid is not None:
+            write_workers(self._directory, target=[os.getpid()], draft=[self.pid])
 
 
 @dataclass

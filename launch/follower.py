@@ -67,7 +67,7 @@ def supervise_follower(options: Options, place: Place) -> int:
 
 def run_follower_process(options: Options, place: Place) -> int:
     """Compute until the first rank ends; return the exit code. Raises what the rank raises, after it was reported."""
-    return serve(lambda _: None, lambda channel, _orders, _prepared: _follow(options, place, channel))
+    return serve(lambda _: None, lambda channel, _settings, _orders, _prepared: _follow(options, place, channel))
 
 
 def _follow(options: Options, place: Place, channel: Channel) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amusd.config import RunConfig, TransportConfig
+from amusd.config import EngineConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.seats import Seat
 from amusd.runtime.succession import DraftSource
@@ -33,7 +33,7 @@ TargetRole = Callable[
     Generator["int | ConfigError", None, None],
 ]
 FollowerRole = Callable[[str, RunConfig, Seat, str], None]
-DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[str | None], Rendezvous], int, Any], int]
+DraftRole = Callable[[EngineConfig, Sequence[Path], Callable[[str | None], Rendezvous], int, Any], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,8 @@ class Options:
     """Where the first rank tells its launcher how it went; with it, ranks exit with 0 and torchrun stays silent."""
     roles: str | None = None
     """A module with `run_target`, `run_follower` and `run_draft` in place of amusd's own (the launcher's tests)."""
+    starts_draft: bool = False
+    """This is the target of a pair on one machine, and no rank: it starts the draft."""
     is_child: bool = False
     """This is the process that does a rank's work, or that forks those which do; its parent is on standard input."""
     overrides: tuple[str, ...] = ()
@@ -59,6 +61,7 @@ class Options:
             "--group-file": self.group_file,
             "--outcome-file": self.outcome_file,
             "--roles": self.roles,
+            "--starts-draft": "yes" if self.starts_draft else None,
             "--is-child": "yes" if self.is_child else None,
         }
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
@@ -72,6 +75,7 @@ class Options:
             "--group-file": Path,
             "--outcome-file": Path,
             "--roles": str,
+            "--starts-draft": lambda text: text == "yes",
             "--is-child": lambda text: text == "yes",
         }
         rest = list(arguments)

@@ -12,7 +12,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
@@ -27,6 +28,9 @@ GRACE_SECONDS_AFTER_PEER = 10.0
 PEER_FAILED = signal.SIGUSR1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PEER_FAILED)
 _PR_SET_PDEATHSIG = 1
+_WATCH_SECONDS = 0.25
+_JOIN_SECONDS = 1.0
+"""How long what is watched may hold up the end of a watch."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -100,6 +104,30 @@ def interrupt_main_thread() -> None:
         if not any(signal.getitimer(signal.ITIMER_REAL)):
             signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS_AFTER_PEER)
         signal.pthread_kill(identity, PEER_FAILED)
+
+
+@contextmanager
+def watching(is_there: Callable[[], bool], react: Callable[[], None], name: str) -> Iterator[None]:
+    """While inside: call `react`, once and in another thread, when `is_there` says so.
+
+    The thread has ended when it is left, unless `is_there` does not return.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_WATCH_SECONDS):
+            if is_there():
+                if not over.is_set():
+                    react()
+                return
+
+    thread = threading.Thread(target=watch, name=f"watch-{name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_JOIN_SECONDS)
 
 
 def end_if_stopped(pid: int) -> bool:

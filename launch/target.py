@@ -1,11 +1,15 @@
-"""Rank 0: prepares the jobs for all ranks, runs the target, and hears of others that cannot start."""
+"""The target's process: does the jobs, with a draft that it starts itself, or beside other ranks under torchrun.
+
+As a rank it prepares the jobs for all others, and hears of those that cannot start.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 from amusd.config import HardwareConfig, RunConfig
@@ -13,10 +17,10 @@ from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
 from amusd.types import Role
 
 from .devices import claim_hardware
-from .drafts import StoreDrafts
+from .drafts import ChildDrafts, StoreDrafts
 from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
-from .lifetime import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread
+from .lifetime import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
 from .outcome import tell_begin, tell_job_code
 from .scratch import is_left_over
 from .store import Place, Store, pid_of_rank
@@ -26,12 +30,41 @@ _FAILURE_SECONDS = 1.0
 """After the link broke: how long the draft's own reason may take to arrive."""
 
 
-def run_target_process(options: Options, place: Place) -> int:
-    """Run the target to its end; return its exit code: the first of its jobs' that is not 0.
+def run_pair(options: Options) -> int:
+    """Run the target here and the draft in a child; return the exit code: the first of the jobs' that is not 0.
 
     Raises `ConfigError` for the user's mistakes (the draft's included), `PeerFailedError` when the draft could not
     start, and what the target raises.
     """
+    parent = os.getppid()
+    group = prepare_group(options)
+    directories = [job.run_directory for job in group.jobs]
+    drafts = ChildDrafts(group.config.engine(), directories, work=options.roles, tell_loss=tell)
+    drafts.prepare()  # while torch is imported here
+    try:
+        hardware = claim_hardware(group.config, Role.TARGET, local_world_size=group.config.engine().num_ranks).hardware
+        with _launcher_is_there(options, group, parent):
+            return _run_beside_child(options, group.on(hardware), drafts)
+    finally:
+        pid = drafts.pid
+        if pid is not None and end_if_stopped(pid):
+            tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
+        drafts.stop()
+
+
+def _run_beside_child(options: Options, group: Group, drafts: ChildDrafts) -> int:
+    try:
+        with watching(lambda: drafts.start_failure() is not None, interrupt_main_thread, "draft"):
+            return _do_jobs(options, group, drafts)
+    except (Interrupted, PeerError) as error:
+        failure = drafts.start_failure()
+        if failure is None or (isinstance(error, Interrupted) and error.signum != PEER_FAILED):
+            raise
+        raise failure from None
+
+
+def run_target_process(options: Options, place: Place) -> int:
+    """The same as rank 0, which all other ranks serve."""
     agent = os.getppid()
     try:
         group = prepare_group(options)
@@ -44,12 +77,19 @@ def run_target_process(options: Options, place: Place) -> int:
         raise
     if options.group_file is None:
         tell(f"run directory: {group.jobs[0].run_directory}")
-    try:
+    with _launcher_is_there(options, group, agent):
         return _run(options, place, group, hardware)
+
+
+@contextmanager
+def _launcher_is_there(options: Options, group: Group, parent: int) -> Iterator[None]:
+    """Where the process that has started this one, `parent`, or the command behind it has gone: say so, and end."""
+    try:
+        yield
     except (Interrupted, PeerLostError):
         if options.group_file is not None and is_left_over(options.group_file.parent):
             tell(f"the amusd command is gone, and its run with it; what was measured so far is in {group.folder}")
-        elif os.getppid() == agent:
+        elif os.getppid() == parent:
             raise
         raise Interrupted(signal.SIGTERM) from None
 
@@ -127,7 +167,7 @@ def _run_beside_others(options: Options, group: Group, drafts: StoreDrafts, stor
     return code
 
 
-def _do_jobs(options: Options, group: Group, drafts: StoreDrafts) -> int:
+def _do_jobs(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts) -> int:
     """One job after another, until one fails other than by its user's mistake: the pair is spent then."""
     runs = [(job.config, job.run_directory) for job in group.jobs]
     first_code = 0

@@ -1,4 +1,6 @@
-"""One rank, from its first instruction to its exit code.
+"""One process that `amusd` or torchrun has started, from its first instruction to its exit code.
+
+`amusd` starts the target, which starts its draft. Where a role has several ranks, and by hand, torchrun starts ranks.
 
 Rank 0 is the target, the last rank the draft; ranks between them share the model of one of the two. All but rank 0
 supervise the process that does the work, so that its death does not make torchrun end the target. Exit codes: 0 done, 2
@@ -18,7 +20,7 @@ from .job import Options
 from .lifetime import end_with_parent, exit_code_of, raise_on_signals
 from .outcome import tell_exit_code
 from .store import Place, place_from_environment
-from .target import run_target_process
+from .target import run_pair, run_target_process
 
 
 def run_rank(arguments: Sequence[str]) -> int:
@@ -32,6 +34,8 @@ def run_rank(arguments: Sequence[str]) -> int:
         options = Options.parse(arguments)
         if options.group_file is not None:  # socket files are to go with the folder, however the processes end
             tempfile.tempdir = str(options.group_file.parent)
+        if options.starts_draft:
+            return run_pair(options)
         place = place_from_environment()
         return _role(options, place)(options, place)
 

@@ -216,7 +216,7 @@ def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
 
 
 def run_draft(
-    config: RunConfig,
+    config: EngineConfig,
     run_directories: Sequence[Path],
     await_rendezvous: Callable[[str | None], Rendezvous],
     incarnation: int = FIRST_INCARNATION,
@@ -228,11 +228,10 @@ def run_draft(
     `await_rendezvous` is told where this process awaits the draft's other ranks, if there are any. `drafters`: from
     `prepare_draft`. Whatever goes wrong is reported to the target and raised.
     """
-    engine = config.engine()
-    leader = make_leader(engine, Role.DRAFT)
+    leader = make_leader(config, Role.DRAFT)
     try:
         rendezvous = await_rendezvous(None if leader is None else leader.address)
-        serve_draft(engine, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, leader, drafters)
+        serve_draft(config, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, leader, drafters)
     finally:
         if leader is not None:
             leader.close()

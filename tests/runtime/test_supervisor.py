@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -40,8 +41,8 @@ sys.path.insert(0, {str(PACKAGE.parent)!r})
 from amusd.config import TransportConfig
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect
-orders = json.loads(sys.stdin.readline())
-link = connect(TransportConfig(kind=orders["config"]["transport"]["kind"]), Rendezvous(**orders["rendezvous"]))
+settings, orders = (json.loads(sys.stdin.readline()) for _ in range(2))
+link = connect(TransportConfig(kind=settings["config"]["transport"]["kind"]), Rendezvous(**orders["rendezvous"]))
 os._exit(5)
 """
 
@@ -157,7 +158,7 @@ def test_the_child_takes_the_package_that_it_lies_in_and_all_else_as_usual(tmp_p
     done = subprocess.run(
         [sys.executable, str(tmp_path / "amusd" / "child" / "run.py"), supervisor.__name__],
         env={**os.environ, "PYTHONPATH": str(own), "PYTHONSAFEPATH": is_safe},
-        stdin=subprocess.DEVNULL,
+        input=json.dumps({"config": {}, "run_directories": [], "work": "amusd.runtime.startup", "cores": [0]}) + "\n",
         capture_output=True,
         text=True,
         timeout=240,
