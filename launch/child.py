@@ -24,11 +24,10 @@ def lives_of(options: Options) -> Lives:
     return Lives([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
 
 
-def live(lives: Lives, incarnation: int, *, is_first: bool = False) -> Ended:
-    """Start the next life, and wait for its end. `is_first`: no life of the draft has met the target yet."""
-    orders = {"incarnation": incarnation, "is_first": is_first}
-    lives.prepare(orders)
-    lives.start(orders)
+def live(lives: Lives) -> Ended:
+    """Start the next life, and wait for its end."""
+    lives.prepare({})
+    lives.start({})
     end = lives.ended(None)
     assert end is not None, "there is no deadline"
     return end

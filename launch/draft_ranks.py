@@ -37,11 +37,6 @@ def gather_ranks(store: Store, incarnation: int, size: int, timeout: float) -> l
     return pids
 
 
-def tell_ranks(store: Store, incarnation: int, address: str) -> None:
-    """The last rank's: where this incarnation awaits the others."""
-    store.put(_address_of(incarnation), address)
-
-
 def addresses(store: Store, rank: int) -> Iterator[str]:
     """Another rank's: where each incarnation awaits it, one after another, as long as drafts are wanted.
 
@@ -53,9 +48,9 @@ def addresses(store: Store, rank: int) -> Iterator[str]:
         if newest > heard:
             store.put(_pid_of_rank(rank, newest), os.getpid())
             heard = newest
-        if heard > told and store.has(_address_of(heard)):
+        if heard > told and store.has(address_of(heard)):
             told = heard
-            yield store.get(_address_of(heard), _READ_SECONDS)
+            yield store.get(address_of(heard), _READ_SECONDS)
         else:
             time.sleep(LOOK_SECONDS)
 
@@ -68,5 +63,6 @@ def _pid_of_rank(rank: int, incarnation: int) -> str:
     return f"draft_pid_{rank}/{incarnation}"
 
 
-def _address_of(incarnation: int) -> str:
+def address_of(incarnation: int) -> str:
+    """Under which name it is told where this incarnation awaits the other ranks."""
     return f"draft_ranks/{incarnation}"

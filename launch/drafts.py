@@ -1,7 +1,9 @@
 """The draft processes that the last rank starts, as the target finds them: through torchrun's store.
 
-draft                 {incarnation, pids} of the newest process and those of its   written by it, for the first one
-                      other ranks (`draft_ranks.py`)                               also by the one it is forked from
+draft                 {incarnation, pids, supervisor}: the newest process (where    written by the last rank, which
+                      it loads for all lives, that one) and those of its other     starts it, and is the supervisor
+                      ranks (`draft_ranks.py`)
+draft_pids/K          process ids of incarnation K and of its other ranks          written by that
 met/K                 incarnation K has loaded, and the target too                 written by the target
 rendezvous/K          where incarnation K finds the target                         written by the target
                       (with the first one, where the target's other ranks find it)
@@ -25,12 +27,15 @@ from amusd.runtime.succession import FIRST_INCARNATION
 from amusd.runtime.supervisor import DraftProcess
 from amusd.transport.base import Rendezvous
 
+from .lifetime import continue_if_stopped
 from .run_directory import write_workers
 from .store import Store
 from .terminal import waiting_for
 
 OVER = ("finished", "no_more_drafts")
 """Names of which each says that no further draft is wanted."""
+_PIDS_SECONDS = 60.0
+"""How long they may take to arrive after the draft itself."""
 BOTH_LOADED = "both models to load (startup_timeout_seconds, once one of them has)"
 """What two machines wait for before the first token."""
 
@@ -98,9 +103,13 @@ class StoreDrafts:
         """Its processes are known by now, and `workers.json` names them."""
         self._wait.close()
         self.store.put(f"met/{self._told}", True)
-        self.pids = self._newest()["pids"]
+        self.pids = self.store.get(pids_of(self._told), _PIDS_SECONDS)
         if self._directory is not None:
             self.record(self._directory)
+
+    def go_on(self) -> None:
+        """Continue the supervisor if a signal has stopped it: it would not end."""
+        continue_if_stopped(int(self._newest()["supervisor"]))
 
     def dismiss(self) -> None:
         """Its link is about to be closed, which ends it; this says that another one is wanted."""
@@ -110,6 +119,11 @@ class StoreDrafts:
     def _newest(self) -> dict[str, Any]:
         values: dict[str, Any] = self.store.get("draft", 1.0)
         return values
+
+
+def pids_of(incarnation: int) -> str:
+    """Under which name the process ids of this incarnation's ranks are told, once it runs."""
+    return f"draft_pids/{incarnation}"
 
 
 def await_rendezvous(store: Store, incarnation: int, timeout: float) -> Rendezvous | None:

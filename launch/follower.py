@@ -5,7 +5,6 @@ Which role that is stands in the configuration, which the supervisor does not kn
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from contextlib import suppress
@@ -41,8 +40,8 @@ def supervise_follower(options: Options, place: Place) -> int:
     seat: Seat | None = None
     num_unmet = 0
     lives = lives_of(options)
-    for number in itertools.count(1):
-        end = live(lives, number)
+    while True:
+        end = live(lives)
         killer = killer_of(end)
         if end.said:
             role, _, rank = end.said.partition(" ")
@@ -62,7 +61,6 @@ def supervise_follower(options: Options, place: Place) -> int:
             tell(f"{seat} ended {num_unmet} times before it could start; the target stays alone")
             return 0
         time.sleep(num_unmet * _BACK_OFF_SECONDS)
-    raise AssertionError("there is always another life")
 
 
 def run_follower_process(options: Options, place: Place) -> int:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amusd.config import EngineConfig, RunConfig, TransportConfig
+from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.seats import Seat
 from amusd.runtime.succession import DraftSource
-from amusd.transport.base import Rendezvous
 from amusd.transport.curve import read_store_key
 
 from .group import Group, Job
@@ -33,7 +32,6 @@ TargetRole = Callable[
     Generator["int | ConfigError", None, None],
 ]
 FollowerRole = Callable[[str, RunConfig, Seat, str], None]
-DraftRole = Callable[[EngineConfig, Sequence[Path], Callable[[str | None], Rendezvous], int, Any], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,14 +139,3 @@ def follower_role(module: str | None) -> FollowerRole:
     """The function that is another rank of a role than the first."""
     role: FollowerRole = importlib.import_module(module or "amusd.runtime.startup").run_follower
     return role
-
-
-def draft_role(module: str | None) -> DraftRole:
-    """The function that is the draft."""
-    role: DraftRole = importlib.import_module(module or "amusd.runtime.startup").run_draft
-    return role
-
-
-def prepare_draft(module: str | None, config: RunConfig) -> Any:
-    """What each life of the draft, forked from this process, gets as its last argument; None: each is a process."""
-    return importlib.import_module(module or "amusd.runtime.startup").prepare_draft(config.engine())

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
@@ -139,3 +139,10 @@ def end_if_stopped(pid: int) -> bool:
     except OSError:  # there is none, or it is another user's by now
         return False
     return is_stopped
+
+
+def continue_if_stopped(pid: int) -> None:
+    """Continue a process that a signal has stopped (Linux only)."""
+    with suppress(OSError):  # there is none, or it is another user's by now
+        if state_of(pid) == "T":
+            os.kill(pid, signal.SIGCONT)

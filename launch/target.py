@@ -109,6 +109,8 @@ def _run(options: Options, place: Place, group: Group, hardware: HardwareConfig)
         if place.local_world_size == place.world_size:
             for pid in filter(end_if_stopped, drafts.pids):
                 tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
+            with suppress(PeerLostError):
+                drafts.go_on()
 
 
 def _await_draft(place: Place, store: Store, timeout: float) -> list[int]:
@@ -203,4 +205,4 @@ def _raise_failure_of_draft(store: Store) -> None:
         return
     if failure["users_mistake"]:
         raise ConfigError(failure["line"]) from None
-    raise PeerFailedError(f"the draft worker could not start: {failure['line']}") from None
+    raise PeerFailedError(failure["line"]) from None

@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 
-from .draft import run_draft_process, supervise_draft
+from .draft import run_draft_rank
 from .follower import run_follower_process, supervise_follower
 from .job import Options
 from .lifetime import end_with_parent, exit_code_of, raise_on_signals
@@ -51,5 +51,5 @@ def _role(options: Options, place: Place) -> Callable[[Options, Place], int]:
     if place.rank == 0:
         return run_target_process
     if place.is_draft:
-        return run_draft_process if options.is_child else supervise_draft
+        return run_draft_rank
     return run_follower_process if options.is_child else supervise_follower

@@ -20,7 +20,7 @@ from amusd.child import command_of
 from amusd.child.fork_server import Channel, Orders, serve
 from amusd.child.lives import Ended, Lives
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import device_of
 from amusd.settings import from_mapping, to_mapping
@@ -29,8 +29,10 @@ from amusd.types import Role
 
 STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
-_FAILED, _USERS_MISTAKE, _TARGET_GONE = 1, 2, 3
+_FAILED, _USERS_MISTAKE, TARGET_GONE, _RANK_LOST = 1, 2, 3, 4
 """Exit codes of a draft that ends before its target has."""
+_RANKS = "ranks="
+"""Begins the line in which a draft says where it awaits its other ranks."""
 _WORK = "amusd.runtime.startup"
 
 
@@ -48,7 +50,7 @@ class DraftProcess:
         """`run_directories`: where the draft keeps its events, one for each run; none: nowhere.
 
         `work`: a module with `prepare_draft` and `run_draft` in place of amusd's own (the launcher's tests).
-        `tell_loss` gets one line for each draft that somebody else has killed.
+        `tell_loss` gets one line for each draft that somebody else has killed, or that has lost another of its ranks.
         """
         self._settings = {
             "config": to_mapping(config),
@@ -70,6 +72,23 @@ class DraftProcess:
         """Process id of the newest draft, or of the process that prepares for the first one; None before that."""
         with self._lock:
             return self._lives.pid
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether the newest draft does not run yet."""
+        return self._lives.is_preparing
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the newest draft; minus the signal that ended it; None while it runs."""
+        end = self._ended(0.0)
+        return None if end is None else end.code
+
+    @property
+    def ranks(self) -> str | None:
+        """Where the newest draft awaits its other ranks; None where it has none, or has not said so."""
+        with self._lock:
+            return _split(self._lives.said)[0]
 
     def prepare(self) -> None:
         """Have the first draft load before it is told where the target listens; does not wait."""
@@ -96,9 +115,10 @@ class DraftProcess:
         end = None if self._has_met else self._ended(0.0)
         if end is None or end.code not in (_FAILED, _USERS_MISTAKE):
             return None
-        if end.code == _USERS_MISTAKE and end.said:
-            return ConfigError(end.said)
-        reason = end.said or f"exit code {end.code}, for the reason above"
+        _, reason = _split(end.said)
+        if end.code == _USERS_MISTAKE and reason:
+            return ConfigError(reason)
+        reason = reason or f"exit code {end.code}, for the reason above"
         return PeerFailedError(f"the draft worker could not start: {reason}")
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
@@ -138,7 +158,8 @@ class DraftProcess:
             end = self._lives.ended(timeout)
             if end is not None and end is not self._last_end:
                 self._last_end = end
-                if end.code < 0 and not self._is_dismissed and self._tell_loss is not None:
+                is_told = end.code == _RANK_LOST or (end.code < 0 and not self._is_dismissed)
+                if is_told and self._tell_loss is not None:
                     self._tell_loss(_in_words(end))
             return end
 
@@ -147,9 +168,18 @@ def _in_words(end: Ended) -> str:
     who = f"the draft's process (pid {end.pid})"
     if end.code < 0:
         return f"{who} was killed by signal {-end.code}; if nobody sent it, see whether the memory is enough for both"
-    if end.said:
-        return f"{who} ended: {end.said}"
+    _, reason = _split(end.said)
+    if reason:
+        return f"{who} ends: {reason}"
     return f"{who} ended with exit code {end.code}; mend what it says on standard error, and start again"
+
+
+def _split(said: str) -> tuple[str | None, str]:
+    """What a draft has said: where it awaits its other ranks, and why it has ended."""
+    if not said.startswith(_RANKS):
+        return None, said
+    address, _, reason = said.removeprefix(_RANKS).partition("\n")
+    return address, reason
 
 
 def main() -> None:
@@ -162,7 +192,16 @@ def _prepare(settings: Orders) -> Any:
     """Load what all lives share; returns the settings with it, or None where each life loads for itself."""
     config = from_mapping(EngineConfig, settings["config"])
     if device_of(config, Role.DRAFT) == "cpu":
-        pin_to(cores_for(Role.DRAFT, settings["cores"], config.hardware))
+        num_ranks = config.target_tensor_parallel_size, config.draft_tensor_parallel_size
+        pin_to(
+            cores_for(
+                Role.DRAFT,
+                settings["cores"],
+                config.hardware,
+                num_target_ranks=num_ranks[0],
+                num_draft_ranks=num_ranks[1],
+            )
+        )
     return importlib.import_module(settings["work"]).prepare_draft(config)
 
 
@@ -173,13 +212,21 @@ def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> 
     directories = [Path(directory) for directory in settings["run_directories"]]
     run_draft = importlib.import_module(settings["work"]).run_draft
     config = from_mapping(EngineConfig, settings["config"])
+
+    def meet(ranks: str | None) -> Rendezvous:
+        if ranks is not None:
+            channel.say(f"{_RANKS}{ranks}\n")
+        return rendezvous
+
     try:
-        code: int = run_draft(config, directories, lambda _: rendezvous, orders["incarnation"], prepared)
+        code: int = run_draft(config, directories, meet, orders["incarnation"], prepared)
     except Exception as error:
         channel.say(str(error) or type(error).__name__)
         if isinstance(error, ConfigError):
             return _USERS_MISTAKE
+        if isinstance(error, RankLostError):
+            return _RANK_LOST
         if isinstance(error, PeerLostError):
-            return _TARGET_GONE  # which says why
+            return TARGET_GONE  # which says why
         raise
     return code

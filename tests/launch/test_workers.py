@@ -245,6 +245,12 @@ def test_torchrun_by_hand_does_the_same_job(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "workers.json").exists()
 
 
+def test_a_supervisor_under_torchrun_by_hand_that_is_stopped_goes_on_to_its_end(tmp_path: Path) -> None:
+    done = run(torchrun_command(FAKE, "prompt=supervisor is stopped", "run_dir=out"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "generate supervisor is stopped\n"
+
+
 def test_torchrun_by_hand_refuses_a_mistake_once_and_nobody_waits(tmp_path: Path) -> None:
     done = run(torchrun_command(FAKE, "promt=x"), tmp_path)
     assert done.returncode == 1  # torchrun's own
