@@ -19,8 +19,7 @@ from amusd.runtime.supervisor import TARGET_GONE, DraftProcess
 from amusd.types import Role
 
 from .devices import claim_hardware
-from .draft_ranks import address_of, gather_ranks
-from .drafts import BOTH_LOADED, await_rendezvous, pids_of
+from .drafts import BOTH_LOADED, address_of, await_rendezvous, gather_ranks, pids_of
 from .group import Group
 from .job import Options, own_transport, read_group, store_secret
 from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store

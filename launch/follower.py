@@ -18,8 +18,7 @@ from amusd.types import Role
 
 from .child import in_words, killer_of, live, lives_of
 from .devices import claim_hardware
-from .draft_ranks import addresses
-from .drafts import await_rendezvous
+from .drafts import addresses, await_rendezvous
 from .group import Group
 from .job import Options, follower_role, read_group, store_secret
 from .store import CONNECT_SECONDS, Place, Store, pid_of_rank

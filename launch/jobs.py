@@ -19,10 +19,9 @@ from amusd.files import write_whole
 from .devices import NCCL_SETTINGS, THREAD_VARIABLES
 from .group import Group, Job
 from .job import GROUP_FILE, PROMPTS_FILE, SEAL_FILE, Options
-from .outcome import Outcome, read_outcome
 from .process_tree import END_SECONDS, Ended, run_tree
 from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
-from .scratch import scratch_folder
+from .scratch import Outcome, read_outcome, scratch_folder
 from .terminal import tell
 
 _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PET_")

@@ -21,8 +21,7 @@ from .drafts import ChildDrafts, StoreDrafts
 from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
 from .lifetime import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
-from .outcome import tell_begin, tell_job_code
-from .scratch import is_left_over
+from .scratch import is_left_over, tell_begin, tell_job_code
 from .store import Place, Store, pid_of_rank
 from .terminal import tell, waiting_for
 
@@ -63,7 +62,7 @@ def _run_beside_child(options: Options, group: Group, drafts: ChildDrafts) -> in
         raise failure from None
 
 
-def run_target_process(options: Options, place: Place) -> int:
+def run_target_rank(options: Options, place: Place) -> int:
     """The same as rank 0, which all other ranks serve."""
     agent = os.getppid()
     try:
