@@ -14,6 +14,7 @@ from typing import Any
 
 from amusd.config import HardwareConfig, RunConfig
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
+from amusd.files import keep_traceback
 from amusd.types import Role
 
 from .devices import claim_hardware
@@ -178,7 +179,12 @@ def _do_jobs(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts) 
             drafts.record(job.run_directory)
             if group.standing is not None:
                 tell(group.standing.line(job.title, number, time.monotonic()))
-            ending = next(endings)
+            try:
+                ending = next(endings)
+            except Exception as error:
+                if not isinstance(error, ConfigError):
+                    keep_traceback(job.run_directory, Role.TARGET.value, error)
+                raise
             if isinstance(ending, ConfigError):
                 tell(str(ending))
                 ending = 2

@@ -21,6 +21,7 @@ from amusd.child.fork_server import Channel, Orders, serve
 from amusd.child.lives import Ended, Lives
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError
+from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import device_of
 from amusd.settings import from_mapping, to_mapping
@@ -221,12 +222,14 @@ def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> 
     try:
         code: int = run_draft(config, directories, meet, orders["incarnation"], prepared)
     except Exception as error:
-        channel.say(str(error) or type(error).__name__)
+        channel.say((str(error).splitlines() or [type(error).__name__])[0])
         if isinstance(error, ConfigError):
             return _USERS_MISTAKE
         if isinstance(error, RankLostError):
             return _RANK_LOST
         if isinstance(error, PeerLostError):
             return TARGET_GONE  # which says why
+        for directory in directories[:1]:
+            keep_traceback(directory, Role.DRAFT.value, error)
         raise
     return code

@@ -61,7 +61,14 @@ def test_a_bug_in_a_worker_shows_its_traceback_and_no_report_of_torchrun(tmp_pat
     assert done.returncode == 1
     assert "ValueError: a bug in the draft" in done.stderr
     assert done.stderr.splitlines()[-1] == "amusd: the draft worker could not start: a bug in the draft"
+    assert "ValueError: a bug in the draft" in (tmp_path / "out" / "draft_error.txt").read_text()
     assert "ChildFailedError" not in done.stderr
+
+
+def test_a_bug_in_the_target_is_kept_beside_its_run(tmp_path: Path) -> None:
+    done = run(amusd_command("generate", FAKE, "prompt=target crashes", "run_dir=out"), tmp_path)
+    assert done.returncode == 1
+    assert "ValueError: a bug in the target" in (tmp_path / "out" / "target_error.txt").read_text()
 
 
 def test_a_draft_that_ends_without_a_word_ends_the_run(tmp_path: Path) -> None:
