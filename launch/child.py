@@ -10,7 +10,7 @@ from pathlib import Path
 from amusd.child.lives import Ended, Lives
 
 from .job import Options
-from .lifetime import PEER_FAILED
+from .signals import PEER_FAILED
 
 _OWN = frozenset({PEER_FAILED, signal.SIGALRM})
 """Signals that end a worker because the run is over: nobody has to be told."""

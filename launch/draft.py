@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError
-from amusd.runtime.succession import FIRST_INCARNATION
+from amusd.runtime.draft_restart import FIRST_INCARNATION
 from amusd.runtime.supervisor import TARGET_GONE, DraftProcess
 from amusd.types import Role
 

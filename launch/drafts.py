@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import Any
 
 from amusd.errors import PeerLostError
-from amusd.runtime.succession import FIRST_INCARNATION
+from amusd.runtime.draft_restart import FIRST_INCARNATION
 from amusd.runtime.supervisor import DraftProcess
 from amusd.transport.base import Rendezvous
 
-from .lifetime import continue_if_stopped
 from .run_directory import write_workers
+from .signals import continue_if_stopped
 from .store import LOOK_SECONDS, Store
 from .terminal import waiting_for
 
@@ -73,7 +73,7 @@ class ChildDrafts(DraftProcess):
 
 @dataclass
 class StoreDrafts:
-    """The target's side. Satisfies `amusd.runtime.succession.DraftSource`."""
+    """The target's side. Satisfies `amusd.runtime.draft_restart.DraftSource`."""
 
     store: Store
     pids: Sequence[int]

@@ -12,8 +12,8 @@ from contextlib import suppress
 from amusd.child.fork_server import Channel, serve
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
+from amusd.runtime.draft_restart import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.runtime.seats import Seat, seats
-from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.types import Role
 
 from .child import in_words, killer_of, live, lives_of

@@ -10,8 +10,8 @@ from typing import Any
 
 from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
+from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.seats import Seat
-from amusd.runtime.succession import DraftSource
 from amusd.transport.curve import read_store_key
 
 from .group import Group, Job

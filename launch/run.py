@@ -29,8 +29,8 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
 from .draft import run_draft_rank
 from .follower import run_follower_process, supervise_follower
 from .job import Options
-from .lifetime import end_with_parent, exit_code_of, raise_on_signals
 from .scratch import tell_exit_code
+from .signals import end_with_parent, exit_code_of, raise_on_signals
 from .store import place_from_environment
 from .target import run_pair, run_target_rank
 

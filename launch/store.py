@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
 
-from .lifetime import watching
+from .signals import watching
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__

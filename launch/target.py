@@ -21,8 +21,8 @@ from .devices import claim_hardware
 from .drafts import ChildDrafts, StoreDrafts
 from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
-from .lifetime import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
 from .scratch import is_left_over, tell_begin, tell_job_code
+from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
 from .store import Place, Store, pid_of_rank
 from .terminal import tell, waiting_for
 

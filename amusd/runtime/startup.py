@@ -29,10 +29,10 @@ from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.seats import Seat, in_role, num_ranks_of
-from amusd.runtime.succession import FIRST_INCARNATION, LOOK_SECONDS, DraftSource, Succession
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.runs import RunsRecorder
@@ -75,8 +75,8 @@ def connect_target(
         drafts.tell(FIRST_INCARNATION, Rendezvous(listener.address, nonce, ranks))
         model, tokenizer = load()
         own, timeout_seconds = target_hello(model, tokenizer), config.startup_timeout_seconds
-        succession = (
-            Succession(drafts, lambda nonce: listen(config.transport, nonce), own, timeout_seconds)
+        restart = (
+            DraftRestart(drafts, lambda nonce: listen(config.transport, nonce), own, timeout_seconds)
             if can_listen_again(config.transport)
             else None
         )
@@ -84,30 +84,30 @@ def connect_target(
         try:
             peer = await_hello(link, own, timeout_seconds, drafts.ending)
         except PeerLostError as error:
-            if succession is None:
+            if restart is None:
                 raise
             link.close()
-            link, peer = _await_next(succession, error, deadline)
+            link, peer = _await_next(restart, error, deadline)
         drafts.met()
     except BaseException:
         link.close()
         raise
-    line = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, succession)
+    line = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
     return TargetWorker(model, recorder, line), tokenizer
 
 
-def _await_next(succession: Succession, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
+def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
     """Wait for the draft that takes the place of one that was lost before its Hello. Raises `PeerLostError`."""
-    succession.lost(str(loss))
+    restart.lost(str(loss))
     try:
-        while (found := succession.poll()) is None:
-            if succession.failure is not None:
-                raise PeerLostError(succession.failure) from loss
+        while (found := restart.poll()) is None:
+            if restart.failure is not None:
+                raise PeerLostError(restart.failure) from loss
             if time.monotonic() >= deadline:
                 raise loss
             time.sleep(LOOK_SECONDS)
     except BaseException:
-        succession.close()
+        restart.close()
         raise
     return found
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError, RankLostError
+from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftSource
 from amusd.runtime.seats import Seat
-from amusd.runtime.succession import FIRST_INCARNATION, DraftSource
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 from launch.run_directory import read_config

@@ -24,10 +24,10 @@ from amusd.engine import Engine
 from amusd.errors import PeerFailedError, PeerLostError
 from amusd.models.table import TableTokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
-from amusd.runtime import succession, supervisor
+from amusd.runtime import draft_restart, supervisor
+from amusd.runtime.draft_restart import MAX_RESTARTS
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import make_recorder
-from amusd.runtime.succession import MAX_RESTARTS
 from amusd.tracing.timeline import read_events
 from amusd.transport.memory import memory_pair
 from amusd.types import Mode, Role
@@ -99,7 +99,7 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
             started.append(self)
 
     monkeypatch.setattr(lives.subprocess, "Popen", Noted)
-    monkeypatch.setattr(succession, "BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
     before = num_descriptors()
     with pytest.raises(PeerLostError, match=r"the draft's process \(pid \d+\) ") as caught:
         Engine.start(config_of(kind))
