@@ -15,6 +15,7 @@ from typing import Any
 from amusd.config import HardwareConfig, RunConfig
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
 from amusd.files import keep_traceback
+from amusd.runtime.supervisor import STOP_SECONDS
 from amusd.types import Role
 
 from .devices import claim_hardware
@@ -29,6 +30,9 @@ from .terminal import tell, waiting_for
 _FAILURE_SECONDS = 1.0
 """After the link broke: how long the draft's own reason may take to arrive."""
 
+_INTERRUPTED_SECONDS = 0.3
+"""How long the draft may take to end by itself where a signal has ended the target, which has `GRACE_SECONDS`."""
+
 
 def run_pair(options: Options) -> int:
     """Run the target here and the draft in a child; return the exit code: the first of the jobs' that is not 0.
@@ -41,15 +45,19 @@ def run_pair(options: Options) -> int:
     directories = [job.run_directory for job in group.jobs]
     drafts = ChildDrafts(group.config.engine(), directories, work=options.roles, tell_loss=tell)
     drafts.prepare()  # while torch is imported here
+    patience = STOP_SECONDS
     try:
         hardware = claim_hardware(group.config, Role.TARGET, local_world_size=group.config.engine().num_ranks).hardware
         with _launcher_is_there(options, group, parent):
             return _run_beside_child(options, group.on(hardware), drafts)
+    except Interrupted:
+        patience = _INTERRUPTED_SECONDS
+        raise
     finally:
         pid = drafts.pid
         if pid is not None and end_if_stopped(pid):
             tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
-        drafts.stop()
+        drafts.stop(patience)
 
 
 def _run_beside_child(options: Options, group: Group, drafts: ChildDrafts) -> int:

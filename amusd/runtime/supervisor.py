@@ -127,7 +127,7 @@ class DraftProcess:
         if rendezvous is None:
             return
         if self._incarnation > 0:
-            self._end()
+            self._end(STOP_SECONDS)
         with self._lock:
             self._incarnation, self._is_dismissed = incarnation, False
             self._lives.prepare(self._settings)
@@ -142,15 +142,14 @@ class DraftProcess:
         with self._lock:
             self._is_dismissed = self._lives.kill() or self._is_dismissed
 
-    def stop(self) -> None:
-        """End the draft, and what it was forked from: wait for its own end, else kill it. Idempotent."""
-        self._end()
+    def stop(self, patience: float = STOP_SECONDS) -> None:
+        """End the draft, and what it was forked from. Kill it if it has not ended in `patience` seconds. Idempotent."""
+        self._end(patience)
         with self._lock:
             self._lives.close()
 
-    def _end(self) -> None:
-        patience = 0.0 if self._lives.is_preparing else STOP_SECONDS  # what still loads does not see its link end
-        if self._ended(patience) is None:
+    def _end(self, patience: float) -> None:
+        if self._ended(0.0 if self._lives.is_preparing else patience) is None:  # what still loads sees no link end
             self.dismiss()
             self._ended(STOP_SECONDS)
 
