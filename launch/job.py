@@ -11,7 +11,7 @@ from typing import Any
 from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.seats import Seat
+from amusd.runtime.rank_layout import RoleRank
 from amusd.transport.curve import read_store_key
 
 from .group import Group, Job
@@ -31,7 +31,7 @@ TargetRole = Callable[
     [str, Sequence[tuple[RunConfig, Path]], DraftSource],
     Generator["int | ConfigError", None, None],
 ]
-FollowerRole = Callable[[str, RunConfig, Seat, str], None]
+FollowerRole = Callable[[str, RunConfig, RoleRank, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.sampling.answer_text import AnswerText
-from amusd.sampling.equality import Acceptance, accept_equal
-from amusd.sampling.stopping import StopChecker, cut_at_stop, held_back
+from amusd.sampling.acceptance import Acceptance, accept_equal
+from amusd.sampling.stopping import AnswerText, StopChecker, cut_at_stop, held_back
 from amusd.types import FinishReason
 
 
