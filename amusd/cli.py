@@ -24,8 +24,8 @@ from amusd.models.embedded_target import embedded_target_path
 from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE, Record, answers_jsonl, prompts_csv
 from amusd.reporting.columns import row_name
 from amusd.reporting.comparison import write_comparison_page
+from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.startup import make_recorder
-from amusd.runtime.succession import DraftSource
 from amusd.tracing.accounting import time_fractions
 from amusd.tracing.timeline import read_timeline
 from amusd.types import Mode, Role

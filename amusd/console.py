@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
@@ -45,8 +47,9 @@ class Console:
             self._out.write(text)
             self._out.flush()
         except OSError as error:
+            has_left = isinstance(error, BrokenPipeError) or (error.errno == errno.EIO and _is_device(self._out))
             discard(self._out)
-            if not isinstance(error, BrokenPipeError):
+            if not has_left:
                 raise cannot_write("standard output", error) from None
 
     def _tell(self, text: str) -> None:
@@ -88,6 +91,14 @@ def standard_output() -> TextIO:
     if sys.stdout is None:
         raise ConfigError("standard output: closed; send it to /dev/null where nobody is to read it")
     return sys.stdout
+
+
+def _is_device(out: TextIO) -> bool:
+    """Whether it is a terminal, or was: one that is closed is none any more, and writing to it fails with EIO."""
+    try:
+        return stat.S_ISCHR(os.fstat(out.fileno()).st_mode)
+    except (OSError, ValueError):  # no file at all
+        return False
 
 
 def discard(out: TextIO) -> None:

@@ -32,9 +32,9 @@ from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, 
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.rank_layout import num_ranks_of
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
-from amusd.runtime.succession import DraftSource
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from amusd.errors import ConfigError
@@ -24,3 +26,14 @@ def write_whole(path: Path, text: str) -> None:
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:
     """What to tell the user of an output that failed: the disk is full, the folder read-only, the file too large."""
     return ConfigError(f"{path}: cannot be written ({error.strerror})")
+
+
+def keep_traceback(folder: Path, worker: str, error: BaseException) -> None:
+    """Write the traceback of what ended a worker to `WORKER_error.txt`; nothing where that cannot be written."""
+    with suppress(ConfigError):
+        write_whole(folder / error_file(worker), "".join(traceback.format_exception(error)))
+
+
+def error_file(worker: str) -> str:
+    """Name of the file in a run directory that says what ended this worker."""
+    return f"{worker}_error.txt"

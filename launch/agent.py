@@ -37,8 +37,7 @@ from torch.distributed.run import main as torchrun
 
 from amusd.errors import ConfigError
 
-from .outcome import read_outcome
-from .scratch import scratch_folder
+from .scratch import read_outcome, scratch_folder
 from .store import CONNECT_SECONDS, join_store, serve_store
 from .terminal import tell, waiting_for
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from amusd.child.lives import Ended, Lives
 
 from .job import Options
-from .lifetime import PEER_FAILED
+from .signals import PEER_FAILED
 
 _OWN = frozenset({PEER_FAILED, signal.SIGALRM})
 """Signals that end a worker because the run is over: nobody has to be told."""
@@ -24,9 +24,10 @@ def lives_of(options: Options) -> Lives:
     return Lives([sys.executable, str(Path(__file__).with_name("run.py")), *arguments])
 
 
-def live(lives: Lives, incarnation: int, *, is_first: bool = False) -> Ended:
-    """Start the next life, and wait for its end. `is_first`: no life of the draft has met the target yet."""
-    lives.start({"incarnation": incarnation, "is_first": is_first})
+def live(lives: Lives) -> Ended:
+    """Start the next life, and wait for its end."""
+    lives.prepare({})
+    lives.start({})
     end = lives.ended(None)
     assert end is not None, "there is no deadline"
     return end

@@ -5,7 +5,6 @@ Which role that is stands in the configuration, which the supervisor does not kn
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from contextlib import suppress
@@ -13,14 +12,13 @@ from contextlib import suppress
 from amusd.child.fork_server import Channel, serve
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
+from amusd.runtime.draft_restart import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.runtime.rank_layout import RoleRank, rank_layout
-from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.types import Role
 
 from .child import in_words, killer_of, live, lives_of
 from .devices import claim_hardware
-from .draft_ranks import addresses
-from .drafts import await_rendezvous
+from .drafts import addresses, await_rendezvous
 from .group import Group
 from .job import Options, follower_role, read_group, store_secret
 from .store import CONNECT_SECONDS, Place, Store, pid_of_rank
@@ -41,8 +39,8 @@ def supervise_follower(options: Options, place: Place) -> int:
     own: RoleRank | None = None
     num_unmet = 0
     lives = lives_of(options)
-    for number in itertools.count(1):
-        end = live(lives, number)
+    while True:
+        end = live(lives)
         killer = killer_of(end)
         if end.said:
             role, _, rank = end.said.partition(" ")
@@ -62,12 +60,11 @@ def supervise_follower(options: Options, place: Place) -> int:
             tell(f"{own} ended {num_unmet} times before it could start; the target stays alone")
             return 0
         time.sleep(num_unmet * _BACK_OFF_SECONDS)
-    raise AssertionError("there is always another life")
 
 
 def run_follower_process(options: Options, place: Place) -> int:
     """Compute until the first rank ends; return the exit code. Raises what the rank raises, after it was reported."""
-    return serve(lambda _: None, lambda channel, _orders, _prepared: _follow(options, place, channel))
+    return serve(lambda _: None, lambda channel, _settings, _orders, _prepared: _follow(options, place, channel))
 
 
 def _follow(options: Options, place: Place, channel: Channel) -> int:

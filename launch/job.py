@@ -10,9 +10,8 @@ from typing import Any
 
 from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
+from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.rank_layout import RoleRank
-from amusd.runtime.succession import DraftSource
-from amusd.transport.base import Rendezvous
 from amusd.transport.curve import read_store_key
 
 from .group import Group, Job
@@ -33,7 +32,6 @@ TargetRole = Callable[
     Generator["int | ConfigError", None, None],
 ]
 FollowerRole = Callable[[str, RunConfig, RoleRank, str], None]
-DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[str | None], Rendezvous], int, Any], int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +46,8 @@ class Options:
     """Where the first rank tells its launcher how it went; with it, ranks exit with 0 and torchrun stays silent."""
     roles: str | None = None
     """A module with `run_target`, `run_follower` and `run_draft` in place of amusd's own (the launcher's tests)."""
+    starts_draft: bool = False
+    """This is the target of a pair on one machine, and no rank: it starts the draft."""
     is_child: bool = False
     """This is the process that does a rank's work, or that forks those which do; its parent is on standard input."""
     overrides: tuple[str, ...] = ()
@@ -59,6 +59,7 @@ class Options:
             "--group-file": self.group_file,
             "--outcome-file": self.outcome_file,
             "--roles": self.roles,
+            "--starts-draft": "yes" if self.starts_draft else None,
             "--is-child": "yes" if self.is_child else None,
         }
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
@@ -72,6 +73,7 @@ class Options:
             "--group-file": Path,
             "--outcome-file": Path,
             "--roles": str,
+            "--starts-draft": lambda text: text == "yes",
             "--is-child": lambda text: text == "yes",
         }
         rest = list(arguments)
@@ -137,14 +139,3 @@ def follower_role(module: str | None) -> FollowerRole:
     """The function that is another rank of a role than the first."""
     role: FollowerRole = importlib.import_module(module or "amusd.runtime.startup").run_follower
     return role
-
-
-def draft_role(module: str | None) -> DraftRole:
-    """The function that is the draft."""
-    role: DraftRole = importlib.import_module(module or "amusd.runtime.startup").run_draft
-    return role
-
-
-def prepare_draft(module: str | None, config: RunConfig) -> Any:
-    """What each life of the draft, forked from this process, gets as its last argument; None: each is a process."""
-    return importlib.import_module(module or "amusd.runtime.startup").prepare_draft(config.engine())

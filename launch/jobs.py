@@ -1,24 +1,27 @@
-"""A group of jobs: their pair of workers under torchrun, and what its end means for the exit code of each."""
+"""A group of jobs: the workers that do them, and what their end means for the exit code of each.
+
+A pair of two processes is started as `Engine.launch` does: the target here, which starts its draft. Where a role has
+several ranks, torchrun starts them.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from amusd.config import RunConfig
 from amusd.files import write_whole
 
-from .devices import THREAD_VARIABLES
+from .devices import NCCL_SETTINGS, THREAD_VARIABLES
 from .group import Group, Job
 from .job import GROUP_FILE, PROMPTS_FILE, SEAL_FILE, Options
-from .outcome import Outcome, read_outcome
 from .process_tree import END_SECONDS, Ended, run_tree
 from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
-from .scratch import scratch_folder
+from .scratch import Outcome, read_outcome, scratch_folder
 from .terminal import tell
 
 _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PET_")
@@ -52,22 +55,36 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
     """
     with scratch_folder() as folder:
         group_file, outcome_file = folder / GROUP_FILE, folder / "outcome"
-        options = Options(group_file=group_file, command=group.command, outcome_file=outcome_file, roles=roles)
-        write_whole(group_file, group.without_prompts().to_text())
+        is_pair = group.config.engine().num_ranks == 2
+        options = Options(
+            group_file=group_file,
+            command=group.command,
+            outcome_file=outcome_file,
+            roles=roles,
+            starts_draft=is_pair,
+        )
         write_whole(folder / PROMPTS_FILE, group.to_text())
-        (folder / SEAL_FILE).write_bytes(secrets.token_bytes(32))
+        if not is_pair:
+            write_whole(group_file, group.without_prompts().to_text())
+            (folder / SEAL_FILE).write_bytes(secrets.token_bytes(32))
         ended = run_tree(
-            _torchrun(group.config, options.arguments(), folder),
+            _command(group.config, options, folder),
             _environment(group.config),
             lambda: read_outcome(outcome_file).is_whole(len(group.jobs)),
             quiet=json_only,
+            asks_root=is_pair,
         )
         told = read_outcome(outcome_file)
     if ended.stuck:
         pids = ", ".join(map(str, ended.stuck))
         tell(f"processes that had not ended {END_SECONDS:g} s after the result were killed (pid {pids})")
     if ended.signum is None and not told.is_whole(len(group.jobs)):
-        tell(f"the workers ended without a result (torchrun: {ended.exit_code}); what they said is above")
+        if is_pair and ended.exit_code == -signal.SIGALRM:
+            tell("the target's process was asked to end, and took too long")
+        elif is_pair and ended.exit_code < 0:
+            tell(f"the target's process was killed by {signal.Signals(-ended.exit_code).name}")
+        who = "the workers" if is_pair else f"torchrun (exit code {ended.exit_code})"
+        tell(f"{who} ended without a result; what they said is above")
         for partial in (job.run_directory / PARTIAL_FILE for job in group.jobs):
             if partial.exists():
                 tell(f"what there was of the answer is in {partial}")
@@ -92,19 +109,22 @@ def _exit_codes(ended: Ended, told: Outcome, num_jobs: int) -> tuple[int, ...]:
     if told.exit_code == 2 and 2 not in codes:  # what no job could work with
         return (*codes, *[2] * num_left)
     if told.num_begun > len(codes) or not codes:
-        return (*codes, told.exit_code or ended.exit_code or 1)
+        return (*codes, told.exit_code or max(ended.exit_code, 1))
     return codes
 
 
-def _torchrun(config: RunConfig, arguments: Sequence[str], scratch: Path) -> list[str]:
+def _command(config: RunConfig, options: Options, scratch: Path) -> list[str]:
+    agent, entry = (str(Path(__file__).with_name(name)) for name in ("agent.py", "run.py"))
+    if options.starts_draft:
+        return [sys.executable, entry, *options.arguments()]
     flags = ["--nnodes=1", f"--nproc-per-node={config.engine().num_ranks}", f"--log-dir={scratch}"]
     rendezvous = ["--rdzv-backend=amusd", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    agent, entry = (str(Path(__file__).with_name(name)) for name in ("agent.py", "run.py"))
-    return [sys.executable, agent, *flags, *rendezvous, entry, *arguments]
+    return [sys.executable, agent, *flags, *rendezvous, entry, *options.arguments()]
 
 
 def _environment(config: RunConfig) -> dict[str, str]:
-    """Ours, less what an outer torchrun left in it; threads as configured."""
+    """Ours, less what an outer torchrun left in it; threads as configured, and NCCL's settings where it is the link."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_AN_OUTER_TORCHRUN)}
     threads = {name: str(config.hardware.num_threads) for name in THREAD_VARIABLES}
-    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | kept | threads
+    nccl = NCCL_SETTINGS if config.transport.kind == "nccl" else {}
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | kept | threads | nccl

@@ -135,11 +135,11 @@ def _run(arguments: Arguments, console: Console) -> int:
 
         return doctor(config, mps_folder())
     if command == "bench":
-        from .bench import run_bench
+        from .commands import run_bench
 
         return run_bench(config)
     if command == "simulate":
-        from .simulate import run_simulation
+        from .commands import run_simulation
 
         return run_simulation(config)
     from amusd.workload import prompts_of
@@ -199,7 +199,7 @@ def _trace(arguments: Arguments, console: Console) -> int:
     folder = Path(folders[0])
     from amusd.trace import trace
 
-    from .report import refresh_report, traces_of_sweep
+    from .commands import refresh_report, traces_of_sweep
 
     commands = traces_of_sweep(folder)
     if commands:

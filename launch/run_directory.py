@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without type
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from amusd.files import cannot_write, write_whole
+from amusd.files import cannot_write, error_file, write_whole
 from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE
 from amusd.settings import from_mapping, to_mapping
 
@@ -35,6 +35,8 @@ SUMMARY_FILE = "sweep.json"
 """In the folder of a sweep, whose jobs are runs in numbered folders."""
 EVENTS_FOLDER = "events"
 WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
+_ERROR_FILES = (error_file("target"), error_file("draft"))
+"""What ended a worker that failed."""
 _MADE_FROM_A_RUN = (ANSWERS_FILE, PROMPTS_FILE, "map.svg", "report.html", "timeline.svg", "trace.json")
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE)
 
@@ -88,7 +90,10 @@ def claim_folder(folder: Path) -> Path:
 
 def clear_run(directory: Path) -> None:
     """Delete what an interrupted run has left, so that the folder can be used again. Other files stay."""
-    files = [directory / name for name in (*WRITTEN_BEFORE_ANY_TOKEN, RESULT_FILE, PARTIAL_FILE, *_MADE_FROM_A_RUN)]
+    files = [
+        directory / name
+        for name in (*WRITTEN_BEFORE_ANY_TOKEN, RESULT_FILE, PARTIAL_FILE, *_ERROR_FILES, *_MADE_FROM_A_RUN)
+    ]
     for path in [*files, *(directory / EVENTS_FOLDER).glob("*.jsonl")]:
         path.unlink(missing_ok=True)
     if (directory / EVENTS_FOLDER).is_dir():
@@ -97,7 +102,7 @@ def clear_run(directory: Path) -> None:
 
 def discard_run(directory: Path) -> None:
     """Take back what was written for a run that was refused before any token; one that has results stays whole."""
-    kept = (RESULT_FILE, PARTIAL_FILE)
+    kept = (RESULT_FILE, PARTIAL_FILE, *_ERROR_FILES)
     if any((directory / name).exists() for name in kept) or any((directory / EVENTS_FOLDER).iterdir()):
         return
     for name in WRITTEN_BEFORE_ANY_TOKEN:

@@ -12,10 +12,9 @@ import json
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
 
+from .signals import watching
+
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
 
 CONNECT_SECONDS = 60.0
-_WATCH_SECONDS = 0.25
-_JOIN_SECONDS = 1.0
-"""How long a store that does not answer holds up the end of a watch."""
+_LAST_TRY_SECONDS = 1.0
 _SEAL_LENGTH = 2 * hashlib.sha256().digest_size
 LOOK_SECONDS = 0.02
 """How often it is looked whether one of several values is there."""
@@ -153,32 +152,16 @@ class Store:
     def _seal(self, name: str, text: str) -> str:
         return hmac.new(self._secret, f"{self._namespace}/{name}\0{text}".encode(), hashlib.sha256).hexdigest()
 
-    @contextmanager
-    def watching(self, name: str, react: Callable[[], None]) -> Iterator[None]:
-        """While inside: call `react`, once and in another thread, when the value appears or the store is lost.
+    def watching(self, name: str, react: Callable[[], None]) -> AbstractContextManager[None]:
+        """While inside: call `react`, once and in another thread, when the value appears or the store is lost."""
 
-        The thread has ended when it is left, unless the store does not answer.
-        """
-        over = threading.Event()
+        def is_there_or_lost() -> bool:
+            try:
+                return self.has(name)
+            except PeerLostError:
+                return True
 
-        def watch() -> None:
-            while not over.wait(_WATCH_SECONDS):
-                try:
-                    if not self.has(name):
-                        continue
-                except PeerLostError:
-                    pass
-                if not over.is_set():
-                    react()
-                return
-
-        thread = threading.Thread(target=watch, name=f"watch-{name}", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join(_JOIN_SECONDS)
+        return watching(is_there_or_lost, react, name)
 
 
 def serve_store(address: str, port: int) -> TCPStore:
@@ -204,7 +187,7 @@ def join_store(address: str, port: int, *, listener: int | None = None) -> TCPSt
         port,
         is_master=listener is not None,
         master_listen_fd=listener,
-        timeout=timedelta(seconds=max(_JOIN_SECONDS, deadline - time.monotonic())),
+        timeout=timedelta(seconds=max(_LAST_TRY_SECONDS, deadline - time.monotonic())),
         wait_for_workers=False,
     )
 

@@ -1,37 +1,78 @@
-"""Rank 0: prepares the jobs for all ranks, runs the target, and hears of others that cannot start."""
+"""The target's process: does the jobs, with a draft that it starts itself, or beside other ranks under torchrun.
+
+As a rank it prepares the jobs for all others, and hears of those that cannot start.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 from amusd.config import HardwareConfig, RunConfig
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
+from amusd.files import keep_traceback
+from amusd.runtime.supervisor import STOP_SECONDS
 from amusd.types import Role
 
 from .devices import claim_hardware
-from .drafts import StoreDrafts
+from .drafts import ChildDrafts, StoreDrafts
 from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
-from .lifetime import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread
-from .outcome import tell_begin, tell_job_code
-from .scratch import is_left_over
+from .scratch import is_left_over, tell_begin, tell_job_code
+from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
 from .store import Place, Store, pid_of_rank
 from .terminal import tell, waiting_for
 
 _FAILURE_SECONDS = 1.0
 """After the link broke: how long the draft's own reason may take to arrive."""
 
+_INTERRUPTED_SECONDS = 0.3
+"""How long the draft may take to end by itself where a signal has ended the target, which has `GRACE_SECONDS`."""
 
-def run_target_process(options: Options, place: Place) -> int:
-    """Run the target to its end; return its exit code: the first of its jobs' that is not 0.
+
+def run_pair(options: Options) -> int:
+    """Run the target here and the draft in a child; return the exit code: the first of the jobs' that is not 0.
 
     Raises `ConfigError` for the user's mistakes (the draft's included), `PeerFailedError` when the draft could not
     start, and what the target raises.
     """
+    parent = os.getppid()
+    group = prepare_group(options)
+    directories = [job.run_directory for job in group.jobs]
+    drafts = ChildDrafts(group.config.engine(), directories, work=options.roles, tell_loss=tell)
+    drafts.prepare()  # while torch is imported here
+    patience = STOP_SECONDS
+    try:
+        hardware = claim_hardware(group.config, Role.TARGET, local_world_size=group.config.engine().num_ranks).hardware
+        with _launcher_is_there(options, group, parent):
+            return _run_beside_child(options, group.on(hardware), drafts)
+    except Interrupted:
+        patience = _INTERRUPTED_SECONDS
+        raise
+    finally:
+        pid = drafts.pid
+        if pid is not None and end_if_stopped(pid):
+            tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
+        drafts.stop(patience)
+
+
+def _run_beside_child(options: Options, group: Group, drafts: ChildDrafts) -> int:
+    try:
+        with watching(lambda: drafts.start_failure() is not None, interrupt_main_thread, "draft"):
+            return _do_jobs(options, group, drafts)
+    except (Interrupted, PeerError) as error:
+        failure = drafts.start_failure()
+        if failure is None or (isinstance(error, Interrupted) and error.signum != PEER_FAILED):
+            raise
+        raise failure from None
+
+
+def run_target_rank(options: Options, place: Place) -> int:
+    """The same as rank 0, which all other ranks serve."""
     agent = os.getppid()
     try:
         group = prepare_group(options)
@@ -44,12 +85,19 @@ def run_target_process(options: Options, place: Place) -> int:
         raise
     if options.group_file is None:
         tell(f"run directory: {group.jobs[0].run_directory}")
-    try:
+    with _launcher_is_there(options, group, agent):
         return _run(options, place, group, hardware)
+
+
+@contextmanager
+def _launcher_is_there(options: Options, group: Group, parent: int) -> Iterator[None]:
+    """Where the process that has started this one, `parent`, or the command behind it has gone: say so, and end."""
+    try:
+        yield
     except (Interrupted, PeerLostError):
         if options.group_file is not None and is_left_over(options.group_file.parent):
             tell(f"the amusd command is gone, and its run with it; what was measured so far is in {group.folder}")
-        elif os.getppid() == agent:
+        elif os.getppid() == parent:
             raise
         raise Interrupted(signal.SIGTERM) from None
 
@@ -69,6 +117,8 @@ def _run(options: Options, place: Place, group: Group, hardware: HardwareConfig)
         if place.local_world_size == place.world_size:
             for pid in filter(end_if_stopped, drafts.pids):
                 tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
+            with suppress(PeerLostError):
+                drafts.go_on()
 
 
 def _await_draft(place: Place, store: Store, timeout: float) -> list[int]:
@@ -127,7 +177,7 @@ def _run_beside_others(options: Options, group: Group, drafts: StoreDrafts, stor
     return code
 
 
-def _do_jobs(options: Options, group: Group, drafts: StoreDrafts) -> int:
+def _do_jobs(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts) -> int:
     """One job after another, until one fails other than by its user's mistake: the pair is spent then."""
     runs = [(job.config, job.run_directory) for job in group.jobs]
     first_code = 0
@@ -137,7 +187,12 @@ def _do_jobs(options: Options, group: Group, drafts: StoreDrafts) -> int:
             drafts.record(job.run_directory)
             if group.standing is not None:
                 tell(group.standing.line(job.title, number, time.monotonic()))
-            ending = next(endings)
+            try:
+                ending = next(endings)
+            except Exception as error:
+                if not isinstance(error, ConfigError):
+                    keep_traceback(job.run_directory, Role.TARGET.value, error)
+                raise
             if isinstance(ending, ConfigError):
                 tell(str(ending))
                 ending = 2
@@ -163,4 +218,4 @@ def _raise_failure_of_draft(store: Store) -> None:
         return
     if failure["users_mistake"]:
         raise ConfigError(failure["line"]) from None
-    raise PeerFailedError(f"the draft worker could not start: {failure['line']}") from None
+    raise PeerFailedError(failure["line"]) from None

@@ -12,8 +12,8 @@ from runtime.pair import TIMEOUT_SECONDS, decoding
 
 from amusd.compare import Comparison, Contestant, run_comparison
 from amusd.config import RunConfig
-from amusd.runtime import succession
-from amusd.runtime.succession import MAX_RESTARTS, Succession
+from amusd.runtime import draft_restart
+from amusd.runtime.draft_restart import MAX_RESTARTS, DraftRestart
 from amusd.settings import from_mapping
 from amusd.types import Mode
 from amusd.workload import user_prompt
@@ -67,7 +67,7 @@ def test_a_draft_that_was_lost_is_there_again_before_anything_else_is_measured()
 
 
 def test_a_draft_that_cannot_come_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "BACK_OFF_SECONDS", 0.001)
+    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.001)
     comparison, notes, pair = compare(dict.fromkeys(range(2, 20), MUTE))
     assert alone(comparison) == [0, NUM_TOKENS, NUM_TOKENS]
     assert notes == [WAITING]
@@ -75,7 +75,7 @@ def test_a_draft_that_cannot_come_back_is_not_waited_for(monkeypatch: pytest.Mon
 
 
 def test_the_wait_has_a_deadline_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Succession, "poll", lambda _: None)
+    monkeypatch.setattr(DraftRestart, "poll", lambda _: None)
     comparison, notes, _ = compare({}, startup_timeout_seconds=0.3)
     assert alone(comparison) == [0, NUM_TOKENS, NUM_TOKENS]
     assert notes == [WAITING, "no draft came within 0.3 seconds; what follows is measured without one"]

@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class Channel:
     """What this process says to its parent, and hears of it."""
 
     def orders(self) -> Iterator[Orders]:
-        """Of one life after another, until the parent hangs up."""
+        """The settings, then the orders of one life after another, until the parent hangs up."""
         with os.fdopen(os.dup(_STANDARD_INPUT), encoding="utf-8") as lines, suppress(ConnectionError):
             for line in lines:
                 yield json.loads(line)
@@ -64,26 +65,33 @@ class Channel:
         threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def serve(prepare: Callable[[Orders], T | None], live: Callable[[Channel, Orders, T | None], int]) -> int:
+Life = Callable[[Channel, Orders, Orders, T | None], int]
+"""Does the work of one life: gets settings, orders and what was prepared; returns an exit code."""
+
+
+def serve(prepare: Callable[[Orders], T | None], live: Life[T]) -> int:
     """Run `live` for each line of orders, and return the exit code of this process.
 
-    `prepare` gets the first ones; what it returns is what every life is given, each in a process forked from this one.
-    If that is None, this process runs the first life itself, and returns what it returns.
+    `prepare` gets the first line, the settings; what it returns is what every life is given, each in a process forked
+    from this one. If that is None, this process runs the first life itself, and returns what it returns.
     """
     channel = Channel()
-    prepared: T | None = None
-    for orders in channel.orders():
+    lines = channel.orders()
+    settings = next(lines, None)
+    if settings is None:
+        return 0
+    prepared = prepare(settings)
+    if prepared is not None:
+        gc.collect()
+        gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
+    for orders in lines:
         if prepared is None:
-            prepared = prepare(orders)
-            if prepared is None:
-                channel.report(pid=os.getpid())
-                return live(channel, orders, None)
-            gc.collect()
-            gc.freeze()  # or a collection in a life would write to, and so copy, all that it shares
+            channel.report(pid=os.getpid())
+            return live(channel, settings, orders, None)
         _refuse_after_cuda()
         pid = os.fork()
         if pid == 0:
-            _run(channel, live, orders, prepared)
+            _run(channel, partial(live, channel, settings, orders, prepared))
         channel.report(pid=pid, ended=_await_end(channel, pid))
     return 0
 
@@ -95,12 +103,12 @@ def _refuse_after_cuda() -> None:
         raise RuntimeError("what was prepared has initialised CUDA, and a process that has must not be forked")
 
 
-def _run(channel: Channel, live: Callable[[Channel, Orders, T | None], int], orders: Orders, prepared: T) -> None:
+def _run(channel: Channel, live: Callable[[], int]) -> None:
     """The whole of a forked life. What its parent meant to do at its own end is not done here."""
     code = 1
     try:
         channel.report(pid=os.getpid())  # first, so that nobody has met a life that cannot be named
-        code = live(channel, orders, prepared)
+        code = live()
     except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
         traceback.print_exc()
     finally:

@@ -2,7 +2,7 @@
 
 What the two say to each other, each a line of JSON over a socket that is the child's standard input:
 
-    parent: the orders of the next life (`start`)
+    parent: settings, once (`prepare`); then the orders of each life (`start`)
     child:  {"pid": of that life}, {"said": a text}, {"pid", "ended": exit code, or minus the signal that ended it}
 
 A forked life reports its own exit code, and the server reports it again; so a server that is stopped or killed holds
@@ -12,6 +12,7 @@ nothing up. The end of the socket is the end of them all. `fork_server.py` is th
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -20,10 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 _EXIT_SECONDS = 5.0
 """How long a process may take to go whose every descriptor is closed, or that was killed."""
+_REPORT_SECONDS = 1.0
+"""How long a server may take to tell that a life was killed; one that a signal has stopped never does."""
 _CHUNK_BYTES = 65_536
 
 
@@ -39,7 +43,7 @@ class Ended:
 
 
 class Lives:
-    """One life at a time. The server is started with the first one, and again if it was lost."""
+    """One life at a time, each from a server that is started again if it was lost."""
 
     def __init__(self, command: Sequence[str], *, is_quiet: bool = False) -> None:
         """`command`: starts a process that calls `serve`. `is_quiet`: its standard output is dropped."""
@@ -51,6 +55,7 @@ class Lives:
         self._pid: int | None = None
         self._said = ""
         self._end: Ended | None = None
+        self._report_due = math.inf
 
     @property
     def pid(self) -> int | None:
@@ -58,25 +63,44 @@ class Lives:
         self.ended(0.0)
         return self._pid or (None if self._server is None else self._server.pid)
 
+    @property
+    def said(self) -> str:
+        """All that the newest life has written with `Channel.say` so far."""
+        self.ended(0.0)
+        return self._said
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether there is a server, and no life of it yet."""
+        return self._server is not None and self._pid is None
+
+    def prepare(self, settings: Mapping[str, Any]) -> None:
+        """Start the server, which loads what `settings` say, unless there is one; does not wait for it."""
+        if self._channel is not None and self._server is not None and self._server.poll() is None:
+            return
+        self._start_server()
+        self._pid, self._end = None, None
+        self._send(settings)
+
     def start(self, orders: Mapping[str, Any]) -> None:
-        """The next life; does not wait for it. The last one has ended."""
-        if self._channel is None or self._server is None or self._server.poll() is not None:
-            self._start_server()
-        assert self._channel is not None
-        self._pid, self._said, self._end = None, "", None
-        self._channel.settimeout(None)
-        with suppress(OSError):  # the server has just ended, which `ended` finds
-            self._channel.sendall(json.dumps(orders).encode() + b"\n")
+        """The next life of a server that prepares or has prepared; does not wait for it. The last one has ended."""
+        self._pid, self._said, self._end, self._report_due = None, "", None, math.inf
+        self._send(orders)
 
     def ended(self, timeout: float | None) -> Ended | None:
         """How the newest life has ended, once it has; None when it has not within `timeout` seconds (0 polls)."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while self._channel is not None and self._end is None:
-            self._channel.settimeout(_left(deadline))
+            if time.monotonic() >= self._report_due and self._server is not None:
+                self._report_due = math.inf
+                self._server.kill()
+            self._channel.settimeout(_left(min(deadline, self._report_due)))
             try:
                 data = self._channel.recv(_CHUNK_BYTES)
             except (BlockingIOError, TimeoutError):
-                return None
+                if time.monotonic() >= deadline:
+                    return None
+                continue
             except ConnectionError:
                 data = b""
             if data:
@@ -91,15 +115,18 @@ class Lives:
             self._end = Ended(pid=self._pid or self._server.pid, code=code, said=self._said)
         return self._end
 
-    def kill(self) -> None:
-        """Kill the newest life, or the server that prepares for it; does not wait."""
+    def kill(self) -> bool:
+        """Kill the newest life, or the server that prepares for it; does not wait. Returns whether it still ran."""
         if self._server is None or self.ended(0.0) is not None:
-            return
+            return False
+        did_run = _runs(self._pid or self._server.pid)
         if self._pid is None:
             self._server.kill()
         else:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
+            self._report_due = time.monotonic() + _REPORT_SECONDS
+        return did_run
 
     def close(self) -> None:
         """End the server, and a life that has not ended. Idempotent."""
@@ -122,6 +149,12 @@ class Lives:
             theirs.close()
         self._unread = b""
 
+    def _send(self, values: Mapping[str, Any]) -> None:
+        assert self._channel is not None, "a server was started"
+        self._channel.settimeout(None)
+        with suppress(OSError):  # the server has just ended, which `ended` finds
+            self._channel.sendall(json.dumps(values).encode() + b"\n")
+
     def _hang_up(self) -> None:
         if self._channel is not None:
             self._channel.close()
@@ -138,5 +171,16 @@ class Lives:
                 self._end = Ended(pid=report["pid"], code=report["ended"], said=self._said)
 
 
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+def _runs(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended; True also where the system does not tell."""
+    if not Path("/proc/self/stat").exists():
+        return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def _left(deadline: float) -> float | None:
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())

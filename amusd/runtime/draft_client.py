@@ -1,7 +1,7 @@
 """The target's client of its draft: whether one is there, what it is told, and what it says.
 
 Nothing here waits for an acknowledgement. A draft that is slow, wrong or gone costs time, never a token. One that is
-gone is replaced (`succession.py`), and the next one is told what is committed by then.
+gone is replaced (`draft_restart.py`), and the next one is told what is committed by then.
 
 A draft that says nothing is waited for `max_silence_seconds` in all, and then no more until it is heard again: one that
 is stopped costs one pause. It is told again at longer and longer intervals, since a message may have been lost and the
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from amusd.errors import PeerLostError, PeerProtocolError
 from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Progress, Shutdown
 from amusd.protocol.target_session import Reception
+from amusd.runtime.draft_restart import DraftRestart, last_line
 from amusd.runtime.handshake import told
-from amusd.runtime.succession import Succession, last_line
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.sampling.acceptance import ProbabilityRow, unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
@@ -75,7 +75,7 @@ class DraftClient:
     peer: Hello | None = None
     round_trip_seconds: float = 0.0
     """What the link itself adds to every answer of the draft; it does not count as silence."""
-    succession: Succession | None = None
+    succession: DraftRestart | None = None
     """Where the next draft comes from; None: a lost one is not replaced."""
     failure: str | None = None
     """Why no draft is used any more, once that has happened."""

@@ -28,10 +28,10 @@ from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.rank_layout import RoleRank, in_role, num_ranks_of
-from amusd.runtime.succession import FIRST_INCARNATION, LOOK_SECONDS, DraftSource, Succession
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder, RunsRecorder
 from amusd.transport.base import Rendezvous, Transport
@@ -73,8 +73,8 @@ def connect_target(
         drafts.tell(FIRST_INCARNATION, Rendezvous(listener.address, nonce, ranks))
         model, tokenizer = load()
         own, timeout_seconds = target_hello(model, tokenizer), config.startup_timeout_seconds
-        succession = (
-            Succession(drafts, lambda nonce: listen(config.transport, nonce), own, timeout_seconds)
+        restart = (
+            DraftRestart(drafts, lambda nonce: listen(config.transport, nonce), own, timeout_seconds)
             if can_listen_again(config.transport)
             else None
         )
@@ -82,30 +82,30 @@ def connect_target(
         try:
             peer = await_hello(link, own, timeout_seconds, drafts.ending)
         except PeerLostError as error:
-            if succession is None:
+            if restart is None:
                 raise
             link.close()
-            link, peer = _await_next(succession, error, deadline)
+            link, peer = _await_next(restart, error, deadline)
         drafts.met()
     except BaseException:
         link.close()
         raise
-    line = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, succession)
+    line = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
     return TargetWorker(model, recorder, line), tokenizer
 
 
-def _await_next(succession: Succession, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
+def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
     """Wait for the draft that takes the place of one that was lost before its Hello. Raises `PeerLostError`."""
-    succession.lost(str(loss))
+    restart.lost(str(loss))
     try:
-        while (found := succession.poll()) is None:
-            if succession.failure is not None:
-                raise PeerLostError(succession.failure) from loss
+        while (found := restart.poll()) is None:
+            if restart.failure is not None:
+                raise PeerLostError(restart.failure) from loss
             if time.monotonic() >= deadline:
                 raise loss
             time.sleep(LOOK_SECONDS)
     except BaseException:
-        succession.close()
+        restart.close()
         raise
     return found
 
@@ -214,7 +214,7 @@ def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
 
 
 def run_draft(
-    config: RunConfig,
+    config: EngineConfig,
     run_directories: Sequence[Path],
     await_rendezvous: Callable[[str | None], Rendezvous],
     incarnation: int = FIRST_INCARNATION,
@@ -226,11 +226,10 @@ def run_draft(
     `await_rendezvous` is told where this process awaits the draft's other ranks, if there are any. `drafters`: from
     `prepare_draft`. Whatever goes wrong is reported to the target and raised.
     """
-    engine = config.engine()
-    leader = make_leader(engine, Role.DRAFT)
+    leader = make_leader(config, Role.DRAFT)
     try:
         rendezvous = await_rendezvous(None if leader is None else leader.address)
-        serve_draft(engine, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, leader, drafters)
+        serve_draft(config, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, leader, drafters)
     finally:
         if leader is not None:
             leader.close()

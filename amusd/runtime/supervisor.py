@@ -1,4 +1,4 @@
-"""Starts, replaces and ends the draft as a child process of the target's: how `Engine.launch` makes a pair from Python.
+"""Starts, replaces and ends the draft as a child process of the target's: from Python, and by the `amusd` command.
 
 Where it can, the child loads the draft once and forks a process for each of its lives (`amusd.child`), so that one that
 is lost is replaced within a tenth of a second. All of them end with the process that has started the child.
@@ -6,77 +6,132 @@ is lost is replaced within a tenth of a second. All of them end with the process
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from amusd.child import command_of
 from amusd.child.fork_server import Channel, Orders, serve
 from amusd.child.lives import Ended, Lives
 from amusd.config import EngineConfig
-from amusd.drafters.factory import LoadedDrafters
-from amusd.errors import ConfigError, PeerLostError
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError
+from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import device_of
-from amusd.runtime.startup import make_recorder, prepare_draft, serve_draft
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
-_TARGET_GONE, _USERS_MISTAKE = 1, 2
-"""Exit codes of a draft whose end the target explains."""
+_FAILED, _USERS_MISTAKE, TARGET_GONE, _RANK_LOST = 1, 2, 3, 4
+"""Exit codes of a draft that ends before its target has."""
+_RANKS = "ranks="
+"""Begins the line in which a draft says where it awaits its other ranks."""
+_WORK = "amusd.runtime.startup"
 
 
 class DraftProcess:
-    """One child process that drafts, at a time. Satisfies `DraftSource`."""
+    """One child process that drafts, at a time. Satisfies `DraftSource`; may be asked from several threads."""
 
-    def __init__(self, config: EngineConfig, run_directories: Sequence[Path] = ()) -> None:
-        """`run_directories`: where the draft keeps its events, one for each run; none: nowhere."""
-        self._config = config
-        self._run_directories = [str(directory.absolute()) for directory in run_directories]
+    def __init__(
+        self,
+        config: EngineConfig,
+        run_directories: Sequence[Path] = (),
+        *,
+        work: str | None = None,
+        tell_loss: Callable[[str], None] | None = None,
+    ) -> None:
+        """`run_directories`: where the draft keeps its events, one for each run; none: nowhere.
+
+        `work`: a module with `prepare_draft` and `run_draft` in place of amusd's own (the launcher's tests).
+        `tell_loss` gets one line for each draft that somebody else has killed, or that has lost another of its ranks.
+        """
+        self._settings = {
+            "config": to_mapping(config),
+            "run_directories": [str(directory.absolute()) for directory in run_directories],
+            "work": work or _WORK,
+            "cores": allowed_cores(),  # before the target keeps to its own
+        }
         self._lives = Lives(command_of(__name__), is_quiet=True)
+        self._lock = threading.RLock()
         self._incarnation = 0
         self._has_met = False
+        self._is_dismissed = False
+        """Whether this object has killed the newest draft."""
+        self._tell_loss = tell_loss
+        self._last_end: Ended | None = None
 
     @property
     def pid(self) -> int | None:
         """Process id of the newest draft, or of the process that prepares for the first one; None before that."""
-        return self._lives.pid
+        with self._lock:
+            return self._lives.pid
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether the newest draft does not run yet."""
+        return self._lives.is_preparing
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the newest draft; minus the signal that ended it; None while it runs."""
+        end = self._ended(0.0)
+        return None if end is None else end.code
+
+    @property
+    def ranks(self) -> str | None:
+        """Where the newest draft awaits its other ranks; None where it has none, or has not said so."""
+        with self._lock:
+            return _split(self._lives.said)[0]
+
+    def prepare(self) -> None:
+        """Have the first draft load before it is told where the target listens; does not wait."""
+        with self._lock:
+            self._lives.prepare(self._settings)
 
     def newest(self) -> int:
         """The draft that runs; one more once it has ended.
 
         Raises `PeerLostError` where it ended by itself before any draft was ready: so would the next one.
         """
-        end = self._lives.ended(0.0)
+        end = self._ended(0.0)
         if end is not None and end.code >= 0 and not self._has_met:
             raise PeerLostError(_in_words(end))
         return self._incarnation + (self._incarnation == 0 or end is not None)
 
     def ending(self, timeout: float, /) -> str | None:
         """See `DraftSource`."""
-        end = self._lives.ended(timeout)
+        end = self._ended(timeout)
         return None if end is None else _in_words(end)
+
+    def start_failure(self) -> ConfigError | PeerFailedError | None:
+        """Why no draft can start; None while one may, once one was ready, and where the link's end tells it."""
+        end = None if self._has_met else self._ended(0.0)
+        if end is None or end.code not in (_FAILED, _USERS_MISTAKE):
+            return None
+        _, reason = _split(end.said)
+        if end.code == _USERS_MISTAKE and reason:
+            return ConfigError(reason)
+        reason = reason or f"exit code {end.code}, for the reason above"
+        return PeerFailedError(f"the draft worker could not start: {reason}")
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Start the draft; does not wait for it. Its standard error is the caller's."""
         if rendezvous is None:
             return
-        self._end()  # it has ended, unless it is the first
-        self._incarnation = incarnation
-        self._lives.start(
-            {
-                "config": to_mapping(self._config),
-                "rendezvous": asdict(rendezvous),
-                "incarnation": incarnation,
-                "run_directories": self._run_directories,
-            }
-        )
+        if self._incarnation > 0:
+            self._end(STOP_SECONDS)
+        with self._lock:
+            self._incarnation, self._is_dismissed = incarnation, False
+            self._lives.prepare(self._settings)
+            self._lives.start({"rendezvous": asdict(rendezvous), "incarnation": incarnation})
 
     def met(self) -> None:
         """See `DraftSource`."""
@@ -84,24 +139,47 @@ class DraftProcess:
 
     def dismiss(self) -> None:
         """Kill the draft; `newest` tells when it has ended."""
-        self._lives.kill()
+        with self._lock:
+            self._is_dismissed = self._lives.kill() or self._is_dismissed
 
-    def stop(self) -> None:
-        """End the draft, and what it was forked from: wait for its own end, else kill it. Idempotent."""
-        self._end()
-        self._lives.close()
+    def stop(self, patience: float = STOP_SECONDS) -> None:
+        """End the draft, and what it was forked from. Kill it if it has not ended in `patience` seconds. Idempotent."""
+        self._end(patience)
+        with self._lock:
+            self._lives.close()
 
-    def _end(self) -> None:
-        if self._lives.ended(STOP_SECONDS) is None:
-            self._lives.kill()
-            self._lives.ended(STOP_SECONDS)
+    def _end(self, patience: float) -> None:
+        if self._ended(0.0 if self._lives.is_preparing else patience) is None:  # what still loads sees no link end
+            self.dismiss()
+            self._ended(STOP_SECONDS)
+
+    def _ended(self, timeout: float) -> Ended | None:
+        with self._lock:
+            end = self._lives.ended(timeout)
+            if end is not None and end is not self._last_end:
+                self._last_end = end
+                is_told = end.code == _RANK_LOST or (end.code < 0 and not self._is_dismissed)
+                if is_told and self._tell_loss is not None:
+                    self._tell_loss(_in_words(end))
+            return end
 
 
 def _in_words(end: Ended) -> str:
     who = f"the draft's process (pid {end.pid})"
     if end.code < 0:
         return f"{who} was killed by signal {-end.code}; if nobody sent it, see whether the memory is enough for both"
+    _, reason = _split(end.said)
+    if reason:
+        return f"{who} ends: {reason}"
     return f"{who} ended with exit code {end.code}; mend what it says on standard error, and start again"
+
+
+def _split(said: str) -> tuple[str | None, str]:
+    """What a draft has said: where it awaits its other ranks, and why it has ended."""
+    if not said.startswith(_RANKS):
+        return None, said
+    address, _, reason = said.removeprefix(_RANKS).partition("\n")
+    return address, reason
 
 
 def main() -> None:
@@ -110,22 +188,47 @@ def main() -> None:
     sys.exit(serve(_prepare, _live))
 
 
-def _prepare(orders: Orders) -> LoadedDrafters | None:
-    config = from_mapping(EngineConfig, orders["config"])
+def _prepare(settings: Orders) -> Any:
+    """Load what all lives share; returns the settings with it, or None where each life loads for itself."""
+    config = from_mapping(EngineConfig, settings["config"])
     if device_of(config, Role.DRAFT) == "cpu":
-        pin_to(cores_for(Role.DRAFT, allowed_cores(), config.hardware))
-    return prepare_draft(config)
+        num_ranks = config.target_tensor_parallel_size, config.draft_tensor_parallel_size
+        pin_to(
+            cores_for(
+                Role.DRAFT,
+                settings["cores"],
+                config.hardware,
+                num_target_ranks=num_ranks[0],
+                num_draft_ranks=num_ranks[1],
+            )
+        )
+    return importlib.import_module(settings["work"]).prepare_draft(config)
 
 
-def _live(channel: Channel, orders: Orders, prepared: LoadedDrafters | None) -> int:
+def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:
+    """Draft until the target is done; return the exit code. Tells the parent why it ends before that."""
     channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
-    config = from_mapping(EngineConfig, orders["config"])
     rendezvous = Rendezvous(**orders["rendezvous"])
-    recorder = make_recorder(Role.DRAFT, [Path(directory) for directory in orders["run_directories"]])
+    directories = [Path(directory) for directory in settings["run_directories"]]
+    run_draft = importlib.import_module(settings["work"]).run_draft
+    config = from_mapping(EngineConfig, settings["config"])
+
+    def meet(ranks: str | None) -> Rendezvous:
+        if ranks is not None:
+            channel.say(f"{_RANKS}{ranks}\n")
+        return rendezvous
+
     try:
-        serve_draft(config, rendezvous, recorder, orders["incarnation"], drafters=prepared)
-    except ConfigError:
-        return _USERS_MISTAKE  # the target has been told, and says so
-    except PeerLostError:
-        return _TARGET_GONE  # which says why
-    return 0
+        code: int = run_draft(config, directories, meet, orders["incarnation"], prepared)
+    except Exception as error:
+        channel.say((str(error).splitlines() or [type(error).__name__])[0])
+        if isinstance(error, ConfigError):
+            return _USERS_MISTAKE
+        if isinstance(error, RankLostError):
+            return _RANK_LOST
+        if isinstance(error, PeerLostError):
+            return TARGET_GONE  # which says why
+        for directory in directories[:1]:
+            keep_traceback(directory, Role.DRAFT.value, error)
+        raise
+    return code

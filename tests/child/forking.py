@@ -22,7 +22,7 @@ def prepare(orders: Orders) -> list[int] | None:
     return None if sys.argv[1] == "nothing" else [os.getpid()]
 
 
-def live(channel: Channel, orders: Orders, prepared: list[int] | None) -> int:
+def live(channel: Channel, _settings: Orders, orders: Orders, prepared: list[int] | None) -> int:
     if orders.get("leaves"):
         channel.on_hang_up(lambda: os._exit(0))
     channel.say(f"prepared by {prepared}")

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,8 +38,13 @@ def started(prepares: str = "something") -> Iterator[Lives]:
         lives.close()
 
 
+def start(lives: Lives, orders: Mapping[str, object]) -> None:
+    lives.prepare({})
+    lives.start(orders)
+
+
 def end_of(lives: Lives, **orders: object) -> Ended:
-    lives.start({"what": "end", "code": 0, **orders})
+    start(lives, {"what": "end", "code": 0, **orders})
     end = lives.ended(SECONDS)
     assert end is not None
     return end
@@ -47,7 +52,7 @@ def end_of(lives: Lives, **orders: object) -> Ended:
 
 def await_life(lives: Lives) -> int:
     """Start one that waits; return its process id once it does."""
-    lives.start({"what": "wait", "code": 0})
+    start(lives, {"what": "wait", "code": 0})
     return await_fork(lives)
 
 
@@ -83,7 +88,7 @@ def test_each_life_is_a_process_of_its_own_with_what_was_prepared_once() -> None
 def test_where_nothing_is_prepared_each_life_is_the_process_itself() -> None:
     with started("nothing") as lives:
         ends = [end_of(lives, code=code) for code in (3, 0)]
-        lives.start({"what": "wait", "code": 0})
+        start(lives, {"what": "wait", "code": 0})
         os.kill(lives.pid or 0, signal.SIGKILL)
         killed = lives.ended(SECONDS)
     assert [(end.code, end.said) for end in ends] == [(3, "prepared by None"), (0, "prepared by None")]
@@ -126,7 +131,7 @@ def test_a_server_that_is_lost_between_two_lives_is_replaced() -> None:
 
 def test_a_life_goes_on_when_its_server_is_lost_and_its_end_is_noticed() -> None:
     with started() as lives:
-        lives.start({"what": "wait", "code": 0})
+        start(lives, {"what": "wait", "code": 0})
         server = lives.pid
         assert server is not None
         life = await_fork(lives)
@@ -145,6 +150,20 @@ def test_the_end_of_a_life_is_known_though_its_server_is_stopped_or_lost(what: s
         assert end_of(lives, what=what, code=3).code == 3
 
 
+def test_a_life_that_is_killed_while_its_server_is_stopped_is_followed_by_another() -> None:
+    with started() as lives:
+        start(lives, {"what": "wait", "code": 0})
+        server = lives.pid
+        assert server is not None
+        await_fork(lives)
+        os.kill(server, signal.SIGSTOP)
+        lives.kill()
+        end = lives.ended(SECONDS)
+        assert end is not None
+        assert end.code == -signal.SIGKILL
+        assert end_of(lives, code=4).code == 4
+
+
 def test_the_server_reports_the_end_of_a_life_again_and_the_next_one_is_not_taken_for_it() -> None:
     with started() as lives:
         ends = [end_of(lives, code=code) for code in range(5)]
@@ -154,7 +173,7 @@ def test_the_server_reports_the_end_of_a_life_again_and_the_next_one_is_not_take
 
 def test_one_that_still_prepares_can_be_killed() -> None:
     with started("slow") as lives:
-        lives.start({"what": "wait", "code": 0})
+        start(lives, {"what": "wait", "code": 0})
         server = lives.pid
         lives.kill()
         end = lives.ended(SECONDS)
@@ -181,7 +200,7 @@ def test_no_life_outlives_the_end_of_its_parents_line(is_stopped: bool) -> None:
 
 def test_one_whose_server_is_lost_leaves_with_the_parent_where_it_said_so() -> None:
     with started() as lives:
-        lives.start({"what": "wait", "code": 0, "leaves": True})
+        start(lives, {"what": "wait", "code": 0, "leaves": True})
         server = lives.pid
         assert server is not None
         handle = os.pidfd_open(await_fork(lives))

@@ -26,8 +26,8 @@ from amusd.policies.base import Policy
 from amusd.policies.fixed import BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.protocol.target_session import TargetSession
+from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.succession import FIRST_INCARNATION, Succession
 from amusd.runtime.target_sequence import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
@@ -213,7 +213,7 @@ class Simulation:
             vocab_size=VOCAB_SIZE,
             link=link,
             peer=peer,
-            succession=Succession(self.drafts, self._listen, own, HANDSHAKE_SECONDS),
+            succession=DraftRestart(self.drafts, self._listen, own, HANDSHAKE_SECONDS),
             world=self.world,
             weather=self.weather,
             watch=self.watch,

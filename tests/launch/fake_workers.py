@@ -13,8 +13,8 @@ from pathlib import Path
 
 from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError, RankLostError
+from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftSource
 from amusd.runtime.rank_layout import RoleRank
-from amusd.runtime.succession import FIRST_INCARNATION, DraftSource
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 from launch.run_directory import read_config
@@ -40,7 +40,7 @@ def run_target(
         yield (
             _run_by_seed(command, config, run_directory)
             if config.prompt == "by seed"
-            else _run(command, config, run_directory)
+            else _run(command, config, run_directory, drafts)
         )
 
 
@@ -64,18 +64,20 @@ def _run_by_seed(command: str, config: RunConfig, run_directory: Path) -> int | 
     return 0
 
 
-def _run(command: str, config: RunConfig, run_directory: Path) -> int:
+def _run(command: str, config: RunConfig, run_directory: Path, drafts: DraftSource) -> int:
     workers = json.loads((run_directory / "workers.json").read_text())
     if config.prompt == "ignore signals":
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
     try:
-        return _act(command, config, run_directory, workers)
+        return _act(command, config, run_directory, workers, drafts)
     finally:
         (run_directory / "result.json").write_text(json.dumps({"workers": workers}))
 
 
-def _act(command: str, config: RunConfig, run_directory: Path, workers: dict[str, list[int]]) -> int:
+def _act(
+    command: str, config: RunConfig, run_directory: Path, workers: dict[str, list[int]], drafts: DraftSource
+) -> int:
     sys.stdout.write(f"{command} {config.prompt}\n")
     sys.stdout.flush()
     if config.prompt == "target crashes":
@@ -86,7 +88,7 @@ def _act(command: str, config: RunConfig, run_directory: Path, workers: dict[str
         threading.Event().wait(DEADLINE_SECONDS)
     if config.prompt == "draft is killed":
         while Path(f"/proc/{workers['draft'][0]}").exists():
-            os.sched_yield()
+            drafts.ending(0.0)  # its parent has to look, or it stays as a zombie
     if config.prompt in COME_BACK:
         _await_file(run_directory / "second")
     if config.prompt == "torchrun is stopped":
@@ -135,7 +137,7 @@ def prepare_draft(_config: EngineConfig) -> None:
 
 
 def run_draft(
-    config: RunConfig,
+    config: EngineConfig,
     run_directories: Sequence[Path],
     await_rendezvous: Callable[[str | None], Rendezvous],
     incarnation: int = 1,

@@ -15,8 +15,8 @@ from amusd.cli import run_target as run_real_target
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
 from amusd.protocol.messages import Hello
+from amusd.runtime.draft_restart import DraftRestart, DraftSource
 from amusd.runtime.startup import prepare_draft, run_draft, run_follower
-from amusd.runtime.succession import DraftSource, Succession
 from amusd.transport.base import Transport
 
 __all__ = ["prepare_draft", "run_draft", "run_follower", "run_target"]
@@ -29,18 +29,18 @@ _LOOK_SECONDS = 0.02
 def run_target(
     command: str, runs: Sequence[tuple[RunConfig, Path]], drafts: DraftSource
 ) -> Generator[int | ConfigError, None, None]:
-    poll = Succession.poll
+    poll = DraftRestart.poll
     num_passes = 0
 
-    def wait(succession: Succession) -> tuple[Transport, Hello] | None:
+    def wait(restart: DraftRestart) -> tuple[Transport, Hello] | None:
         nonlocal num_passes
         num_passes += 1
         if num_passes <= PASSES_ALONE:
             return None
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while (found := poll(succession)) is None and succession.failure is None and time.monotonic() < deadline:
+        while (found := poll(restart)) is None and restart.failure is None and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
         return found
 
-    with patch.object(Succession, "poll", wait):
+    with patch.object(DraftRestart, "poll", wait):
         yield from run_real_target(command, runs, drafts)

@@ -231,7 +231,7 @@ def test_a_missing_gpu_is_one_line_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
     pretend_gpus(monkeypatch, 0)
-    monkeypatch.setattr("launch.bench.set_threads", lambda _number: None)
+    monkeypatch.setattr("launch.commands.set_threads", lambda _number: None)
     assert main([command, "hardware=one_gpu", f"run_dir={tmp_path / 'out'}"]) == 2
     output = capsys.readouterr()
     assert output.err.startswith("amusd: hardware.devices=['cuda:0', 'cuda:0']: torch finds no GPU")

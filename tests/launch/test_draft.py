@@ -1,19 +1,24 @@
-"""The supervisor of the draft: which ends the target hears of from it, and which make it start another process."""
+"""The rank that starts drafts: what the target hears of them from it, and which ends make it start another one."""
 
 from __future__ import annotations
 
-import signal
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from amusd.child.lives import Ended
-from amusd.runtime.succession import MAX_RESTARTS
+from amusd.config import RunConfig
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError
+from amusd.runtime.supervisor import TARGET_GONE
+from amusd.transport.base import Rendezvous
 from launch import draft
-from launch.draft import supervise_draft
+from launch.draft import run_draft_rank
+from launch.group import Group, Job
 from launch.job import Options
-from launch.lifetime import PEER_FAILED
 from launch.store import Place
+
+GROUP = Group(command="generate", jobs=(Job(config=RunConfig(), run_directory=Path("/nowhere")),))
 
 
 def place(*, is_away: bool) -> Place:
@@ -24,88 +29,116 @@ def place(*, is_away: bool) -> Place:
 
 
 class Told:
-    """A store that nobody reads."""
+    """A store in which the target wants `num_wanted` drafts, has met each, and has not finished."""
 
     values: dict[str, Any]
+    num_wanted: int
+    has_met: bool
 
     def __init__(self, *_: object) -> None: ...
 
     def put(self, name: str, value: object) -> None:
         self.values[name] = value
 
+    def get(self, _name: str, _timeout: float) -> str:
+        return GROUP.to_text()
+
+    def has(self, name: str) -> bool:
+        return name.startswith("met/") and self.has_met
+
+    def await_any(self, names: Sequence[str], _timeout: float | None) -> str:
+        return names[-1]  # `dismissed`
+
+
+class Drafts:
+    """Ends with these codes, one draft after another."""
+
+    codes: Sequence[int]
+    started: list[int]
+    pid, ranks, is_preparing, exit_code = 7, None, False, 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._has_met = False
+
+    def prepare(self) -> None: ...
+
+    def tell(self, incarnation: int, _rendezvous: Rendezvous) -> None:
+        self.started.append(incarnation)
+        self.exit_code = self.codes[min(incarnation, len(self.codes)) - 1]
+
+    def ending(self, _timeout: float) -> str:
+        return "it has ended"
+
+    def met(self) -> None:
+        self._has_met = True
+
+    def start_failure(self) -> ConfigError | PeerFailedError | None:
+        if self._has_met or self.exit_code not in (1, 2):
+            return None
+        return PeerFailedError("out of luck") if self.exit_code == 1 else ConfigError("out of models")
+
+    def stop(self) -> None: ...
+
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    Told.values = {}
+def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rendezvous(store: Told, incarnation: int, _timeout: float) -> Rendezvous | None:
+        return Rendezvous("ipc:///nowhere", 1) if incarnation <= store.num_wanted else None
+
+    Told.values, Told.num_wanted, Told.has_met, Drafts.started = {}, 9, True, []
     monkeypatch.setattr(draft, "Store", Told)
-    monkeypatch.setattr(draft, "_BACK_OFF_SECONDS", 0.0)
-    return Told.values
-
-
-def ends_with(monkeypatch: pytest.MonkeyPatch, *codes: int, said: str = "") -> list[int]:
-    """Lives that end with these, one after another; returns the list of those that were started."""
-    started: list[int] = []
-
-    def live(_lives: object, incarnation: int, *, is_first: bool) -> Ended:
-        assert is_first == (incarnation == 1 or not said)
-        started.append(incarnation)
-        return Ended(pid=7, code=codes[min(incarnation, len(codes)) - 1], said=said)
-
-    monkeypatch.setattr(draft, "live", live)
-    return started
+    monkeypatch.setattr(draft, "DraftProcess", Drafts)
+    monkeypatch.setattr(draft, "await_rendezvous", rendezvous)
+    monkeypatch.setattr(draft, "claim_hardware", lambda config, *_, **__: config)
 
 
 @pytest.mark.parametrize(
-    ("is_away", "code", "said", "line"),
+    ("code", "failure"),
     [
-        (False, 1, "", "exit code 1, for the reason above"),
-        (True, 1, "", None),
-        (False, 1, "reported", None),
-        (False, 2, "", None),
-        (False, 0, "", None),
+        (1, {"users_mistake": False, "line": "out of luck"}),
+        (2, {"users_mistake": True, "line": "out of models"}),
     ],
 )
-def test_the_target_hears_of_a_first_process_that_could_not_tell_it_itself(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], is_away: bool, code: int, said: str, line: str | None
-) -> None:
-    started = ends_with(monkeypatch, code, said=said)
-    supervise_draft(Options(), place(is_away=is_away))
-    assert started == [1]
-    assert told == ({} if line is None else {"draft_failure": {"users_mistake": False, "line": line}})
+def test_the_target_hears_why_a_first_draft_could_not_start(code: int, failure: dict[str, object]) -> None:
+    Drafts.codes, Told.has_met = [code], False
+    assert run_draft_rank(Options(), place(is_away=False)) == 0
+    with pytest.raises((ConfigError, PeerFailedError)):  # nobody else says so there
+        run_draft_rank(Options(), place(is_away=True))
+    assert Drafts.started == [1, 1]
+    assert Told.values["draft_failure"] == failure
 
 
-@pytest.mark.parametrize("is_away", [False, True])
-@pytest.mark.parametrize("code", [-9, -15, 128 + 15])
-def test_one_that_is_killed_before_it_is_ready_is_followed_so_many_times_and_then_the_target_hears_of_it(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], is_away: bool, code: int
-) -> None:
-    started = ends_with(monkeypatch, code)
-    supervise_draft(Options(), place(is_away=is_away))
-    assert started == list(range(1, MAX_RESTARTS + 2))
-    line = f"killed by signal {9 if code == -9 else 15}, as {MAX_RESTARTS} before it"
-    assert told == {"draft_failure": {"users_mistake": False, "line": line}}
-
-
-def test_one_whose_run_is_over_is_followed_by_none(monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]) -> None:
-    for code in (0, 128 + PEER_FAILED, -signal.SIGALRM):
-        assert ends_with(monkeypatch, code, said="met") == []
-        supervise_draft(Options(), place(is_away=False))
-    assert told == {}
-
-
-@pytest.mark.parametrize(("is_away", "code"), [(False, 0), (True, 1)])
-def test_only_without_the_target_its_code_is_that_of_the_machine(
-    monkeypatch: pytest.MonkeyPatch, is_away: bool, code: int
-) -> None:
-    ends_with(monkeypatch, 1)
-    assert supervise_draft(Options(), place(is_away=is_away)) == code
+def test_one_that_returns_is_followed_by_none() -> None:
+    Drafts.codes = [0]
+    assert run_draft_rank(Options(), place(is_away=False)) == 0
+    assert Drafts.started == [1]
+    assert "draft_failure" not in Told.values
 
 
 def test_one_that_had_met_the_target_is_followed_until_one_is_wanted_no_more(
-    monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    started = ends_with(monkeypatch, -9, 1, 3, 0, said="met")
-    assert supervise_draft(Options(), place(is_away=False)) == 0
-    assert started == [1, 2, 3, 4]
-    assert told == {}
-    assert "rank 1, pid 7) was killed by signal 9" in capsys.readouterr().err
+    Drafts.codes, Told.num_wanted = [-9, 1, 2, TARGET_GONE, -9], 5
+    assert run_draft_rank(Options(), place(is_away=True)) == 0
+    assert Drafts.started == [1, 2, 3, 4, 5]
+    assert "draft_failure" not in Told.values
+    assert Told.values["draft_pids/5"] == [7]
+    assert "the target has finished, and so has this draft" in capsys.readouterr().err
+
+
+def test_one_whose_link_has_ended_with_the_run_is_followed_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    Drafts.codes = [TARGET_GONE]
+    monkeypatch.setattr(Told, "await_any", lambda _store, names, _timeout: names[0])
+    assert run_draft_rank(Options(), place(is_away=False)) == 0
+    assert Drafts.started == [1]
+
+
+def test_a_store_that_is_gone_ends_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> bool:
+        raise PeerLostError("the store is gone")
+
+    Drafts.codes = [-9]
+    monkeypatch.setattr(Told, "has", lost)
+    assert run_draft_rank(Options(), place(is_away=False)) == 0
+    with pytest.raises(PeerLostError):
+        run_draft_rank(Options(), place(is_away=True))

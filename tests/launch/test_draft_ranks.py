@@ -147,7 +147,7 @@ def test_the_draft_is_replaced_as_a_whole_whichever_rank_is_killed(tmp_path: Pat
     code, errors = running.end()
     assert code == 0, errors
     if rank == 0:
-        assert f"the draft worker (rank 2, pid {killed}) was killed by signal 9" in errors
+        assert f"the draft's process (pid {killed}) was killed by signal 9" in errors
     else:
         assert f"rank 1 of the draft (pid {killed}) was killed by signal 9" in errors
         assert "the draft was lost once (amusd.errors.RankLostError: rank 1 of the draft is gone)" in errors

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launch.jobs import _exit_codes
-from launch.outcome import Outcome, read_outcome, tell_begin, tell_exit_code, tell_job_code
 from launch.process_tree import Ended
+from launch.scratch import Outcome, read_outcome, tell_begin, tell_exit_code, tell_job_code
 
 
 def test_what_rank_0_tells_is_read_at_any_time(tmp_path: Path) -> None:

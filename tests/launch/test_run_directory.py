@@ -11,8 +11,8 @@ from full_disk import files_of_at_most
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
+from launch.commands import refresh_report
 from launch.main import main
-from launch.report import refresh_report
 from launch.run_directory import (
     choose_folder,
     claim_folder,

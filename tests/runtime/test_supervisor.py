@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -22,10 +23,10 @@ from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, TransportC
 from amusd.engine import Engine
 from amusd.errors import PeerFailedError, PeerLostError
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
-from amusd.runtime import succession, supervisor
+from amusd.runtime import draft_restart, supervisor
+from amusd.runtime.draft_restart import MAX_RESTARTS
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import make_recorder
-from amusd.runtime.succession import MAX_RESTARTS
 from amusd.testing.memory import memory_pair
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.timeline import read_events
@@ -40,8 +41,8 @@ sys.path.insert(0, {str(PACKAGE.parent)!r})
 from amusd.config import TransportConfig
 from amusd.transport.base import Rendezvous
 from amusd.transport.factory import connect
-orders = json.loads(sys.stdin.readline())
-link = connect(TransportConfig(kind=orders["config"]["transport"]["kind"]), Rendezvous(**orders["rendezvous"]))
+settings, orders = (json.loads(sys.stdin.readline()) for _ in range(2))
+link = connect(TransportConfig(kind=settings["config"]["transport"]["kind"]), Rendezvous(**orders["rendezvous"]))
 os._exit(5)
 """
 
@@ -98,7 +99,7 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
             started.append(self)
 
     monkeypatch.setattr(lives.subprocess, "Popen", Noted)
-    monkeypatch.setattr(succession, "BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
     before = num_descriptors()
     with pytest.raises(PeerLostError, match=r"the draft's process \(pid \d+\) ") as caught:
         Engine.start(config_of(kind))
@@ -157,7 +158,7 @@ def test_the_child_takes_the_package_that_it_lies_in_and_all_else_as_usual(tmp_p
     done = subprocess.run(
         [sys.executable, str(tmp_path / "amusd" / "child" / "run.py"), supervisor.__name__],
         env={**os.environ, "PYTHONPATH": str(own), "PYTHONSAFEPATH": is_safe},
-        stdin=subprocess.DEVNULL,
+        input=json.dumps({"config": {}, "run_directories": [], "work": "amusd.runtime.startup", "cores": [0]}) + "\n",
         capture_output=True,
         text=True,
         timeout=240,

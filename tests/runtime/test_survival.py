@@ -21,8 +21,8 @@ from runtime.pair import PacedModel, decoding
 from amusd.config import DecodingConfig
 from amusd.errors import PeerLostError
 from amusd.policies.observer import Observer
-from amusd.runtime import succession
-from amusd.runtime.succession import MAX_RESTARTS
+from amusd.runtime import draft_restart
+from amusd.runtime.draft_restart import MAX_RESTARTS
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import Mode
 
@@ -80,7 +80,7 @@ def test_a_first_draft_that_is_killed_before_it_is_ready_is_replaced(links_folde
 
 
 def test_drafts_of_which_none_gets_ready_end_the_start(links_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "BACK_OFF_SECONDS", 0.01)
+    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
     lives = dict.fromkeys(range(1, MAX_RESTARTS + 3), MUTE)
     expected = pytest.raises(PeerLostError, match=f"^{MAX_RESTARTS} restarts in a row .*: .* ended with -9$")
     with expected, survivor("shared_memory", lives):
@@ -174,7 +174,7 @@ def test_a_draft_that_comes_back_with_another_tokenizer_is_refused_in_one_line()
 
 @pytest.mark.parametrize("life", [MUTE, CRASHING])
 def test_after_some_fruitless_restarts_the_target_stays_alone(monkeypatch: pytest.MonkeyPatch, life: str) -> None:
-    monkeypatch.setattr(succession, "BACK_OFF_SECONDS", 0.001)
+    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.001)
     with survivor("zeromq", dict.fromkeys(range(2, 20), life)) as pair:
         pair.await_help(SCHEDULES[0])
         pair.answer(SCHEDULES[0], 5, pair.kill)

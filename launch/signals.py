@@ -12,7 +12,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
@@ -27,6 +28,9 @@ GRACE_SECONDS_AFTER_PEER = 10.0
 PEER_FAILED = signal.SIGUSR1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, PEER_FAILED)
 _PR_SET_PDEATHSIG = 1
+_WATCH_SECONDS = 0.25
+_JOIN_SECONDS = 1.0
+"""How long what is watched may hold up the end of a watch."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -102,6 +106,30 @@ def interrupt_main_thread() -> None:
         signal.pthread_kill(identity, PEER_FAILED)
 
 
+@contextmanager
+def watching(is_there: Callable[[], bool], react: Callable[[], None], name: str) -> Iterator[None]:
+    """While inside: call `react`, once and in another thread, when `is_there` says so.
+
+    The thread has ended when it is left, unless `is_there` does not return.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_WATCH_SECONDS):
+            if is_there():
+                if not over.is_set():
+                    react()
+                return
+
+    thread = threading.Thread(target=watch, name=f"watch-{name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_JOIN_SECONDS)
+
+
 def end_if_stopped(pid: int) -> bool:
     """Kill a process that a signal has stopped, and that so cannot end by itself; whether it was (Linux only)."""
     try:
@@ -111,3 +139,10 @@ def end_if_stopped(pid: int) -> bool:
     except OSError:  # there is none, or it is another user's by now
         return False
     return is_stopped
+
+
+def continue_if_stopped(pid: int) -> None:
+    """Continue a process that a signal has stopped (Linux only)."""
+    with suppress(OSError):  # there is none, or it is another user's by now
+        if state_of(pid) == "T":
+            os.kill(pid, signal.SIGCONT)

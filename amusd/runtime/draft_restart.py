@@ -63,7 +63,7 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it gave no reason"])[-1]
 
 
-class Succession:
+class DraftRestart:
     """The target's search for the next draft. `listen` makes the listening end of a link from a nonce."""
 
     def __init__(

@@ -1,0 +1,103 @@
+"""Commands that need no pair of workers: `bench` and `simulate`, and what `trace` needs to know of a run directory.
+
+Only `bench` loads torch, and starts the processes that it needs itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import yaml
+
+from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.errors import ConfigError
+from amusd.files import write_whole
+from amusd.reporting.comparison import REPORT_FILE, write_comparison_page
+from amusd.reporting.map import MAP_FILE, draw_map
+from amusd.runtime.devices import settle_devices
+from amusd.simulate.inputs import inputs_of
+from amusd.simulate.run import simulate, simulate_text
+
+from .devices import set_threads
+from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, create_run_directory, read_config
+from .terminal import tell
+
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
+"""What reading a file raises that is not what a run has written."""
+
+
+def run_bench(config: RunConfig) -> int:
+    """Measure; returns the exit code. Raises `ConfigError` when a device or the run directory cannot be used."""
+    for name in ("target_tensor_parallel_size", "draft_tensor_parallel_size"):
+        if (size := getattr(config, name)) > 1:
+            raise ConfigError(f"{name}={size}: `amusd bench` measures one process of each role; allowed: 1")
+    set_threads(config.hardware.num_threads)
+    config = dataclasses.replace(config, hardware=settle_devices(config.engine(), tell))
+    directory = create_run_directory(config)
+    tell(f"run directory: {directory}")
+    from amusd.cli import bench
+
+    return bench(config, directory)
+
+
+def run_simulation(config: RunConfig) -> int:
+    """Predict; returns the exit code. Raises `ConfigError` when inputs are missing or the run directory is in use."""
+    inputs = inputs_of(config)
+    directory = create_run_directory(config)
+    tell(f"run directory: {directory}")
+    console = Console(json_only=config.output == "json")
+    result = simulate(config, inputs, console, directory / EVENTS_FOLDER)
+    result["run_dir"] = str(directory)
+    try:
+        write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
+        if "grid" in result:
+            try:
+                write_whole(directory / MAP_FILE, draw_map(result, config.simulate))
+                tell(f"{directory / MAP_FILE}: open it in a browser")
+            except ConfigError as lack:
+                tell(f"{directory / MAP_FILE}: not drawn: {lack}")
+    finally:  # what no file can take is shown all the same
+        console.text(simulate_text(result))
+        console.document(result)
+    return 0
+
+
+def refresh_report(directory: Path) -> bool:
+    """Make the page again if the run has one. Returns whether it has. Raises `ConfigError` for a damaged result."""
+    if not (directory / REPORT_FILE).is_file():
+        return False
+    try:
+        result = json.loads((directory / RESULT_FILE).read_text(encoding="utf-8"))
+        config = read_config(directory)
+        write_comparison_page(directory, config, result)
+    except _DAMAGED as error:
+        raise ConfigError(f"{directory / REPORT_FILE}: cannot be made again ({_said(error)})") from None
+    return True
+
+
+def traces_of_sweep(directory: Path) -> list[str]:
+    """The commands that trace the jobs of a sweep, with what tells these apart; none where it is no sweep.
+
+    Raises `ConfigError` for a damaged summary.
+    """
+    path = directory / SUMMARY_FILE
+    if not path.is_file():
+        return []
+    try:
+        jobs = json.loads(path.read_text(encoding="utf-8"))["jobs"]
+        return [
+            f"amusd trace {directory / str(job['job'])}  # "
+            + " ".join(f"{key}={job['swept'][key]}" for key in job["swept"])
+            for job in jobs
+            if (directory / str(job["job"]) / EVENTS_FOLDER).is_dir()
+        ]
+    except _DAMAGED as error:
+        raise ConfigError(f"{path}: cannot be read ({_said(error)})") from None
+
+
+def _said(error: Exception) -> str:
+    """The error in one line, with its kind: some say no more than a key."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
