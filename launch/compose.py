@@ -49,9 +49,8 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
     for key, value in literal.items():
         _assign(values, key, value)
     sampling = values.get("sampling")
-    if isinstance(sampling, dict) and sampling.get("max_tokens") is not None:  # a file's: what is typed is renamed
-        if sampling.get("max_new_tokens") == SamplingParams.max_new_tokens:
-            del sampling["max_new_tokens"]  # the default, which nobody gave
+    if isinstance(sampling, dict) and sampling.get("max_new_tokens") == SamplingParams.max_new_tokens:
+        del sampling["max_new_tokens"]  # the default: a file may have given it the other name
     return from_mapping(RunConfig, values)
 
 

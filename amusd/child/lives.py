@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ class Lives:
         self._pid: int | None = None
         self._said = ""
         self._end: Ended | None = None
+        if hasattr(os, "register_at_fork"):  # or the line would be open for as long as a fork of this process lives
+            own = weakref.WeakMethod(self._hang_up)
+            os.register_at_fork(after_in_child=lambda: (hang_up := own()) is not None and hang_up())
 
     @property
     def pid(self) -> int | None:

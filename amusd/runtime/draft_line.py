@@ -31,6 +31,9 @@ FINAL_PROGRESS_SECONDS = 0.5
 MAX_DRAINED = 1_000
 """Messages that are taken in between two passes at most."""
 
+MAX_DRAIN_SECONDS = 0.02
+"""How long that may take: a message may be large."""
+
 MAX_NONSENSE = 100
 """So many messages in a row that the protocol forbids, and the draft counts as lost."""
 
@@ -145,8 +148,9 @@ class DraftLine:
         """Take in what has arrived."""
         if self._session.attached and not self.has_draft:
             self._session.detach()
+        end = time.monotonic() + MAX_DRAIN_SECONDS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
-            if not (self._session.attached and self.take(0.0)):
+            if not (self._session.attached and self.take(0.0)) or time.monotonic() >= end:
                 break
 
     def take(self, timeout: float) -> bool:

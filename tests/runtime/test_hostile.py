@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from models import tiny
@@ -25,10 +26,13 @@ from amusd.protocol.messages import (
     Shutdown,
     Verdict,
 )
+from amusd.protocol.target_session import TargetSession
+from amusd.runtime.draft_line import DraftLine
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve
 from amusd.tracing.recorder import Recorder
+from amusd.tracing.tally import Tally
 from amusd.transport.base import Transport
 from amusd.transport.memory import memory_pair
 from amusd.types import FinishReason, Role
@@ -185,3 +189,26 @@ def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:
     there.send(Failed(Role.DRAFT, "Error", "no\n\tspace\x1b[2J\x07left"))
     with pytest.raises(PeerFailedError, match=r"no\n\tspace\?\[2J\?left"):
         await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "", ()), 5.0)
+
+
+def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each takes five milliseconds to read."""
+    now, num_read = [0.0], [0]
+
+    class Flood:
+        def receive(self, _timeout: float) -> Message:
+            now[0] += 0.005
+            num_read[0] += 1
+            return Progress(Role.DRAFT, 1, 0, 0, 0, 0, 0, 0, 1)
+
+    monkeypatch.setattr("amusd.runtime.draft_line.time", SimpleNamespace(monotonic=lambda: now[0]))
+    line = DraftLine(Recorder("target"), VOCAB, Flood(), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",)))  # type: ignore[arg-type]
+    line._session = TargetSession(sequence_id=1, prompt=(1, 2), max_length=9, vocab_size=VOCAB, fan_out=1)
+    line._session.attach(1)
+    line._tally = Tally(0, 2)
+    line.drain()
+    assert num_read == [4]
+    line.drain()
+    assert num_read == [8]
