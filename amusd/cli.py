@@ -172,6 +172,7 @@ def _generate(
     live = live_view(config, engine, console)
     answer = engine.stream(prompt.turns, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
     complete = False
+    (run_directory / PARTIAL_FILE).unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
         for token in answer:
             _append(run_directory / PARTIAL_FILE, token.text)
