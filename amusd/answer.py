@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from typing_extensions import Self
 
 from amusd.errors import StateError
-from amusd.runtime.target_worker import Outcome
+from amusd.runtime.target_sequence import Outcome
 from amusd.sampling.answer_text import AnswerText
 from amusd.sampling.stopping import Emission
 from amusd.tracing.metrics import GenerationMetrics
@@ -50,7 +50,7 @@ class Generation:
     sequence_id: int
     """Names the answer in the events of both workers."""
     logprobs: tuple[float, ...] = ()
-    """Of `token_ids`, under the target alone; empty unless `SamplingParams.logprobs`."""
+    """Log-probabilities of `token_ids` under the target alone; empty unless `SamplingParams.logprobs`."""
 
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON, without `run_dir`; `logprobs` only where they were asked for."""
@@ -78,8 +78,8 @@ CLOSE_SECONDS = 60.0
 class Turns:
     """Gives a worker to one answer after another, in the order in which they were first read.
 
-    Whoever waits for a token computes the next pass, be it of an answer that is before his own: its tokens are kept for
-    its reader. So nobody waits for a slow reader. An answer that nobody can read any more is ended.
+    A thread that waits for a token computes the next pass, also of an answer that is before its own: those tokens are
+    kept for their reader. So a slow reader holds up no other one. An answer that is no longer referenced is ended.
     """
 
     def __init__(self) -> None:

@@ -164,7 +164,7 @@ class _Drafts:
         while self._is_one_missing() and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             self._answer(self.contestants[0], 1)  # the target looks for a draft when it begins; this one needs none
-            if self.engine.worker.line.has_draft:
+            if self.engine.worker.client.has_draft:
                 self.warm_up()
         if self._is_one_missing():
             self.num_given_up = len(self.engine.draft_losses)
@@ -173,7 +173,7 @@ class _Drafts:
     def _is_one_missing(self) -> bool:
         """One was lost, and another one may come."""
         engine = self.engine
-        return bool(engine.draft_losses) and not engine.worker.line.has_draft and engine.draft_failure is None
+        return bool(engine.draft_losses) and not engine.worker.client.has_draft and engine.draft_failure is None
 
     def _answer(self, contestant: Contestant, num_tokens: int) -> None:
         params = replace(self.config.sampling, max_new_tokens=num_tokens, stop=())

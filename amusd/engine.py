@@ -31,13 +31,13 @@ from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, 
 from amusd.models.zoo import Report
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices
-from amusd.runtime.draft_line import DraftLine
-from amusd.runtime.request import Request
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.seats import num_ranks_of
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
 from amusd.runtime.succession import DraftSource
 from amusd.runtime.supervisor import DraftProcess
-from amusd.runtime.target_worker import Outcome, TargetWorker
+from amusd.runtime.target_sequence import Outcome, Request
+from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.answer_text import AnswerText
 from amusd.sampling.stopping import StopChecker
 from amusd.settings import from_mapping, nearest, shown
@@ -109,7 +109,7 @@ class Engine:
         recorder = make_recorder(Role.TARGET)
         if not config.drafters:
             model, tokenizer = load_target(config, claim_device(config, Role.TARGET))
-            return cls(TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size)), tokenizer)
+            return cls(TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size)), tokenizer)
         process = DraftProcess(config)
         try:
             return cls.connect(config, process, recorder, process=process)
@@ -148,17 +148,17 @@ class Engine:
     @property
     def draft_failure(self) -> str | None:
         """Why no draft is used any more; None while there is one, or the next one is looked for."""
-        return self._worker.line.failure
+        return self._worker.client.failure
 
     @property
     def draft_losses(self) -> tuple[str, ...]:
         """Why drafts were lost, each in one line."""
-        return tuple(self._worker.line.losses)
+        return tuple(self._worker.client.losses)
 
     @property
     def num_draft_restarts(self) -> int:
         """How many drafts took the place of a lost one."""
-        return self._worker.line.num_restarts
+        return self._worker.client.num_restarts
 
     @property
     def draft_pid(self) -> int | None:
@@ -362,14 +362,14 @@ class Engine:
                 "policy=branching: not with sampling.acceptance=rejection, whose draws no draft can foresee; "
                 "allowed: chain"
             )
-        peer = self._worker.line.peer
+        peer = self._worker.client.peer
         if peer is not None and drafter not in peer.tree_drafters:
             allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
             raise ConfigError(f"policy=branching: drafter={drafter} drafts no trees; allowed: {allowed}")
 
     def _check_offered(self, drafter: str | None, *, as_tree: bool) -> None:
         """Raises `ConfigError` for a drafter that the draft at the other end of the link has not named."""
-        peer = self._worker.line.peer
+        peer = self._worker.client.peer
         if drafter is None or peer is None:
             return
         offered = peer.tree_drafters if as_tree else peer.drafters
@@ -377,11 +377,11 @@ class Engine:
             raise ConfigError(f"drafter={drafter}: the draft has {', '.join(offered) or 'none'}")
 
     def _can_branch(self, params: SamplingParams, drafter: str | None) -> bool:
-        peer = self._worker.line.peer
+        peer = self._worker.client.peer
         return peer is not None and drafter in peer.tree_drafters and params.rule != "rejection"
 
     def _tells_answer(self, drafter: str | None) -> bool:
-        return drafter == SYNTHETIC and self._worker.line.has_draft
+        return drafter == SYNTHETIC and self._worker.client.has_draft
 
     def _plain_answer(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig

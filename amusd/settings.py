@@ -102,7 +102,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
 
 
 def _tuple(hints: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ...]:
-    """Of a sequence, of the pairs of a mapping, or of a single value."""
+    """A tuple from a sequence, from the pairs of a mapping, or from a single value."""
     if isinstance(value, Mapping):
         value = list(value.items())
     elif not isinstance(value, (list, tuple)):

@@ -15,7 +15,7 @@ from amusd.drafters.oracle import always_right
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.models.table import TableTokenizer
-from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
@@ -26,7 +26,7 @@ FACTORIES = {"oracle": oracle(60, always_right())}
 def lone_engine() -> Engine:
     """One without a drafter."""
     model, recorder = target_model(), Recorder("target")
-    return Engine(TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size)), TableTokenizer(50))
+    return Engine(TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size)), TableTokenizer(50))
 
 
 def one_line_of(make: Callable[[], Any]) -> str:

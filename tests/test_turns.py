@@ -151,7 +151,7 @@ def test_an_engine_that_is_closed_amid_its_own_pass_is_released_when_that_ends()
         on_pass(engine, lambda number: engine.close() if number == 3 else None)
         with pytest.raises(StateError, match="is closed"):
             engine.generate(PROMPT, params(40), decoding=SCHEDULE)
-        assert engine.worker.line.link is not None
+        assert engine.worker.client.link is not None
         assert engine._turns._release is None
     assert draft.error is None
 

@@ -120,7 +120,7 @@ class SimulateConfig:
     sequence_ms: float = 0.0
     """In a batch: added to a target pass for each sequence beyond the first, however many rows it has (its cache)."""
     draft_sequence_ms: float = 0.0
-    """The same of a draft step."""
+    """In a batch: added to a draft step for each sequence beyond the first."""
     knee_rows: int | None = None
     """Rows of a pass or step beyond which it costs in proportion to them, because computing takes longer than reading
     the weights; None: never."""
@@ -136,7 +136,7 @@ class SimulateConfig:
     num_tokens: int = 512
     """Tokens of each of them."""
     seed: int = 0
-    """Of the acceptance and of all drawn times; the same seed gives the same figures."""
+    """Seeds the acceptance and all drawn times; the same seed gives the same figures."""
     synchronous_lengths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)
     """Values of num_speculative_tokens tried for synchronous decoding."""
     min_candidates: tuple[int, ...] = (0, 1, 2, 3, 4, 5)

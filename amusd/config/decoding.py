@@ -45,7 +45,7 @@ class Distribution:
     acceptance: AcceptanceRule = "auto"
     """How candidates are accepted. `auto`: `greedy` at temperature 0, above it `matching` (shared noise)."""
     seed: int = 0
-    """Of all noise: with `matching`, an answer is a function of prompt, parameters and seed; the draft has no say."""
+    """Seeds all noise. With `matching`, an answer is a function of prompt, parameters and seed, not of the draft."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"):

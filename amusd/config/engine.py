@@ -55,7 +55,7 @@ class DrafterConfig:
     model: str | None = None
     """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer. As of the target."""
     dtype: DraftDtype = "auto"
-    """Of the model's weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
+    """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
     where the CPU has fast products for it, else as of the target."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
@@ -197,7 +197,7 @@ class EngineConfig:
     target_tensor_parallel_size: int = 1
     """Processes that share the target's weights and cache, each on a device of its own."""
     draft_tensor_parallel_size: int = 1
-    """The same of the draft, whose only drafter has a model."""
+    """Processes that share the draft's weights and cache; its only drafter must have a model."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "")

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from amusd.models.row_attention import attend_rows
 
@@ -79,7 +78,11 @@ class CausalAttention:
     def __init__(self, start: int, rows: int) -> None:
         """`start`: position of the first row; the slots that are read end with the last one."""
         self._start = start
-        self._bias = causal_lower_right(rows, start + rows) if start else None
+        self._bias = None
+        if start:
+            from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler: a second of start-up
+
+            self._bias = causal_lower_right(rows, start + rows)
 
     def attend(
         self,

@@ -284,7 +284,7 @@ class DraftSession:
         )
 
     def without_tree(self, transition: Transition) -> Transition:
-        """The same verdict, with nothing left of the tree."""
+        """`transition` with nothing left of the tree."""
         kept = tuple(node.token_id for node in transition.kept)
         token_ids = kept + transition.token_ids
         return replace(transition, kept=(), token_ids=token_ids, root=None, num_discarded=self._num_nodes)

@@ -70,7 +70,7 @@ class TargetSession:
     """The target's state of one sequence. No draft is attached at first."""
 
     _children: dict[int, _Node]
-    """Of the committed prefix, by token."""
+    """Nodes that follow the committed prefix, by token."""
     _nodes: dict[int, _Node]
     """Everything in the tree, by number."""
     _passed: dict[int, int]

@@ -18,7 +18,7 @@ class Block:
     alternatives: tuple[int, ...] = ()
     """Further candidates, beside and behind those: the likeliest first, and none before its parent."""
     alternative_parents: tuple[int, ...] = ()
-    """Of each alternative: the row of `token_ids` that it follows."""
+    """The row of `token_ids` that each alternative follows."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ class Block:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """Of each row but the first: the row that it follows."""
+        """The row that each row but the first follows."""
         return (*range(len(self.candidates)), *self.alternative_parents)
 
     def next_row(self, row: int, token_id: int | None = None) -> int | None:
@@ -68,15 +68,15 @@ class PassOutcome:
     """What came of one target pass."""
 
     num_candidates: int
-    """On the one path that it was made for."""
+    """Candidates on the likeliest path."""
     num_judged: int
     """Candidates tested one after another, had each been accepted; a late one included."""
     num_accepted: int
     num_alternatives: int
     num_rescued: int
-    """Of the accepted ones, those that were alternatives."""
+    """Accepted candidates that were alternatives."""
     num_tokens: int
-    """Committed."""
+    """Tokens committed."""
 
     @property
     def num_late_accepted(self) -> int:

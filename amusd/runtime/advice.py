@@ -80,7 +80,7 @@ def _free_gpus(placed: _Placed) -> Iterator[str]:
 
 
 def _spread_out(devices: Sequence[str], free: Sequence[int]) -> list[str]:
-    """The same with a free GPU, while there are any, for each rank on a CPU or on the GPU of an earlier rank."""
+    """`devices` with a free GPU, while there are any, for each rank on a CPU or on the GPU of an earlier rank."""
     left, placed = list(free), list[str]()
     for device in devices:
         moves = left and (device == "cpu" or device in placed)

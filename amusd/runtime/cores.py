@@ -51,6 +51,6 @@ def pin_to(cores: set[int]) -> None:
 
 
 def _threads() -> list[int]:
-    """Of this process; 0 for the calling one where the system does not list them."""
+    """Ids of this process's threads; 0 for the calling one where the system does not list them."""
     folder = Path("/proc/self/task")
     return [int(entry.name) for entry in folder.iterdir()] if folder.is_dir() else [0]

@@ -28,7 +28,7 @@ from amusd.models.zoo import Report
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.devices import claim_device, device_of, devices_of
-from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.seats import Seat, in_role, num_ranks_of
@@ -92,7 +92,7 @@ def connect_target(
     except BaseException:
         link.close()
         raise
-    line = DraftLine(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, succession)
+    line = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, succession)
     return TargetWorker(model, recorder, line), tokenizer
 
 
@@ -117,7 +117,7 @@ def meet_draft(
 ) -> TargetWorker:
     """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
     peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
-    return TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size, link, peer))
+    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer))
 
 
 def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:

@@ -28,7 +28,7 @@ def prepare_to_verify(model: LanguageModel, cache: KVCache) -> Digests | None:
 
 
 class Verifier:
-    """Of one answer."""
+    """Judges the candidates of one request: which of them the target accepts."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Verifier:
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """Of the tokens last judged; empty unless asked for."""
+        """Log-probabilities of the tokens last judged; empty unless asked for."""
         return () if self._sampler is None else self._sampler.logprobs
 
     @property
@@ -71,9 +71,9 @@ class Verifier:
     ) -> tuple[Acceptance, int]:
         """Compute the pass; returns what it commits, and when it ended (monotonic ns), choosing included.
 
-        `drain` takes in what has arrived meanwhile: of one path, a candidate more may be judged. Where a logit that
-        counts is NaN or infinite the pass is made again without candidates, since these must not matter; raises
-        `NotFiniteError` if it still is.
+        `drain` takes in what has arrived meanwhile: where the block is one path, a further candidate may be judged. The
+        pass is made again without candidates, since these must not matter, if a logit that counts is NaN or infinite;
+        raises `NotFiniteError` if it still is.
         """
         length = cache.length
         try:
@@ -114,7 +114,7 @@ class Verifier:
         return acceptance, time.monotonic_ns()
 
     def _judge_paths(self, block: Block, cache: KVCache) -> tuple[Acceptance, int]:
-        """Of several paths, of which the cache keeps the accepted one."""
+        """A pass over several paths; the cache keeps the accepted one."""
         assert isinstance(self._model, PathModel)
         if self._sampler is None:
             choices = self._model.choose_paths(block.token_ids, block.parents, cache)  # [1 + candidates]

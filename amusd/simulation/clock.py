@@ -1,7 +1,7 @@
-"""A virtual clock, and workers that are busy or listen on it. Times are whole nanoseconds, so that runs repeat exactly.
+"""A virtual clock, and what lives by it: workers that are busy or listen, links between them, their recorders.
 
-At equal times messages arrive first, then the draft goes on, then the target: what was sent in time is seen. Last,
-work begins that several have asked for.
+Times are whole nanoseconds, so that runs repeat exactly. At equal times messages arrive first, then the draft goes on,
+then the target: what was sent in time is seen. Joint work begins last.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from random import Random
+from typing import Any, TypeAlias
 
 from amusd.errors import InvariantError
 from amusd.protocol.messages import Message
+from amusd.simulation.cost import Duration
+from amusd.tracing.messages import record_message
+from amusd.tracing.recorder import NO_SEQUENCE, Recorder
+from amusd.types import Role
 
 ARRIVAL, DRAFT, TARGET, BEGINNING = range(4)
 """Ranks: who comes first at equal times."""
@@ -127,3 +133,44 @@ class Worker:
                     self._wake_at(self._clock.now_ns + spent.ns)
                 return
         self._process = None
+
+
+class Link:
+    """Messages arrive whole and in order, each `delay` after it was sent but never before the one ahead of it."""
+
+    def __init__(self, clock: VirtualClock, receiver: Worker, delay: Duration, random: Random) -> None:
+        self._clock = clock
+        self._receiver = receiver
+        self._delay = delay
+        self._random = random
+        self._last_arrival_ns = 0
+
+    def send(self, message: Message) -> None:
+        """Put it on its way; costs the sender no time."""
+        arrival_ns = max(self._clock.now_ns + self._delay.draw(self._random), self._last_arrival_ns)
+        self._last_arrival_ns = arrival_ns
+        self._clock.schedule(arrival_ns, ARRIVAL, functools.partial(self._receiver.deliver, message))
+
+
+class Journal(Recorder):
+    """The recorder of one simulated worker: on the virtual clock, and forgetful where nobody wants the events."""
+
+    def __init__(self, role: Role, clock: VirtualClock, *, keep: bool, path: Path | None = None) -> None:
+        self._keep = False  # what the recorder itself says of this process is not part of a simulation
+        super().__init__(role.value, path, lambda: clock.now_ns)
+        self._keep = keep
+        self.instant("worker", NO_SEQUENCE, host="simulated", pid=0)
+
+    def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
+        """Record something that took time."""
+        if self._keep:
+            super().span(name, start_ns, end_ns, sequence_id, **fields)
+
+    def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
+        """Record something that happened now."""
+        self.span(name, self.now_ns(), self.now_ns(), sequence_id, **fields)
+
+    def message(self, name: str, message: Message, **received: Any) -> None:
+        """Record that a message is sent, or has been received and what became of it."""
+        if self._keep:
+            record_message(self, name, message, **received)

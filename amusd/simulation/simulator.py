@@ -15,16 +15,21 @@ from amusd.config import DecodingConfig
 from amusd.policies.factory import make_policy, policy_name
 from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.protocol.messages import Open
-from amusd.simulation.clock import DRAFT, TARGET, VirtualClock, Worker
+from amusd.simulation.batch import (
+    Device,
+    Gathering,
+    Intake,
+    Pass,
+    PassPart,
+    PassPrice,
+    Step,
+    StepPart,
+    StepPrice,
+    Throughput,
+)
+from amusd.simulation.clock import DRAFT, TARGET, Journal, Link, VirtualClock, Worker
 from amusd.simulation.cost import Costs
-from amusd.simulation.device import Device
-from amusd.simulation.draft import DraftActor
-from amusd.simulation.drafting import Drafting
-from amusd.simulation.gathering import Gathering
-from amusd.simulation.intake import Intake, Throughput
-from amusd.simulation.joint import Pass, PassPart, PassPrice, Step, StepPart, StepPrice
-from amusd.simulation.journal import Journal
-from amusd.simulation.link import Link
+from amusd.simulation.draft import DraftActor, Drafting
 from amusd.simulation.target import TargetActor
 from amusd.simulation.tokens import Answer, guess_places, guess_weights
 from amusd.tracing.metrics import GenerationMetrics, total
@@ -38,7 +43,7 @@ class Outcome:
 
     answers: tuple[GenerationMetrics, ...]
     host_ns: tuple[int, ...]
-    """Of each answer, the time of the target's host up to the last token."""
+    """Time of the target's host up to the last token, for each answer."""
     target_events: tuple[Event, ...]
     draft_events: tuple[Event, ...]
     throughput: Throughput
@@ -60,7 +65,7 @@ class Simulator:
     tokens_per_step: int = 1
     """That the draft makes in one step (a replay of several), where it runs ahead."""
     accept_next: float = 0.0
-    """Of a tree: how likely each further guess is right where those before it are wrong."""
+    """In a tree: how likely each further guess is right where those before it are wrong."""
     can_branch: bool = True
     """Whether the draft can draft trees; `auto` has it do so then."""
     seed: int = 0

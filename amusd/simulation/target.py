@@ -16,13 +16,9 @@ from amusd.policies.observer import Observer
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.verification import Block
-from amusd.simulation.clock import Busy, Listen, Process, Spent, VirtualClock, Worker
+from amusd.simulation.batch import Device, Gathering, Intake, Pass, PassPart
+from amusd.simulation.clock import Busy, Journal, Listen, Process, Spent, VirtualClock, Worker
 from amusd.simulation.cost import Costs
-from amusd.simulation.device import Device
-from amusd.simulation.gathering import Gathering
-from amusd.simulation.intake import Intake
-from amusd.simulation.joint import Pass, PassPart
-from amusd.simulation.journal import Journal
 from amusd.simulation.tokens import target_token, vocab_size
 from amusd.tracing.messages import RECEIVE, SEND
 from amusd.tracing.metrics import DraftCounts

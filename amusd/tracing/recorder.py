@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,10 +39,12 @@ class Event(NamedTuple):
 
 
 class Recorder:
-    """Collects the events of one worker. `path=None` keeps them in memory only."""
+    """Collects the events of one worker, and is its clock. `path=None` keeps the events in memory only."""
 
-    def __init__(self, role: str, path: Path | None = None) -> None:
+    def __init__(self, role: str, path: Path | None = None, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.role = role
+        self.now_ns = now_ns
+        """The time now, in nanoseconds. A worker reads no other clock, so a test or a simulation can set the time."""
         self._path = path
         self.is_whole = True
         """Every event since the beginning is in the file, or still here."""
@@ -58,7 +61,7 @@ class Recorder:
 
     def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
         """As `instant`, with fields that the caller gives away."""
-        now = time.monotonic_ns()
+        now = self.now_ns()
         self._events.append(Event(name, now, now, sequence_id, fields))
 
     @property

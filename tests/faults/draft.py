@@ -17,7 +17,8 @@ from faults.world import MS, World
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
-from amusd.runtime.draft_worker import DraftWorker, _Sequence
+from amusd.runtime.draft_sequence import DraftSequence
+from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import Handshake
 from amusd.runtime.rollback import RollbackManager
 from amusd.runtime.startup import failure_report
@@ -80,21 +81,22 @@ class WatchedDraft(DraftWorker):
             manager.session.__class__ = defect  # its state is that of the real one
         return manager
 
-    def _roll_back(self, verdict: Verdict) -> None:
-        sequence = self._open_one(verdict.sequence_id)
-        before = (0, 0) if sequence is None else (sequence.num_rollbacks, sequence.manager.session.num_stale)
-        super()._roll_back(verdict)
-        counts = self.process.world.counts
-        if sequence is None:
-            counts["verdict for no sequence"] += 1
-            return
-        session = sequence.manager.session
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Verdict) and self._open_one(message.sequence_id) is None:
+            self.process.world.counts["verdict for no sequence"] += 1
+        super()._handle(message)
+
+    def _roll_back(self, sequence: DraftSequence) -> bool:
+        before = sequence.num_rollbacks, sequence.manager.session.num_stale
+        has_advanced = super()._roll_back(sequence)
+        counts, session = self.process.world.counts, sequence.manager.session
         counts["rollback"] += sequence.num_rollbacks - before[0]
         counts["stale verdict"] += session.num_stale - before[1]
         has_tree = bool(session.root.children) and not session.is_chain
-        counts["adoption"] += has_tree and sequence.num_rollbacks == before[0]
+        counts["adoption"] += has_advanced and has_tree and sequence.num_rollbacks == before[0]
+        return has_advanced
 
-    def _send(self, sequence: _Sequence) -> None:
+    def _send(self, sequence: DraftSequence) -> None:
         manager: Any = sequence.manager
         self._ghosts = manager.drafter.ghosts(manager.session.root, manager.session._unsent)
         super()._send(sequence)
@@ -202,7 +204,7 @@ class DraftProcess:
             drafters={"test": lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)},
             tree_drafters={"test": lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)},
             incarnation=self.incarnation,
-            recorder=Recorder("draft"),
+            recorder=Recorder("draft", now_ns=self.world.time_ns),
             process=self,
         )
 

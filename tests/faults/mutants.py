@@ -22,15 +22,15 @@ from typing import Any
 from unittest.mock import patch
 
 from faults.simulation import Simulation
-from faults.target import WatchedLine, WatchedTarget
+from faults.target import WatchedClient, WatchedTarget
 from protocol import mutants as sessions
 
 from amusd.policies.base import Decision, Policy, TargetView, Wait
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.verification import Block
-from amusd.runtime.request import Request
+from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.sampling.stopping import StopChecker
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,19 @@ class Patient:
 class NeedsTheDraft(WatchedTarget):
     """The target does not go on without a candidate."""
 
-    def _next_block(self, session: TargetSession, request: Request) -> Block:
-        return super()._next_block(session, replace(request, policy=Patient(request.policy)))
+    def _admit(self, request: Request, stop: StopChecker) -> TargetSequence:
+        return super()._admit(replace(request, policy=Patient(request.policy)), stop)
 
 
-class NeverReminds(WatchedLine):
+class NeverReminds(WatchedClient):
     """What a silent draft was told is believed to have arrived."""
 
-    def answer(self) -> None:
-        if self.may_hear:
-            self._send(self._session.verdict())
+    def answer(self, sequence: TargetSequence) -> None:
+        if self.may_hear(sequence):
+            self._send(sequence.session.verdict())
 
 
-class AnyLifeAnswers(WatchedLine):
+class AnyLifeAnswers(WatchedClient):
     """Candidates of an earlier life count as an answer to the opening."""
 
     def _note_answer(self, message: Candidate) -> None:
@@ -78,7 +78,7 @@ class Mutant:
     sessions: Mapping[type, Any] = field(default_factory=dict)
     """Real session class -> the defective one."""
     worker: type[WatchedTarget] = WatchedTarget
-    line: type[WatchedLine] = WatchedLine
+    client: type[WatchedClient] = WatchedClient
     patches: Mapping[str, Any] = field(default_factory=dict)
     """Dotted name -> what stands there instead."""
     num_tokens_beyond: int = 0
@@ -111,8 +111,8 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "Overshoot": Mutant({TargetSession: sessions.Overshoot}, num_tokens_beyond=1),
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
-    "NeverReminds": Mutant(line=NeverReminds),
-    "AnyLifeAnswers": Mutant(line=AnyLifeAnswers),
+    "NeverReminds": Mutant(client=NeverReminds),
+    "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
     "ReopensTheClosed": Mutant(
         patches={"amusd.runtime.draft_worker.DraftWorker._is_over": lambda draft, number: bool(draft._open_one(number))}
     ),
@@ -140,7 +140,7 @@ def find(mutant: Mutant, num_seeds: int) -> Find | None:
         for name, replacement in mutant.patches.items():
             stack.enter_context(patch(name, replacement))
         for seed in range(num_seeds):
-            simulation = Simulation(seed, mutant.sessions, mutant.worker, mutant.line, mutant.num_tokens_beyond)
+            simulation = Simulation(seed, mutant.sessions, mutant.worker, mutant.client, mutant.num_tokens_beyond)
             violation = simulation.run().violation
             if violation is not None:
                 return Find(seed + 1, violation)

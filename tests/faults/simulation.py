@@ -15,7 +15,7 @@ from faults.draft import HANDSHAKE_SECONDS, Drafts
 from faults.link import End, Wires
 from faults.models import VOCAB_SIZE, HashModel, text_of
 from faults.resting import Resting
-from faults.target import WatchedLine, WatchedTarget
+from faults.target import WatchedClient, WatchedTarget
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
@@ -30,8 +30,8 @@ from amusd.policies.windowed import WindowedPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.request import Request
 from amusd.runtime.succession import FIRST_INCARNATION, Succession
+from amusd.runtime.target_sequence import Request
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -121,7 +121,7 @@ class Simulation:
         seed: int,
         defects: Mapping[type, Any] | None = None,
         worker: type[WatchedTarget] = WatchedTarget,
-        line: type[WatchedLine] = WatchedLine,
+        client: type[WatchedClient] = WatchedClient,
         num_tokens_beyond: int = 0,
     ) -> None:
         """`defects`: real session class -> the one to put in its place; without the last lines of defence then.
@@ -145,7 +145,7 @@ class Simulation:
             silence=self.scenario.silence,
             defects=self.defects,
         )
-        self._worker_class, self._line_class = worker, line
+        self._worker_class, self._client_class = worker, client
         self._num_tokens_beyond = num_tokens_beyond
         self._calm_at: int | None = None
         self._accepted_before_calm = 0
@@ -181,10 +181,10 @@ class Simulation:
         self.weather.break_out()
         for prompt in scenario.prompts:
             self._decode(worker, prompt)
-        world.counts["restart"] += worker.line.num_restarts
-        world.counts["lost"] += len(worker.line.losses)
-        world.counts["given up"] += worker.line.failure is not None
-        if scenario.calm_after is not None and self._passes_to_accept is None and worker.line.failure is None:
+        world.counts["restart"] += worker.client.num_restarts
+        world.counts["lost"] += len(worker.client.losses)
+        world.counts["given up"] += worker.client.failure is not None
+        if scenario.calm_after is not None and self._passes_to_accept is None and worker.client.failure is None:
             raise Violation("liveness: no candidate was accepted after the last fault")
 
     def _start(self) -> WatchedTarget:
@@ -194,8 +194,8 @@ class Simulation:
         link = self._listen(nonce)
         self.drafts.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
         peer = await_hello(link, own, HANDSHAKE_SECONDS)
-        recorder = Recorder("target")
-        line = self._line_class(
+        recorder = Recorder("target", now_ns=self.world.time_ns)
+        client = self._client_class(
             recorder=recorder,
             vocab_size=VOCAB_SIZE,
             link=link,
@@ -206,7 +206,7 @@ class Simulation:
             watch=self.watch,
         )
         model = HashModel(800, self._spend)
-        return self._worker_class(model, recorder, line, world=self.world, watch=self.watch, defects=self.defects)
+        return self._worker_class(model, recorder, client, world=self.world, watch=self.watch, defects=self.defects)
 
     def _decode(self, worker: WatchedTarget, prompt: tuple[int, ...]) -> None:
         scenario = self.scenario
@@ -243,7 +243,7 @@ class Simulation:
         num_passes = worker.num_passes - self._calm_at
         if worker.num_accepted > self._accepted_before_calm:
             self._passes_to_accept = num_passes
-        elif num_passes > MAX_PASSES_TO_ACCEPT and worker.line.failure is None:
+        elif num_passes > MAX_PASSES_TO_ACCEPT and worker.client.failure is None:
             raise Violation(f"liveness: no candidate was accepted within {num_passes} passes after the last fault")
         return self._passes_to_accept is not None
 

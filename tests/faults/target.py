@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from faults.models import HashCache
 from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
 
+from amusd.policies.base import Wait
 from amusd.protocol.messages import Candidate
-from amusd.protocol.target_session import Reception, TargetSession
-from amusd.protocol.verification import Block, PassOutcome
-from amusd.runtime.draft_line import DraftLine
-from amusd.runtime.request import Request
+from amusd.protocol.target_session import Reception
+from amusd.protocol.verification import Block
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
 
 
 @dataclass(kw_only=True)
-class WatchedLine(DraftLine):
-    """A target's line to its draft, and what comes over it."""
+class WatchedClient(DraftClient):
+    """A target's client of its draft, and what comes through it."""
 
     world: World
     weather: Weather
@@ -30,10 +30,10 @@ class WatchedLine(DraftLine):
     delayed_ns: int = 0
     """So long the target has stood still in all."""
 
-    def _open(self) -> None:
-        super()._open()
+    def _attach(self, sequence: TargetSequence) -> None:
+        super()._attach(sequence)
         self.watch.attached()
-        self.watch.committed(self._session)
+        self.watch.committed(sequence.session)
 
     def drain(self) -> None:
         if self.weather.target_stops_for_ns:
@@ -41,14 +41,15 @@ class WatchedLine(DraftLine):
             self.world.advance(duration_ns)
             self.delayed_ns += duration_ns
         super().drain()
-        if self._session._block is not None:
-            self.watch.evaluated(self._session, self._session.candidates_to_judge())
+        for sequence in self._sequences.values():
+            if sequence.session._block is not None:
+                self.watch.evaluated(sequence.session, sequence.session.candidates_to_judge())
 
     def _receive_candidate(self, message: Candidate) -> str:
         assert self.peer is not None
         if message.incarnation != self.peer.incarnation:
             self.world.counts["candidate of an earlier life"] += 1
-        elif message.sequence_id != self._session.sequence_id:
+        elif message.sequence_id not in self._sequences:
             self.world.counts["candidate of an earlier answer"] += 1
         else:
             self.watch.received(message)
@@ -63,7 +64,7 @@ class WatchedLine(DraftLine):
 class WatchedTarget(TargetWorker):
     """A target worker whose sessions may be replaced by a defective class."""
 
-    line: WatchedLine
+    client: WatchedClient
     world: World = field(kw_only=True)
     watch: Watch = field(kw_only=True)
     defects: Mapping[type, Any] = field(kw_only=True)
@@ -77,34 +78,34 @@ class WatchedTarget(TargetWorker):
     _num_waits: int = 0
     """Since then."""
 
-    def _new_session(self, request: Request) -> TargetSession:
-        session = super()._new_session(request)
-        defect = self.defects.get(type(session))
+    def _admit(self, request: Request, stop: StopChecker) -> TargetSequence:
+        sequence = super()._admit(request, stop)
+        defect = self.defects.get(type(sequence.session))
         if defect is not None:
-            session.__class__ = defect  # its state is that of the real one
-        return session
+            sequence.session.__class__ = defect  # its state is that of the real one
+        return sequence
 
-    def _next_block(self, session: TargetSession, request: Request) -> Block:
-        self._ready_ns, self._num_waits = self.world.now_ns - self.line.delayed_ns, 0
-        block = super()._next_block(session, request)
-        self.watch.evaluated(session, block.candidates)
-        self.watch.scored(session, block)
+    def _next_block(self, sequence: TargetSequence) -> Block:
+        self._ready_ns, self._num_waits = self.world.now_ns - self.client.delayed_ns, 0
+        block = super()._next_block(sequence)
+        self.watch.evaluated(sequence.session, block.candidates)
+        self.watch.scored(sequence.session, block)
         self.world.counts["alternative scored"] += len(block.alternatives)
         return block
 
-    def _wait(self, session: TargetSession, seconds: float, reason: dict[str, str]) -> None:
-        super()._wait(session, seconds, reason)
+    def _wait(self, sequence: TargetSequence, decision: Wait) -> None:
+        super()._wait(sequence, decision)
         self._num_waits += 1
-        self.watch.waited(self.world.now_ns - self.line.delayed_ns - self._ready_ns, self._num_waits)
+        self.watch.waited(self.world.now_ns - self.client.delayed_ns - self._ready_ns, self._num_waits)
 
-    def _verify(self, session: TargetSession, cache: HashCache, block: Block, stop: StopChecker) -> Emission:
-        emission = super()._verify(session, cache, block, stop)
-        self.watch.committed(session)
-        return emission
-
-    def _pass_done(self, session: TargetSession, start_ns: int, end_ns: int, outcome: PassOutcome) -> None:
-        super()._pass_done(session, start_ns, end_ns, outcome)
-        self.world.counts["alternative accepted"] += outcome.num_rescued
+    def _verify(self, sequence: TargetSequence, block: Block) -> Emission:
+        tally = sequence.tally
+        before = tally._num_accepted, tally._num_rescued
+        emission = super()._verify(sequence, block)
+        self.watch.committed(sequence.session)
+        num_accepted = tally._num_accepted - before[0]
+        self.world.counts["alternative accepted"] += tally._num_rescued - before[1]
         self.num_passes += 1
-        self.num_accepted += outcome.num_accepted
-        self.world.note(f"pass {outcome.num_candidates} {outcome.num_accepted} {session.committed_length}")
+        self.num_accepted += num_accepted
+        self.world.note(f"pass {len(block.candidates)} {num_accepted} {sequence.session.committed_length}")
+        return emission

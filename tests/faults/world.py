@@ -59,6 +59,10 @@ class World:
         self.counts[what] += 1
         self.note(what)
 
+    def time_ns(self) -> int:
+        """What the clock of the acting side shows, in nanoseconds."""
+        return self.acting.ns
+
     @property
     def log(self) -> str:
         """All that happened."""

@@ -128,7 +128,7 @@ RULES = (
         "amusd/protocol/verification.py",
         "self.num_accepted > self.num_candidates and not self.num_rescued",
         "False",
-        "tests/protocol",
+        TREES,
     ),
     Rule(
         "rows of one position share a track",
@@ -191,20 +191,6 @@ RULES = (
     ),
     Rule("a rest may be endless", PAYOFF, "min(4 * self._rest, LONGEST)", "4 * self._rest", PAYS),
     Rule("passes behind a change count", PAYOFF, "if self._num_passes > SETTLING:", "if True:", PAYS),
-    Rule(
-        "silence is never over",
-        "amusd/policies/silence.py",
-        '        """The draft said something that makes sense."""\n        self._waited_seconds = 0.0',
-        '        """The draft said something that makes sense."""',
-        "tests/policies/test_silence.py",
-    ),
-    Rule(
-        "reminders do not become rarer",
-        "amusd/policies/silence.py",
-        "        self._seconds *= 2\n",
-        "",
-        "tests/runtime/test_reminders.py tests/policies/test_silence.py",
-    ),
     Rule(
         "uneven passes are waited for as even ones", CLOCK, "due_ns + DEVIATIONS * self._deviation_ns", "due_ns", CLOCKS
     ),

@@ -44,7 +44,8 @@ class BrokenRuleError(Exception):
 
 def mutated(rule: Rule) -> str:
     """The text of the file with the defect. Raises `BrokenRuleError`."""
-    text = (ROOT / rule.file).read_text(encoding="utf-8")
+    file = ROOT / rule.file
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
     if (number := text.count(rule.old)) != 1:
         raise BrokenRuleError(f"{rule.what}: the old text is found {number} times in {rule.file}, not once")
     return text.replace(rule.old, rule.new)

@@ -87,6 +87,21 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     assert not view().draft_is_mute
 
 
+def test_a_draft_is_not_mute_any_more_in_the_next_answer() -> None:
+    observer, decoding = Observer(), session()
+    decoding.attach(1)
+
+    def is_mute() -> bool:
+        return observer.view(decoding, max_candidates=3, waited_ns=0).draft_is_mute
+
+    observer.open("a", has_tree=False)
+    passed(observer, 0, 40_000_000)
+    observer.waited(40_000_000, num_before=0, num_after=0)
+    assert is_mute()
+    observer.open("a", has_tree=False)
+    assert not is_mute()
+
+
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
     observer = Observer()
     outcome = PassOutcome(

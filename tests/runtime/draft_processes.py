@@ -22,7 +22,7 @@ from amusd.engine import Engine
 from amusd.errors import AmusdError, ConfigError, PeerLostError
 from amusd.models.table import TableTokenizer
 from amusd.protocol.messages import Candidate, Message
-from amusd.runtime.draft_line import MAX_NONSENSE
+from amusd.runtime.draft_client import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, failure_report, serve
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
+from collections.abc import Sequence
 
 import pytest
 from models import tiny
+from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
 
 from amusd.config import Distribution, EngineConfig
@@ -26,13 +27,11 @@ from amusd.protocol.messages import (
     Shutdown,
     Verdict,
 )
-from amusd.protocol.target_session import TargetSession
-from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.draft_client import DraftClient, Reminder
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve
 from amusd.tracing.recorder import Recorder
-from amusd.tracing.tally import Tally
 from amusd.transport.base import Transport
 from amusd.transport.memory import memory_pair
 from amusd.types import FinishReason, Role
@@ -191,24 +190,44 @@ def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:
         await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "", ()), 5.0)
 
 
-def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only() -> None:
     """Each takes five milliseconds to read."""
-    now, num_read = [0.0], [0]
+    clock = Clock()
+    num_read = 0
 
-    class Flood:
-        def receive(self, _timeout: float) -> Message:
-            now[0] += 0.005
-            num_read[0] += 1
+    class Flood(Link):
+        def receive(self, timeout: float) -> Message:
+            nonlocal num_read
+            num_read += 1
+            clock.pass_by(0.005)
             return Progress(Role.DRAFT, 1, 0, 0, 0, 0, 0, 0, 1)
 
-    monkeypatch.setattr("amusd.runtime.draft_line.time", SimpleNamespace(monotonic=lambda: now[0]))
-    line = DraftLine(Recorder("target"), VOCAB, Flood(), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",)))  # type: ignore[arg-type]
-    line._session = TargetSession(sequence_id=1, prompt=(1, 2), max_length=9, vocab_size=VOCAB, fan_out=1)
-    line._session.attach(1)
-    line._tally = Tally(0, 2)
-    line.drain()
-    assert num_read == [4]
-    line.drain()
-    assert num_read == [8]
+    greeting = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",))
+    client = DraftClient(Recorder("target", now_ns=clock), VOCAB, Flood(clock), greeting)
+    client._reminders[1] = Reminder(0.0, 1.0)
+    client.drain()
+    assert num_read == 4
+    client.drain()
+    assert num_read == 8
+
+
+def test_a_sequence_that_the_draft_has_no_room_for_is_one_line_and_the_next_one_is_drafted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Small(NgramDrafter):
+        def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+            if capacity > 10:
+                raise ValueError(f"a sequence of {capacity} tokens: this draft model takes 10")
+            super().open(token_ids, capacity, fan_out)
+
+    target, draft = memory_pair()
+    worker = DraftWorker(OneByOne(draft), {"ngram": lambda: Small(2)}, {}, 1, Recorder("draft"), num_ids=VOCAB)
+    small = dataclasses.replace(OPENING, sequence_id=2, max_length=10)
+    for message in (OPENING, OPENING, small, Close(2, FinishReason.EOS), Shutdown()):
+        target.send(message)
+    worker.run()
+    assert worker.num_ignored == 2
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "opened no sequence: a sequence of 20 tokens: this draft model takes 10"
+    ]
+    assert [type(answer) for answer in answers_at(target)][-1] is Progress

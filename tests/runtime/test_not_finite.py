@@ -23,7 +23,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.table import TableTokenizer
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Open
-from amusd.runtime.draft_line import DraftLine
+from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
@@ -173,7 +173,7 @@ def test_a_tree_grows_nothing_behind_a_node_without_numbers(sampling: str) -> No
 
 def engine_of(model: Any) -> Engine:
     recorder = Recorder("target")
-    return Engine(TargetWorker(model, recorder, DraftLine(recorder, model.vocab_size)), TableTokenizer(tiny.VOCAB))
+    return Engine(TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size)), TableTokenizer(tiny.VOCAB))
 
 
 def test_a_prompt_that_overflows_leaves_nothing_to_the_next_one() -> None:

@@ -8,8 +8,8 @@ import pytest
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
 from amusd.drafters.oracle import always_right
-from amusd.policies.silence import Reminder
 from amusd.protocol.messages import Close, Message, Open, Verdict
+from amusd.runtime.draft_client import Reminder
 from amusd.transport.memory import MemoryTransport
 from amusd.types import Mode
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from amusd.errors import InvariantError
 from amusd.protocol.messages import Message, Shutdown
-from amusd.simulation.clock import ARRIVAL, DRAFT, TARGET, Busy, Listen, Process, VirtualClock, Worker
+from amusd.simulation.clock import ARRIVAL, DRAFT, TARGET, Busy, Link, Listen, Process, VirtualClock, Worker
 from amusd.simulation.cost import Duration
-from amusd.simulation.link import Link
 
 
 def test_at_equal_times_messages_come_first_then_the_draft_then_the_target() -> None:

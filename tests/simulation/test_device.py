@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from amusd.simulation.batch import Device
 from amusd.simulation.clock import DRAFT, Busy, Process, VirtualClock, Worker
-from amusd.simulation.device import Device
 
 
 @dataclass(frozen=True)

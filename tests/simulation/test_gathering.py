@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from amusd.simulation.batch import Gathering
 from amusd.simulation.clock import TARGET, Busy, Listen, Process, VirtualClock, Worker
-from amusd.simulation.gathering import Gathering
 
 READY, WAITS = False, True
 

@@ -1,0 +1,318 @@
+"""The target's client of its draft: whether one is there, what it is told, and what it says.
+
+Nothing here waits for an acknowledgement. A draft that is slow, wrong or gone costs time, never a token. One that is
+gone is replaced (`succession.py`), and the next one is told what is committed by then.
+
+A draft that says nothing is waited for `max_silence_seconds` in all, and then no more until it is heard again: one that
+is stopped costs one pause. It is told again at longer and longer intervals, since a message may have been lost and the
+link of a stopped process must not fill.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Progress, Shutdown
+from amusd.protocol.target_session import Reception
+from amusd.runtime.handshake import told
+from amusd.runtime.succession import Succession, last_line
+from amusd.runtime.target_sequence import TargetSequence
+from amusd.sampling.rows import ProbabilityRow, unpack_rows
+from amusd.tracing.messages import RECEIVE, SEND, record_message
+from amusd.tracing.metrics import DraftCounts
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Transport
+from amusd.types import FinishReason
+
+FINAL_PROGRESS_SECONDS = 0.5
+"""How long a finished sequence waits for the draft's own counts."""
+
+MAX_DRAINED = 1_000
+"""Messages that are taken in between two passes at most."""
+
+MAX_DRAIN_SECONDS = 0.02
+"""How long that may take: a message may be large."""
+
+MAX_NONSENSE = 100
+"""After this many messages in a row that the protocol forbids, the draft counts as lost."""
+
+
+class Reminder:
+    """When a draft that does not answer is told again. Times in seconds of one clock."""
+
+    def __init__(self, now: float, first_seconds: float) -> None:
+        """It is told now; without an answer again after `first_seconds`, then after twice that, and so on."""
+        self.is_answered = False
+        """The draft has answered at least once, so it has got what it was told first."""
+        self._first_seconds = self._seconds = first_seconds
+        self._due = now + first_seconds
+
+    def heard(self, now: float) -> None:
+        """The draft answered."""
+        self.is_answered = True
+        self._seconds = self._first_seconds
+        self._due = now + self._seconds
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is to be told now; the next time is later then."""
+        if now < self._due:
+            return False
+        self._seconds *= 2
+        self._due = now + self._seconds
+        return True
+
+
+@dataclass
+class DraftClient:
+    """One target's client of its draft, for all sequences from `open` to `close`.
+
+    `link` and `peer` (the draft's Hello) are None when there is no draft at all; `link` also between two drafts.
+    """
+
+    recorder: Recorder
+    vocab_size: int
+    """Columns of the target's logits."""
+    link: Transport | None = None
+    peer: Hello | None = None
+    round_trip_seconds: float = 0.0
+    """What the link itself adds to every answer of the draft; it does not count as silence."""
+    succession: Succession | None = None
+    """Where the next draft comes from; None: a lost one is not replaced."""
+    failure: str | None = None
+    """Why no draft is used any more, once that has happened."""
+    losses: list[str] = field(default_factory=list)
+    """Why drafts were lost, each in one line."""
+    num_restarts: int = 0
+    """Drafts that took the place of a lost one."""
+    _sequences: dict[int, TargetSequence] = field(default_factory=dict)
+    """Those that are open, by id."""
+    _reminders: dict[int, Reminder] = field(default_factory=dict)
+    """For each open sequence that this draft was told of, by id."""
+    _silent_ns: int = 0
+    """How long it was waited for since the draft was last heard."""
+    _num_nonsense: int = 0
+    """Messages in a row that the protocol forbids."""
+
+    @property
+    def has_draft(self) -> bool:
+        """A draft is connected and has not failed."""
+        return self.link is not None and self.peer is not None and self.failure is None
+
+    @property
+    def patience_seconds(self) -> float:
+        """How much longer the draft may be waited for; 0: not at all, it is silent."""
+        return max(0, round(self._max_silence_seconds * 1e9) - self._silent_ns) / 1e9
+
+    @property
+    def _max_silence_seconds(self) -> float:
+        limits = (sequence.request.max_silence_seconds for sequence in self._sequences.values())
+        return max(limits, default=0.0) + self.round_trip_seconds
+
+    def may_hear(self, sequence: TargetSequence) -> bool:
+        """A draft works on the sequence, and is not silent."""
+        return sequence.session.attached and self.patience_seconds > 0
+
+    # What the draft is told
+
+    def open(self, sequence: TargetSequence) -> None:
+        """Have the draft work on a sequence that begins, if there is a draft."""
+        self._sequences[sequence.sequence_id] = sequence
+        if not self.look_for_next():
+            self._attach(sequence)
+
+    def look_for_next(self) -> bool:
+        """Have the next draft work on the open sequences, if one has come in the place of a lost one: whether it has.
+
+        Does not wait.
+        """
+        if self.succession is None or self.link is not None:
+            return False
+        found = self.succession.poll()
+        self.failure = self.succession.failure
+        if found is None:
+            return False
+        self.link, self.peer = found
+        self._silent_ns = 0
+        self._num_nonsense = 0
+        self.num_restarts += 1
+        for sequence in self._sequences.values():
+            sequence.tally.num_draft_restarts += 1
+            self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.peer.incarnation)
+            self._attach(sequence)
+        return True
+
+    def answer(self, sequence: TargetSequence) -> None:
+        """Tell the draft what is committed by now.
+
+        A silent one is told now and then only; a verdict is cumulative. One that never sent candidates of the sequence
+        may not have got its opening; if it has, it ignores the second one.
+        """
+        reminder = self._reminders.get(sequence.sequence_id)
+        if reminder is None or not sequence.session.attached:
+            return
+        is_due = reminder.is_due(self._now())
+        if is_due and not reminder.is_answered and not self._send_opening(sequence):
+            return
+        if is_due or self.may_hear(sequence):
+            self._send(sequence.session.verdict())
+
+    def verified(self) -> None:
+        """Candidates of this draft were judged: it is worth replacing."""
+        if self.succession is not None:
+            self.succession.verified()
+
+    def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
+        """The sequence is over. Waits a moment for the draft's own counts."""
+        session = sequence.session
+        if session.attached and self._send(Close(session.sequence_id, reason)):
+            self._await_final_progress(sequence)
+        session.detach()
+        self._sequences.pop(session.sequence_id, None)
+        self._reminders.pop(session.sequence_id, None)
+
+    def shut_down(self) -> None:
+        """Tell the draft that all is over, and close the link."""
+        if self.succession is not None:
+            self.succession.close()
+            self.succession = None
+        if self.link is not None:
+            if self.has_draft:
+                record_message(self.recorder, SEND, Shutdown())
+                with suppress(PeerLostError):
+                    self.link.send(Shutdown())
+            self.link.close()
+
+    # What it says
+
+    def drain(self) -> None:
+        """Take in what has arrived."""
+        end = self._now() + MAX_DRAIN_SECONDS
+        for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
+            if not (self._reminders and self.take(0.0)) or self._now() >= end:
+                break
+
+    def take(self, timeout: float) -> bool:
+        """Receive and handle one message; False when none came within `timeout` seconds."""
+        if not self.has_draft:
+            return False
+        assert self.link is not None
+        start_ns = self.recorder.now_ns()
+        try:
+            message = self.link.receive(timeout)
+        except PeerLostError as error:
+            self._lose(str(error))
+            return False
+        if timeout > 0:
+            self._silent_ns += self.recorder.now_ns() - start_ns
+        if message is not None:
+            self._handle(message)
+        return message is not None
+
+    def _now(self) -> float:
+        return self.recorder.now_ns() / 1e9
+
+    def _attach(self, sequence: TargetSequence) -> None:
+        """Have the draft work on the sequence, whatever is committed of it by now."""
+        if not (sequence.uses_draft and self.has_draft):
+            return
+        assert self.peer is not None
+        sequence.session.attach(self.peer.incarnation)
+        self._reminders[sequence.sequence_id] = Reminder(self._now(), self._max_silence_seconds)
+        self._send_opening(sequence)
+
+    def _send_opening(self, sequence: TargetSequence) -> bool:
+        assert self.peer is not None
+        return self._send(sequence.opening(self.peer.incarnation))
+
+    def _await_final_progress(self, sequence: TargetSequence) -> None:
+        deadline = self._now() + min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
+        before = sequence.tally.draft
+        while sequence.tally.draft is before and self.has_draft and (left := deadline - self._now()) > 0:
+            self.take(left)
+
+    def _handle(self, message: Message) -> None:
+        sequence = self._sequences.get(getattr(message, "sequence_id", -1))
+        if isinstance(message, Candidate):
+            reception = self._receive_candidate(message)
+            num_ready = 0 if sequence is None else sequence.session.num_candidates
+            record_message(self.recorder, RECEIVE, message, reception=reception, num_ready=num_ready)
+            self._note_answer(message)
+            self._judge_sense(makes_sense=reception not in ("refused", Reception.FOREIGN.value))
+            return
+        record_message(self.recorder, RECEIVE, message)
+        if isinstance(message, Failed):
+            self._lose(told(message))
+            return
+        self._judge_sense(makes_sense=isinstance(message, Progress))
+        if isinstance(message, Progress) and sequence is not None:
+            sequence.tally.draft = DraftCounts.of(message)
+
+    def _receive_candidate(self, message: Candidate) -> str:
+        """Take it in; return what became of it, for the record."""
+        sequence = self._sequences.get(message.sequence_id)
+        if sequence is None:
+            return Reception.STALE.value
+        try:
+            reception = sequence.session.receive(message, self._rows(message))
+        except PeerProtocolError:
+            sequence.tally.num_refused += 1
+            return "refused"
+        if reception is Reception.FOREIGN:
+            sequence.tally.num_refused += 1
+        elif reception is not Reception.TAKEN:
+            sequence.tally.num_stale_candidates += 1
+        return reception.value
+
+    def _rows(self, candidate: Candidate) -> tuple[ProbabilityRow, ...]:
+        """What its tokens were drawn from. Raises `PeerProtocolError` for what no draft could have drawn from."""
+        if not candidate.draft_probs:
+            return ()
+        try:
+            return unpack_rows(candidate.draft_probs, candidate.token_ids, self.vocab_size)
+        except ValueError as error:
+            raise PeerProtocolError(f"candidate: {error}") from error
+
+    def _note_answer(self, message: Candidate) -> None:
+        reminder = self._reminders.get(message.sequence_id)
+        if reminder is not None and self.peer is not None and message.incarnation == self.peer.incarnation:
+            reminder.heard(self._now())
+
+    def _judge_sense(self, *, makes_sense: bool) -> None:
+        """A draft that sends nonsense counts as silent, and in the end as lost."""
+        if makes_sense:
+            self._silent_ns = 0
+            self._num_nonsense = 0
+            return
+        self._num_nonsense += 1
+        if self._num_nonsense >= MAX_NONSENSE:
+            self._lose(f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids")
+
+    def _send(self, message: Message) -> bool:
+        """Send, or note that the draft is gone; False then."""
+        assert self.link is not None
+        record_message(self.recorder, SEND, message)
+        try:
+            self.link.send(message)
+        except PeerLostError as error:
+            self._lose(str(error))
+            return False
+        return True
+
+    def _lose(self, reason: str) -> None:
+        """Go on without it, and look for the next one if that can be."""
+        self._reminders.clear()
+        for sequence in self._sequences.values():
+            sequence.session.detach()
+            sequence.tally.num_draft_losses += 1
+            self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
+        self.losses.append(last_line(reason))
+        if self.succession is None:
+            self.failure = reason
+            return
+        self.succession.lost(reason)
+        assert self.link is not None
+        self.link.close()
+        self.link = None
+        self.failure = self.succession.failure

@@ -1,0 +1,122 @@
+"""One sequence at the draft: its tree with the drafter behind it, when its next verdict is due, and what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from amusd.policies.verdict_clock import VerdictClock
+from amusd.protocol.messages import Candidate, Progress, Verdict
+from amusd.runtime.rollback import RollbackManager
+from amusd.tracing.recorder import Recorder
+from amusd.types import Role
+
+
+@dataclass(slots=True)
+class DraftSequence:
+    """The state of one sequence while the draft works on it. Each step is recorded as an event."""
+
+    manager: RollbackManager
+    drafter_name: str
+    recorder: Recorder
+    opened_ns: int
+    verdict: Verdict | None = None
+    """The newest that has come and was not applied yet. Verdicts are cumulative, so it replaces those before it."""
+    busy_ns: int = 0
+    wait_ns: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_rollbacks: int = 0
+    verdict_clock: VerdictClock = field(default_factory=VerdictClock)
+
+    @property
+    def sequence_id(self) -> int:
+        """Names it in messages and events."""
+        return self.manager.session.sequence_id
+
+    @property
+    def has_work(self) -> bool:
+        """It has room to run ahead."""
+        return self.manager.has_work
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long to wait for a verdict that is due before the next step would end; 0: not at all."""
+        if not self.manager.can_wait:
+            return 0.0
+        return self.verdict_clock.patience_ns(self.recorder.now_ns()) / 1e9
+
+    def roll_back(self) -> bool:
+        """Apply the verdict that has come, if it is news: keep what it foresaw, drop the rest. Returns whether it was.
+
+        Raises `PeerProtocolError` for an impossible one, which changes nothing, and `RollbackError`.
+        """
+        verdict, self.verdict = self.verdict, None
+        if verdict is None:
+            return False
+        start_ns = self.recorder.now_ns()
+        transition = self.manager.apply(verdict)
+        if transition is None:
+            return False
+        self.num_rollbacks += transition.num_discarded > 0
+        self.verdict_clock.heard(start_ns, goes_on=self.manager.can_wait)
+        self.account(
+            "rollback" if transition.num_discarded else "advance",
+            start_ns,
+            num_discarded=transition.num_discarded,
+            num_adopted=len(transition.token_ids),
+            committed_length=transition.committed_length,
+            epoch=transition.epoch,
+            **({} if self.manager.session.is_chain else {"kept_steps": [node.step for node in transition.kept]}),
+        )
+        return True
+
+    def propose(self) -> None:
+        """Compute one step."""
+        start_ns = self.recorder.now_ns()
+        num_tokens = self.manager.propose()
+        step_ns = self.recorder.now_ns() - start_ns
+        self.num_steps += 1
+        self.num_drafted += num_tokens
+        self.verdict_clock.stepped(step_ns)
+        self.manager.stepped(step_ns)
+        self.account("draft_step", start_ns, num_tokens=num_tokens, length=self.manager.length)
+
+    def offer(self) -> Candidate | None:
+        """The next message of candidates; None while there are too few for one."""
+        return self.manager.offer()
+
+    def sent(self, candidate: Candidate) -> None:
+        """The candidates are on their way."""
+        if candidate.token_ids:
+            self.verdict_clock.sent(self.recorder.now_ns())
+
+    def waited(self, start_ns: int, end_ns: int) -> None:
+        """Count a wait for a message, with nothing to compute."""
+        self.wait_ns += end_ns - start_ns
+        self.recorder.span("draft_wait", start_ns, end_ns, self.sequence_id)
+
+    def progress(self) -> Progress:
+        """The counts so far."""
+        return Progress(
+            role=Role.DRAFT,
+            sequence_id=self.sequence_id,
+            num_steps=self.num_steps,
+            num_drafted=self.num_drafted + self.manager.num_looked_up,
+            num_rollbacks=self.num_rollbacks,
+            num_stale=self.manager.session.num_stale,
+            busy_ns=self.busy_ns,
+            wait_ns=self.wait_ns,
+            open_ns=self.recorder.now_ns() - self.opened_ns,
+        )
+
+    def close(self) -> None:
+        """Release the drafter."""
+        end_ns = self.recorder.now_ns()
+        self.recorder.span("sequence", self.opened_ns, end_ns, self.sequence_id, drafter=self.drafter_name)
+        self.manager.close()
+
+    def account(self, name: str, start_ns: int, **fields: object) -> None:
+        """Count and record work that began at `start_ns` and ends now."""
+        end_ns = self.recorder.now_ns()
+        self.busy_ns += end_ns - start_ns
+        self.recorder.span(name, start_ns, end_ns, self.sequence_id, **fields)

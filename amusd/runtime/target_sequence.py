@@ -1,0 +1,168 @@
+"""One request at the target: what is committed of it, what judges its candidates, when it ends, and what is counted.
+
+cache             keys and values of [0, committed_length - 1): the last committed token is the next pass's first input
+session           the committed tokens, and the candidates behind them
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from amusd.config import GREEDY, Distribution
+from amusd.models.language_model import KVCache
+from amusd.policies.base import Decision, Policy, Verify
+from amusd.policies.observer import Observer
+from amusd.protocol.messages import Open
+from amusd.protocol.target_session import TargetSession
+from amusd.protocol.verification import Block, PassOutcome
+from amusd.runtime.verifier import Verifier
+from amusd.sampling.equality import Acceptance
+from amusd.sampling.stopping import Emission, StopChecker
+from amusd.tracing.metrics import GenerationMetrics
+from amusd.tracing.tally import Tally
+from amusd.types import FinishReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a target worker is asked to decode."""
+
+    prompt: tuple[int, ...]
+    max_length: int
+    """Prompt and answer together."""
+    policy: Policy
+    drafter: str | None
+    """None: decode without a draft."""
+    distribution: Distribution = GREEDY
+    logprobs: bool = False
+    max_silence_seconds: float = 0.3
+    """How long the draft is waited for, all in all, while nothing is heard from it."""
+    reference: tuple[int, ...] = ()
+    """The answer, where it is known in advance and the drafter is to be told (a synthetic one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a sequence ended."""
+
+    finish_reason: FinishReason
+    metrics: GenerationMetrics
+    sequence_id: int
+    """Names the sequence in the events of both workers."""
+
+
+@dataclass
+class TargetSequence:
+    """The state of one request while the target decodes it."""
+
+    request: Request
+    stop: StopChecker
+    session: TargetSession
+    cache: KVCache
+    verifier: Verifier
+    observer: Observer
+    """What was measured of the pair so far, earlier requests included."""
+    tally: Tally
+    decision: Verify = field(default_factory=lambda: Verify(0))
+    """What the policy said of the pass under way."""
+    max_candidates: int = 0
+    """Candidates that the pass under way has room for."""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def sequence_id(self) -> int:
+        """Names it in messages and events."""
+        return self.session.sequence_id
+
+    @property
+    def uses_draft(self) -> bool:
+        """A draft is wanted."""
+        return self.request.drafter is not None
+
+    @property
+    def tells_draft(self) -> bool:
+        """The draft is to hear what the last pass committed."""
+        return self.finish_reason is None and self.decision.tells_draft
+
+    def opening(self, incarnation: int) -> Open:
+        """What a draft of this incarnation is told first: all that is committed, and how far it may run ahead."""
+        request, policy, committed = self.request, self.request.policy, self.session.committed
+        assert request.drafter is not None
+        return Open(
+            sequence_id=self.sequence_id,
+            incarnation=incarnation,
+            token_ids=committed,
+            max_length=self.session.max_length,
+            drafter=request.drafter,
+            max_lookahead=policy.max_lookahead,
+            tokens_per_message=policy.tokens_per_message,
+            reference=request.reference[len(committed) - len(request.prompt) :],
+            distribution=request.distribution,
+            fan_out=policy.fan_out,
+            rows_per_step=policy.rows_per_step,
+        )
+
+    def decide(self, max_candidates: int, waited_ns: int, *, may_hear: bool) -> Decision:
+        """Ask the policy about the next pass, which has room for `max_candidates`.
+
+        `may_hear`: a draft works on the sequence. Without one nothing is waited for, and the question whether drafting
+        pays does not arise: the draft must be told of each pass, to be heard again.
+        """
+        view = self.observer.view(self.session, max_candidates=max_candidates, waited_ns=waited_ns)
+        if not may_hear:
+            view = replace(view, may_get_more=False, drafting_pays=True)
+        return self.request.policy.decide(view)
+
+    def begin(self, decision: Verify, max_candidates: int) -> Block:
+        """The block of the next pass, which has room for `max_candidates`."""
+        policy = self.request.policy
+        self.decision = decision
+        self.max_candidates = min(max_candidates, policy.max_lookahead)
+        num_candidates = min(decision.num_candidates, max_candidates)
+        return self.verifier.begin(self.session, num_candidates, policy.breadth, decision.min_chance)
+
+    def commit(self, acceptance: Acceptance) -> tuple[Emission, PassOutcome]:
+        """Make the tokens final, up to the one that ends the answer, and cut the cache back to them."""
+        emission = self.stop.push(acceptance.token_ids)
+        if self.verifier.logprobs:
+            emission = replace(emission, logprobs=self.verifier.logprobs[: len(emission.token_ids)])
+        self.finish_reason = emission.finish_reason
+        num_accepted = min(acceptance.num_accepted, len(emission.token_ids))
+        outcome = self.session.commit(emission.token_ids, num_accepted, ends=emission.finish_reason is not None)
+        self.cache.truncate(min(self.cache.length, self.session.committed_length - 1))
+        return emission, outcome
+
+    def observe(self, start_ns: int, end_ns: int, now_ns: int, outcome: PassOutcome, *, may_hear: bool) -> None:
+        """Count the pass that ran from `start_ns` to `end_ns`, and whose tokens are committed at `now_ns`."""
+        self.observer.passed(
+            start_ns,
+            end_ns,
+            outcome,
+            foreseen=not self.session.draft_restarting,
+            rests=not self.decision.tells_draft,
+            is_alone=not may_hear,
+        )
+        self.tally.passed(now_ns, end_ns - start_ns, outcome)
+        if self.uses_draft and not may_hear:
+            self.tally.num_tokens_alone += outcome.num_tokens
+
+    def waited(self, ns: int, *, num_before: int) -> None:
+        """Count a wait for the draft, which began with `num_before` candidates at hand."""
+        self.tally.wait_ns += ns
+        self.observer.waited(ns, num_before=num_before, num_after=self.session.num_candidates)
+
+    def outcome(self) -> Outcome:
+        """How it ended; aborted, unless a token has ended it."""
+        return Outcome(self.finish_reason or FinishReason.ABORTED, self.tally.metrics(), self.sequence_id)
+
+    def summary(self) -> dict[str, Any]:
+        """Fields of its event `sequence`."""
+        request = self.request
+        return {
+            "policy": type(request.policy).__name__,
+            "max_lookahead": request.policy.max_lookahead,
+            "drafter": request.drafter,
+            "num_prompt_tokens": len(request.prompt),
+            "finish_reason": (self.finish_reason or FinishReason.ABORTED).value,
+        }

@@ -1,0 +1,53 @@
+"""A clock that only a test moves, and one end of a link that lives by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amusd.errors import PeerLostError
+from amusd.protocol.messages import Message
+
+
+class Clock:
+    """Nanoseconds, as `time.monotonic_ns`."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def pass_by(self, seconds: float) -> None:
+        self.ns += round(seconds * 1e9)
+
+
+class Link:
+    """One end of a link. What the peer says stands in `inbox`, and has arrived."""
+
+    address = "nowhere"
+    num_rejected = sent_ns = 0
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.inbox: list[Message] = []
+        self.sent: list[tuple[float, Message]] = []
+        self.is_lost = self.is_closed = False
+
+    def send(self, message: Message) -> None:
+        if self.is_lost:
+            raise PeerLostError("the link is cut")
+        self.sent.append((self._clock.ns / 1e9, message))
+
+    def receive(self, timeout: float) -> Message | None:
+        if self.is_lost:
+            raise PeerLostError("the link is cut")
+        if self.inbox:
+            return self.inbox.pop(0)
+        self._clock.pass_by(timeout)
+        return None
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def messages(self, kind: type[Message]) -> list[Any]:
+        return [message for _, message in self.sent if isinstance(message, kind)]

@@ -1,0 +1,236 @@
+"""What a target tells its draft and how long it waits for it, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime.clocked import Clock, Link
+
+from amusd.models.table import TableModel
+from amusd.policies.lockstep import SynchronousPolicy
+from amusd.protocol import prefix_hash
+from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Open, Progress, Verdict
+from amusd.runtime.draft_client import MAX_NONSENSE, DraftClient
+from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.runtime.target_worker import TargetWorker
+from amusd.sampling.stopping import StopChecker
+from amusd.tracing.recorder import Recorder
+from amusd.types import FinishReason, Role
+
+VOCAB_SIZE = 50
+PROMPT = (3, 1, 4)
+SILENCE = 0.3
+PASS_SECONDS = 0.01
+
+
+class Next:
+    """Has the next draft at hand once the first is lost."""
+
+    failure = None
+
+    def __init__(self, clock: Clock) -> None:
+        self.link = Link(clock)
+        self.is_ready = False
+
+    def lost(self, _reason: str) -> None:
+        self.is_ready = True
+
+    def poll(self) -> tuple[Link, Hello] | None:
+        return (self.link, hello(2)) if self.is_ready else None
+
+    def verified(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SlowModel(TableModel):
+    """A pass takes `PASS_SECONDS`."""
+
+    clock: Clock
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        self.clock.pass_by(PASS_SECONDS)
+        return super().forward(*args, **options)
+
+
+def hello(incarnation: int) -> Hello:
+    return Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, VOCAB_SIZE, "", ("test",))
+
+
+class Target:
+    """A worker with a client whose link, clock and next draft are the test's."""
+
+    def __init__(self, *, round_trip_seconds: float = 0.0) -> None:
+        self.clock = Clock()
+        self.link, self.next = Link(self.clock), Next(self.clock)
+        recorder = Recorder("target", now_ns=self.clock)
+        succession: Any = self.next
+        self.client = DraftClient(recorder, VOCAB_SIZE, self.link, hello(1), round_trip_seconds, succession)
+        model = SlowModel(VOCAB_SIZE, seed=7, max_length=2000)
+        model.clock = self.clock
+        self.worker = TargetWorker(model, recorder, self.client)
+
+    def request(self, num_tokens: int, reference: tuple[int, ...] = ()) -> tuple[Request, StopChecker]:
+        request = Request(
+            prompt=PROMPT,
+            max_length=len(PROMPT) + num_tokens,
+            policy=SynchronousPolicy(4, 1.0),  # waits for a full block in each pass
+            drafter="test",
+            max_silence_seconds=SILENCE,
+            reference=reference,
+        )
+        return request, StopChecker((), (), num_tokens, str)
+
+    def open(self, num_tokens: int = 20) -> TargetSequence:
+        """A sequence that the draft is told of."""
+        sequence = self.worker._admit(*self.request(num_tokens))
+        self.client.open(sequence)
+        return sequence
+
+
+def candidate(sequence: TargetSequence, token_ids: Sequence[int], *, incarnation: int = 1) -> Candidate:
+    """A chain that begins behind all that is committed."""
+    return chain(sequence.sequence_id, sequence.session.committed, token_ids, incarnation)
+
+
+def chain(sequence_id: int, committed: Sequence[int], token_ids: Sequence[int], incarnation: int = 1) -> Candidate:
+    value = prefix_hash.EMPTY
+    for token_id in committed:
+        value = prefix_hash.extend(value, token_id)
+    return Candidate(
+        sequence_id=sequence_id,
+        incarnation=incarnation,
+        base=len(committed),
+        root=len(committed),
+        prefix_hash=value,
+        first=1,
+        parents=tuple(range(len(token_ids))),
+        token_ids=tuple(token_ids),
+        weights=(),
+        more=True,
+    )
+
+
+WAITS = st.lists(st.floats(0.001, 0.2), max_size=12)
+
+
+@given(before=WAITS, after=WAITS)
+def test_waits_add_up_from_the_last_word_on(before: list[float], after: list[float]) -> None:
+    target = Target()
+    sequence = target.open()
+    for seconds in before:
+        target.client.take(seconds)
+    target.link.inbox.append(candidate(sequence, (1,)))
+    assert target.client.take(1.0)
+    start_ns = target.clock.ns
+    for wanted in after:  # as the worker does: never longer than may be
+        target.client.take(min(wanted, target.client.patience_seconds))
+    waited = (target.clock.ns - start_ns) / 1e9
+    assert waited <= SILENCE + 1e-6
+    assert target.client.may_hear(sequence) == (sum(after) < SILENCE - 1e-6)
+
+
+def test_what_the_link_takes_is_no_silence() -> None:
+    target = Target(round_trip_seconds=0.2)
+    target.open()
+    assert target.client.patience_seconds == pytest.approx(SILENCE + 0.2)
+
+
+def test_a_silent_draft_costs_one_pause_in_the_whole_answer() -> None:
+    target = Target()
+    tokens = list(target.worker.decode(*target.request(200)))
+    assert sum(len(emission.token_ids) for emission in tokens) == 200
+    waited = target.clock.ns / 1e9 - 200 * PASS_SECONDS
+    assert 0 < waited <= SILENCE + 1e-6  # nor is the end waited for
+
+
+def test_a_silent_draft_is_told_again_at_longer_and_longer_intervals() -> None:
+    target = Target()
+    for _ in target.worker.decode(*target.request(1000)):
+        pass
+    told = [at for at, message in target.link.sent if isinstance(message, Verdict)]
+    alone = [at for at in told if at > SILENCE]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(alone)]
+    assert len(alone) >= 3
+    assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(gaps))
+    openings = target.link.messages(Open)
+    assert len(openings) == 1 + len(alone)  # it never answered, so it may not have got the opening
+    assert next(opening.token_ids for opening in openings) == PROMPT
+    assert len(openings[-1].token_ids) > len(openings[0].token_ids)
+
+
+def test_a_draft_that_has_answered_is_told_the_verdict_alone() -> None:
+    target = Target()
+    target.link.inbox.append(chain(1, PROMPT, (1,)))
+    for _ in target.worker.decode(*target.request(300)):
+        pass
+    assert len(target.link.messages(Open)) == 1
+    assert len(target.link.messages(Verdict)) > 2
+
+
+def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
+    target = Target()
+    sequence = target.open()
+    target.client.take(SILENCE)
+    assert not target.client.may_hear(sequence)
+    nonsense = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, VOCAB_SIZE, "", ())
+    target.link.inbox += [nonsense] * (MAX_NONSENSE - 1)
+    target.client.drain()
+    assert target.client.has_draft
+    target.link.is_lost = True
+    target.client.take(0.0)
+    assert (target.client.has_draft, target.link.is_closed, sequence.session.attached) == (False, True, False)
+    assert target.client.look_for_next()
+    assert target.client.may_hear(sequence)
+    target.next.link.inbox.append(nonsense)
+    target.client.drain()
+    assert target.client.has_draft
+    assert target.client.losses == ["the link is cut"]
+
+
+def test_a_draft_that_says_nothing_but_nonsense_is_lost() -> None:
+    target = Target()
+    target.open()
+    target.link.inbox += [hello(1)] * MAX_NONSENSE
+    target.client.drain()
+    assert not target.client.has_draft
+    assert target.client.losses == [f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids"]
+
+
+def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
+    target = Target()
+    plain = [token for emission in Target().worker.decode(*target.request(30)) for token in emission.token_ids]
+    answer = target.worker.decode(*target.request(30, tuple(plain)))
+    for _ in range(5):
+        next(answer)
+    target.link.is_lost = True
+    for _ in answer:
+        pass
+    first, second = target.link.messages(Open)[0], target.next.link.messages(Open)[0]
+    assert first.reference == tuple(plain)
+    assert (*second.token_ids, *second.reference) == (*PROMPT, *plain)
+    assert len(second.reference) < len(plain)
+
+
+def test_what_comes_for_one_sequence_changes_no_other() -> None:
+    target = Target()
+    first, second = target.open(), target.open()
+    target.link.inbox += [candidate(second, (1, 2)), candidate(first, (3,), incarnation=9)]
+    target.client.drain()
+    assert (first.session.num_candidates, second.session.num_candidates) == (0, 2)
+    assert (first.tally.num_stale_candidates, second.tally.num_stale_candidates) == (1, 0)
+    target.link.inbox.append(Progress(Role.DRAFT, first.sequence_id, 7, 0, 0, 0, 0, 0, 0))
+    target.client.close(first, FinishReason.EOS)
+    assert [message.sequence_id for message in target.link.messages(Close)] == [first.sequence_id]
+    assert (first.tally.draft is not None, second.tally.draft) == (True, None)
+    assert second.session.attached
+    target.link.is_lost = True
+    target.client.take(0.0)
+    assert (first.tally.num_draft_losses, second.tally.num_draft_losses) == (0, 1)
