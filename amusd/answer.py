@@ -18,8 +18,7 @@ from typing_extensions import Self
 
 from amusd.errors import StateError
 from amusd.runtime.target_sequence import Outcome
-from amusd.sampling.answer_text import AnswerText
-from amusd.sampling.stopping import Emission
+from amusd.sampling.stopping import AnswerText, Emission
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode
 

@@ -25,8 +25,7 @@ from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console, table
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.oracle import always_wrong, right_with_probability
-from amusd.drafters.synthetic import SyntheticDrafter
-from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.reporting.answers import KEYS, MEASURES

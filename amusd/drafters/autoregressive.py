@@ -1,5 +1,9 @@
 """Any causal language model with the target's tokenizer, drafting one token a step, as the target would choose it.
 
+It may leave to prompt lookup what lookup knows better. Text repeats itself: names, code, lists, and the loops that
+small models run into. Where a long enough suffix of the context has occurred before, what followed it then is right
+more often than a small model is (`experiments/embedded_draft/` measures from which length on), and costs nothing.
+
 context   [0, length)            tokens taken in, the tail included
 cache     [0, cache_length)      keys and values present; at most length - 1, so that a step always has an input
 """
@@ -10,7 +14,7 @@ from collections.abc import Sequence
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_not_finite
-from amusd.drafters.context import Context
+from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import NotFiniteError
 from amusd.models.language_model import LanguageModel
 from amusd.sampling.digest import Digests
@@ -20,9 +24,11 @@ from amusd.sampling.sampler import DraftSampler, TokenSampler
 class AutoregressiveDrafter(ChainDrafter):
     """Drafts with `model`. Its cache holds the longest sequence the model supports, and is kept between sequences."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, lookup: NgramDrafter | None = None) -> None:
+        """`lookup`: proposes first; the model drafts where it has no continuation."""
+        super().__init__()
         self._model = model
-        self._context = Context()
+        self._lookup = lookup
         self._cache = model.new_cache(model.max_length)
         self._distribution = GREEDY
         self._sampler: TokenSampler | None = None
@@ -34,14 +40,10 @@ class AutoregressiveDrafter(ChainDrafter):
             model.prepare(self._cache, (self._digests.many,))
 
     @property
-    def length(self) -> int:
-        """Tokens in the context."""
-        return self._context.length
-
-    @property
     def tokens_per_step(self) -> int:
-        """One, where each token costs a call of the model."""
-        return self._model.tokens_per_step
+        """One, where each token costs a call of the model; as many as are wanted, where they are looked up."""
+        looked_up = self._lookup is not None and self._lookup.continuation(1)
+        return self._capacity if looked_up else self._model.tokens_per_step
 
     @property
     def cache_length(self) -> int:
@@ -56,11 +58,13 @@ class AutoregressiveDrafter(ChainDrafter):
         """What the last tokens were drawn from, under the ratio test."""
         return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
 
-    def start(self, token_ids: Sequence[int], capacity: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`; all but the last go through the model at once."""
         if capacity > self._cache.capacity:
             raise ValueError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
-        self._context.open(token_ids, capacity)
+        super().open(token_ids, capacity, fan_out)
+        if self._lookup is not None:
+            self._lookup.open(token_ids, capacity)
         self._cache.truncate(0)
         self._sampler = None
         if not self._distribution.is_argmax:
@@ -75,41 +79,48 @@ class AutoregressiveDrafter(ChainDrafter):
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """`max_tokens` tokens; fewer at the end of the capacity, none where the model gives no numbers."""
-        num_tokens = min(max_tokens, self._context.capacity - self._context.length)
+        num_tokens = min(max_tokens, self._capacity - self.length)
         if num_tokens < 1:
             return ()
+        if self._lookup is not None and (found := self._lookup.continuation(num_tokens)):
+            self.commit(found)  # the model reads it with its next step
+            return found
         pending = self._catch_up()
         if self._sampler is not None:
-            self._sampler.see(self._context.token_ids)
+            self._sampler.see(self._context)
         try:
             proposed = self._model.extend(pending, self._cache, num_tokens, self._sampler)
         except NotFiniteError as error:
             say_not_finite(error)
-            self._cache.truncate(min(self._cache.length, self._context.length - 1))
+            self._cache.truncate(min(self._cache.length, self.length - 1))
             self._cache.wipe()
             return ()
-        self._context.append(proposed)
+        self.commit(proposed)
         return tuple(proposed)
 
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Append the target's tokens; they go through the model with the next step."""
-        self._context.append(token_ids)
+        """Append tokens; they go through the model with the next step."""
+        super().commit(token_ids)
+        if self._lookup is not None:
+            self._lookup.commit(token_ids)
 
     def truncate(self, length: int) -> None:
         """Keep `length` tokens. The last of them stays outside the cache: the next step needs it as its input."""
-        self._context.truncate(length)
+        super().truncate(length)
+        if self._lookup is not None:
+            self._lookup.truncate(length)
         self._cache.truncate(min(self._cache.length, length - 1))
 
     def close(self) -> None:
         """Keep the cache's memory for the next sequence."""
+        super().close()
         self._cache.truncate(0)
-        self._context = Context()
 
     def _catch_up(self) -> list[int]:
         """The tokens that the next pass takes in; those that do not fit into one pass go through the model here."""
         while True:
             start = self._cache.length
-            pending = self._context.token_ids[start : start + self._model.max_rows(start)]
-            if start + len(pending) == self._context.length:
+            pending = self._context[start : start + self._model.max_rows(start)]
+            if start + len(pending) == self.length:
                 return pending
             self._model.prefill(pending, self._cache)

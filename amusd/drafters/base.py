@@ -86,29 +86,46 @@ class ChainDrafter(Drafter):
     * What is proposed depends on the context alone: `propose` after `truncate` equals `propose` of a fresh drafter that
       was opened with the same tokens.
     * `truncate` is O(1) apart from dropping its own tokens, and checks before it changes anything.
+
+    The methods here keep the context; an implementation that keeps more of the sequence calls them first.
     """
 
-    @abc.abstractmethod
-    def start(self, token_ids: Sequence[int], capacity: int) -> None:
-        """As `open`."""
+    def __init__(self) -> None:
+        self._context: list[int] = []
+        self._capacity = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens in the context."""
+        return len(self._context)
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        """Start from `token_ids`. Raises `ValueError` when there are none or more than `capacity`, and for trees."""
+        if fan_out != 1:
+            raise ValueError(f"fan_out {fan_out}: this drafter drafts chains")
+        if not 1 <= len(token_ids) <= capacity:
+            raise ValueError(f"{len(token_ids)} tokens to start from, between 1 and {capacity} allowed")
+        self._context, self._capacity = list(token_ids), capacity
 
     @abc.abstractmethod
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """Up to `max_tokens` tokens that may follow the context; they become part of it. Empty: nothing to propose."""
 
-    @abc.abstractmethod
     def commit(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that the target chose."""
+        """Append tokens. Raises `ValueError` beyond the capacity; then nothing changes."""
+        if self.length + len(token_ids) > self._capacity:
+            raise ValueError(f"{self.length} + {len(token_ids)} tokens, capacity {self._capacity}")
+        self._context.extend(token_ids)
 
-    @abc.abstractmethod
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens of the context. Raises `ValueError` unless `1 <= length <= self.length`."""
+        if not 1 <= length <= self.length:
+            raise ValueError(f"cannot cut a context of {self.length} tokens to {length}")
+        del self._context[length:]
 
-    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`."""
-        if fan_out != 1:
-            raise ValueError(f"fan_out {fan_out}: this drafter drafts chains")
-        self.start(token_ids, capacity)
+    def close(self) -> None:
+        """Forget the sequence."""
+        self._context, self._capacity = [], 0
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:  # noqa: ARG002
         """The next tokens behind the last node."""

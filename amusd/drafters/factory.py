@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.lookup_first import LookupFirstDrafter
-from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.ngram_cache import NgramCache
-from amusd.drafters.synthetic import SyntheticDrafter
-from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
+from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
@@ -68,9 +65,7 @@ def _model_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], Dr
     if config.kind == "synthetic":
         return lambda: SyntheticDrafter(AutoregressiveDrafter(model), config.accept, model.vocab_size)
     if config.kind == "embedded" and config.min_lookup > 0:
-        return lambda: LookupFirstDrafter(
-            AutoregressiveDrafter(model), NgramDrafter(config.min_lookup, config.max_lookup)
-        )
+        return lambda: AutoregressiveDrafter(model, NgramDrafter(config.min_lookup, config.max_lookup))
     return lambda: AutoregressiveDrafter(model)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from amusd.drafters.base import ChainDrafter
-from amusd.drafters.context import Context
 
 Schedule = Callable[[int], bool]
 """Position (absolute) -> whether the proposal for it is the target's own token."""
@@ -57,38 +56,17 @@ class OracleDrafter(ChainDrafter):
     """
 
     def __init__(self, reference: Sequence[int], schedule: Schedule, vocab_size: int) -> None:
+        super().__init__()
         self._reference = tuple(reference)
         self._schedule = schedule
         self._vocab_size = vocab_size
-        self._context = Context()
-
-    @property
-    def length(self) -> int:
-        """Tokens in the context."""
-        return self._context.length
-
-    def start(self, token_ids: Sequence[int], capacity: int) -> None:
-        """Start from `token_ids`."""
-        self._context.open(token_ids, capacity)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """The next tokens by the schedule."""
-        stop = min(self.length + max_tokens, len(self._reference), self._context.capacity)
+        stop = min(self.length + max_tokens, len(self._reference), self._capacity)
         proposed = tuple(self._token_at(position) for position in range(self.length, stop))
-        self._context.append(proposed)
+        self.commit(proposed)
         return proposed
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Append the target's tokens."""
-        self._context.append(token_ids)
-
-    def truncate(self, length: int) -> None:
-        """Keep `length` tokens."""
-        self._context.truncate(length)
-
-    def close(self) -> None:
-        """Forget the sequence."""
-        self._context = Context()
 
     def _token_at(self, position: int) -> int:
         right = self._reference[position]

@@ -2,18 +2,22 @@
 
 The model drafts as ever, and its keys and values stay its own; only what is proposed is replaced, token for token, by
 what a schedule says. So a step, a rollback and a several-token step cost exactly what they cost with a trained draft.
+
+In a tree, at each position the target's own token is the first guess with probability `accept`; where it is not, each
+further guess is right with probability `accept_next`, given that those before it are wrong.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from amusd.config import Distribution
-from amusd.drafters.base import ChainDrafter
-from amusd.drafters.context import Context
+from amusd.drafters.base import ChainDrafter, Drafter
 from amusd.drafters.oracle import right_with_probability
 from amusd.protocol import prefix_hash
+from amusd.protocol.draft_session import Guesses, Node, Transition
 
 _UNJUDGED = 0
 """Proposed behind the end of the answer, of which a real draft would not know either."""
@@ -29,16 +33,11 @@ class SyntheticDrafter(ChainDrafter):
 
     def __init__(self, model: ChainDrafter, accept: float, vocab_size: int) -> None:
         """`model` spends the time, on ids in `[0, vocab_size)`: any target fits, as ids are reduced to that range."""
+        super().__init__()
         self._model = model
         self._accept = accept
         self._vocab_size = vocab_size
-        self._context = Context()
         self.set_reference(())
-
-    @property
-    def length(self) -> int:
-        """Tokens in the context."""
-        return self._context.length
 
     @property
     def tokens_per_step(self) -> int:
@@ -56,36 +55,33 @@ class SyntheticDrafter(ChainDrafter):
         """The model draws as it would, which costs what it costs; its tokens are replaced all the same."""
         self._model.set_distribution(distribution)
 
-    def start(self, token_ids: Sequence[int], capacity: int) -> None:
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
-        self._context.open(token_ids, capacity)
-        self._model.open(self._reduced(token_ids), capacity)
+        super().open(token_ids, capacity, fan_out)
+        self._model.open(_reduced(token_ids, self._vocab_size), capacity)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """As many tokens as the model proposes, by the schedule."""
         start = self.length
         num_tokens = len(self._model.propose(max_tokens))
         proposed = tuple(self._token_at(position) for position in range(start, start + num_tokens))
-        self._context.append(proposed)
+        super().commit(proposed)
         return proposed
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append the target's tokens."""
-        self._context.append(token_ids)
-        self._model.commit(self._reduced(token_ids))
+        super().commit(token_ids)
+        self._model.commit(_reduced(token_ids, self._vocab_size))
 
     def truncate(self, length: int) -> None:
         """Keep `length` tokens."""
-        self._context.truncate(length)
+        super().truncate(length)
         self._model.truncate(length)
 
     def close(self) -> None:
         """Release the sequence; the reference stays until the next one is set."""
-        self._context = Context()
+        super().close()
         self._model.close()
-
-    def _reduced(self, token_ids: Sequence[int]) -> list[int]:
-        return [token_id % self._vocab_size for token_id in token_ids]
 
     def _token_at(self, position: int) -> int:
         if position >= len(self._reference):
@@ -94,3 +90,101 @@ class SyntheticDrafter(ChainDrafter):
         if self._is_right(position):
             return right
         return right - 1 if right else 1  # an id of the target's vocabulary, however large that is
+
+
+class SyntheticTreeDrafter(Drafter):
+    """A `Drafter` and a `ReferenceDrafter`. `model` spends the time; its guesses are replaced."""
+
+    def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
+        """`vocab_size`: ids of the model; those of the target are reduced to that range for it."""
+        self._model = model
+        self._accept = accept
+        self._accept_next = accept_next
+        self._vocab_size = vocab_size
+        self._fan_out = 1
+        self._length = 0
+        self._follows = True
+        self._right: dict[Node, bool] = {}
+        """Whether the target's text goes through it."""
+        self.set_reference(())
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self._length
+
+    def set_reference(self, token_ids: Sequence[int]) -> None:
+        """The target's whole text of the sequence that is opened next, prompt included."""
+        self._reference = tuple(token_ids)
+        self._seed = functools.reduce(prefix_hash.extend, self._reference, prefix_hash.EMPTY)
+        self._is_first = right_with_probability(self._accept, self._seed)
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """The model ranks as it would, which costs what it costs."""
+        self._model.set_distribution(distribution)
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        """Start from `token_ids`."""
+        self._fan_out = fan_out
+        self._right = {}
+        self._length = len(token_ids)
+        self._follows = self._reference[: self._length] == tuple(token_ids)
+        self._model.open(_reduced(token_ids, self._vocab_size), capacity, fan_out)
+
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
+        """As many guesses as asked for, behind each node."""
+        self._model.expand(root, nodes, num_tokens)
+        return [self._guesses(root, node) for node in nodes]
+
+    def follow(self, transition: Transition) -> None:
+        """Follow the committed tokens."""
+        committed = (*(node.token_id for node in transition.kept), *transition.token_ids)
+        end = self._length + len(committed)
+        self._follows = self._follows and self._reference[self._length : end] == committed
+        self._length = end
+        self._right = {node: self._right[node] for node in transition.alive if node in self._right}
+        self._model.follow(replace(transition, token_ids=tuple(_reduced(transition.token_ids, self._vocab_size))))
+
+    def close(self) -> None:
+        """Release the sequence; the reference stays until the next one is set."""
+        self._model.close()
+
+    def _guesses(self, root: Node, node: Node) -> Guesses:
+        position = node.position + 1
+        on_path = self._follows if node is root else self._is_right(root, node)
+        right = self._reference[position] if on_path and position < len(self._reference) else -1
+        rank = self._rank(position)
+        weight, left = self._accept, 1.0 - self._accept
+        guesses: list[tuple[int, float]] = []
+        for place in range(self._fan_out):
+            token_id = right if place == rank and right >= 0 else self._wrong(right, place)
+            guesses.append((token_id, weight))
+            weight = left * self._accept_next
+            left -= weight
+        return guesses
+
+    def _is_right(self, root: Node, node: Node) -> bool:
+        known = self._right.get(node)
+        if known is None:
+            above = node.parent is root or node.parent is None
+            follows = self._follows if above else self._is_right(root, node.parent)  # type: ignore[arg-type]  # not None
+            inside = node.position < len(self._reference)
+            known = follows and inside and self._reference[node.position] == node.token_id
+            self._right[node] = known
+        return known
+
+    def _rank(self, position: int) -> int:
+        if self._is_first(position):
+            return 0
+        for rank in range(1, self._fan_out):
+            if right_with_probability(self._accept_next, self._seed + rank)(position):
+                return rank
+        return self._fan_out
+
+    def _wrong(self, right: int, place: int) -> int:
+        """Another id for each place, none of them right."""
+        return place if right < 0 or place < right else place + 1
+
+
+def _reduced(token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    return [token_id % vocab_size for token_id in token_ids]

@@ -13,13 +13,13 @@ import numpy as np
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, say_not_finite
-from amusd.drafters.ngram_cache import NgramCache
+from amusd.drafters.ngram import NgramCache
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import DigestRequest
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.digest import Digests
-from amusd.sampling.plain_ranking import make_ranking
+from amusd.sampling.ranking import Ranking
 
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
@@ -68,7 +68,7 @@ class ModelTreeDrafter(Drafter):
         self._prefix = np.arange(self._num_slots)  # of which the first `_num_computed` count
         self._num_computed = len(token_ids) - 1
         self._free = list(range(self._num_slots - 1, len(token_ids) - 2, -1))  # the lowest is taken first
-        self._ranking = make_ranking(
+        self._ranking = Ranking(
             self._distribution,
             self._model.vocab_size,
             self._model.output_ids,

@@ -19,7 +19,7 @@ from amusd.protocol.target_session import Reception
 from amusd.runtime.handshake import told
 from amusd.runtime.succession import Succession, last_line
 from amusd.runtime.target_sequence import TargetSequence
-from amusd.sampling.rows import ProbabilityRow, unpack_rows
+from amusd.sampling.acceptance import ProbabilityRow, unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.metrics import DraftCounts
 from amusd.tracing.recorder import Recorder

@@ -18,7 +18,7 @@ from amusd.errors import RankLostError, RollbackError
 from amusd.policies.row_cost import RowCost
 from amusd.protocol.draft_session import DraftSession, Guesses, Transition
 from amusd.protocol.messages import Candidate, Open, Verdict
-from amusd.sampling.rows import certain
+from amusd.sampling.acceptance import certain
 
 logger = logging.getLogger(__name__)
 

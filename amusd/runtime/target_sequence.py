@@ -17,7 +17,7 @@ from amusd.protocol.messages import Open
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.verifier import Verifier
-from amusd.sampling.equality import Acceptance
+from amusd.sampling.acceptance import Acceptance
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.tally import Tally
@@ -139,7 +139,6 @@ class TargetSequence:
             start_ns,
             end_ns,
             outcome,
-            foreseen=not self.session.draft_restarting,
             rests=not self.decision.tells_draft,
             is_alone=not may_hear,
         )

@@ -67,9 +67,7 @@ class LogitsProcessor:
         self._bias_changes = Changes(columns, biases, _NONE, _NONE)
         self.divisor: np.float32 = np.float32(distribution.temperature or 1.0)
         """What the temperature divides logits by."""
-        self._is_plain = distribution == Distribution(
-            temperature=distribution.temperature, acceptance=distribution.acceptance, seed=distribution.seed
-        ) and distribution.temperature in (0, 1)
+        self._leaves_rows = distribution.is_plain and distribution.temperature in (0, 1)
 
     @property
     def needs_context(self) -> bool:
@@ -93,15 +91,7 @@ class LogitsProcessor:
         The softmax over what is left is the distribution that is sampled. `prompt` and `answer` are the tokens before
         the one that is chosen; only penalties read them.
         """
-        if self._is_plain:
-            return logits, None
-        row = self._row
-        changes = self.changes(prompt, answer)
-        if changes.size:
-            np.copyto(row, logits)
-            self.shape(row, changes)
-        else:
-            np.divide(logits, self.divisor, out=row)
+        row = self.shaped(logits, self.changes(prompt, answer))
         return row, self.filtered(row)
 
     def changes(self, prompt: Sequence[int], answer: Sequence[int]) -> Changes:
@@ -114,17 +104,26 @@ class LogitsProcessor:
             penalized = np.union1d(self._columns(prompt), written)
         return replace(self._bias_changes, penalized=penalized, written=written)
 
-    def shape(self, row: Row, changes: Changes) -> None:
-        """Apply bias, penalties and temperature to `row`, in place; `changes` holds places in it."""
-        penalty = np.float32(self._distribution.repetition_penalty)
+    def shaped(self, logits: Row, changes: Changes) -> Row:
+        """`logits` with bias, penalties and temperature applied; `changes` holds places in it. Valid as of `process`.
+
+        `logits`: of all columns or of some.
+        """
+        if self._leaves_rows:
+            return logits
+        row = self._row[: len(logits)]
+        if not changes.size:
+            return np.divide(logits, self.divisor, out=row)
+        np.copyto(row, logits)
         if len(changes.biased):
             np.add.at(row, changes.biased, changes.biases)
         if len(changes.penalized):
-            seen = row[changes.penalized]
+            penalty, seen = np.float32(self._distribution.repetition_penalty), row[changes.penalized]
             row[changes.penalized] = np.where(seen > 0, seen / penalty, seen * penalty)
         row[changes.written] -= np.float32(self._distribution.presence_penalty)
         if self.divisor != 1:
             np.divide(row, self.divisor, out=row)
+        return row
 
     def raised(self, changes: Changes) -> Columns:
         """The columns whose logits may have become larger."""
@@ -169,6 +168,13 @@ class LogitsProcessor:
         sorted_weights = likely_weights[order]
         before = np.cumsum(sorted_weights, dtype=np.float64) - sorted_weights
         return np.sort(columns[order[before < wanted]])
+
+    def column(self, token_id: int) -> int | None:
+        """The column that scores a token; None: there is none."""
+        if self._output_ids is None:
+            return token_id if token_id < self._num_columns else None
+        column = int(self._column_of[token_id]) if token_id < len(self._column_of) else -1
+        return column if column >= 0 else None
 
     def _columns(self, token_ids: Sequence[int]) -> Columns:
         """The columns of distinct tokens, ascending."""

@@ -38,6 +38,8 @@ LAST_SHIFT = 16
 _CODE_ROUNDS, _LAST_CODE_SHIFT = ((17, _SECOND), (15, _THIRD), (16, FIRST_FACTOR)), 15
 _HALF = 0.5
 UNIT = 2.0**-32
+_TO_MINUS_UNIT = -UNIT * (1 - 2.0**-23)
+"""Takes counters to (-1, 0), and the largest float32 of them not to -1, whose logarithm is infinite."""
 
 
 class Domain(enum.IntEnum):
@@ -101,13 +103,29 @@ def gumbel(of: Counters) -> npt.NDArray[np.float64]:
     return noise
 
 
-def gumbel_of(token_id: int, key: int) -> float:
-    """That of one token: `gumbel(counters(key, codes_of(...)))[token_id]`."""
+def float_gumbel(of: Counters) -> npt.NDArray[np.float32]:
+    """float32 of the counters' shape: the noise of `gumbel`, to rounding."""
+    noise = of.astype(np.float32)
+    np.add(noise, np.float32(_HALF), out=noise)
+    np.multiply(noise, np.float32(_TO_MINUS_UNIT), out=noise)  # -v
+    np.log1p(noise, out=noise)
+    np.negative(noise, out=noise)
+    np.log(noise, out=noise)
+    return np.negative(noise, out=noise)
+
+
+def code_of(token_id: int) -> int:
+    """The code of one token: `codes_of(...)[token_id]`."""
     code = token_id + 1
     for shift, factor in _CODE_ROUNDS:
         code = (code ^ code >> shift) * factor & MASK32
+    return code ^ code >> _LAST_CODE_SHIFT
+
+
+def gumbel_of(token_id: int, key: int) -> float:
+    """The noise of one token: `gumbel(counters(key, codes_of(...)))[token_id]`."""
     low, high = halves_of(key)
-    counter = ((code ^ code >> _LAST_CODE_SHIFT ^ low) * FIRST_FACTOR + high) & MASK32
+    counter = ((code_of(token_id) ^ low) * FIRST_FACTOR + high) & MASK32
     for shift, factor in ROUNDS:
         counter = (counter ^ counter >> shift) * factor & MASK32
     return -math.log(-math.log1p(-((counter ^ counter >> LAST_SHIFT) + _HALF) * UNIT))

@@ -8,15 +8,21 @@ The probabilities are estimates. They would be exact if standard Gumbel noise e 
 by: with the noise g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and
 g, is distributed as softmax(l + T g): the softmax of T times the scores. Greedy: the softmax of the logits.
 
-Something else may know a part of a row's distribution (`amusd/drafters/ngram_cache.py`). The row is then ranked as that
+Something else may know a part of a row's distribution (`amusd/drafters/ngram.py`). The row is then ranked as that
 of a model which gives those tokens that much and shares the rest out as the draft does; a token that the draft cannot
-propose gets a column of its own.
+propose gets a column of its own, behind those of the model.
+
+Where nothing but a temperature shapes the distribution, a few numbers of a row are enough: the best scores and two
+totals. A mixture makes its own tokens likelier and leaves the others in their order, so the best of a mixed row are
+among those of the row and the tokens of the mixture. Filters and penalties see the mixed row itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +30,18 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.sampling.digest import Digest, Digests, RowDigest, Words
-from amusd.sampling.kept_noise import KeptNoise, Noise, float_gumbel
+from amusd.sampling.known_rows import Kept, KnownRow, check_largest, keep
 from amusd.sampling.logits import Changes, LogitsProcessor, Row
-from amusd.sampling.noise import Domain, codes_of, counters, key_of
-from amusd.sampling.partial_row import PartialRow, keep
-from amusd.sampling.pass_rows import check_largest
+from amusd.sampling.noise import Counters, Domain, code_of, codes_of, counters, float_gumbel, gumbel_of, key_of
+
+Noise = npt.NDArray[np.float32]
+"""[columns]: Gumbel noise times the temperature."""
+_LEAST_PROBABILITY = 1e-37
+"""Below it a float32 loses its digits: such a token counts as one that cannot come."""
+_LARGEST = 700.0
+"""Whose exponential is still a number."""
+_POSITIONS_KEPT = 16
+"""Positions whose noise is kept: the nodes of a tree stand at few, and meet each of them often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +56,29 @@ class RankedTokens:
 
 Mixture = Sequence[tuple[int, float]]
 """Different tokens with the probability that is theirs before the model is asked, each above 0, together below 1."""
+_Shares = Sequence[tuple[int, float]]
+"""A `Mixture` with columns in the place of tokens."""
 
 
-def check_rows(
-    num_rows: int,
-    positions: Sequence[int],
-    contexts: Sequence[Sequence[int]] | None,
-    mixtures: Sequence[Mixture],
-) -> None:
-    """Raises `ValueError` unless all that is said of rows is said of as many. `contexts`: None where none is needed."""
-    if len(positions) != num_rows or (contexts is not None and len(contexts) != num_rows):
-        raise ValueError(f"{num_rows} rows, {len(positions)} positions and {len(contexts or ())} contexts")
-    if mixtures and len(mixtures) != num_rows:
-        raise ValueError(f"{num_rows} rows and {len(mixtures)} mixtures")
+@dataclass(slots=True)
+class _Best:
+    """The best columns of a row by T times the score, relative to one of its logits."""
+
+    log_total: float
+    """Logarithm of the sum of the weights, the exponentials, of all columns."""
+    scores: list[float]
+    columns: list[int]
+    log_total_of_logits: float = 0.0
+    """`log_total` without noise; of use where something is mixed in."""
+    mixed: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Logit and noise of the model's columns that something is mixed into."""
 
 
 class Ranking:
-    """Ranks the next tokens of one sequence by a draft's logits."""
+    """Ranks the next tokens of one sequence by a draft's logits, on any device.
+
+    Where more columns of a row on a device are equal than are asked for, any of them come first.
+    """
 
     def __init__(
         self,
@@ -75,7 +94,7 @@ class Ranking:
         """`vocab_size`, `output_ids`: of the draft's model; see `LanguageModel`. `number`: tokens of each row at most.
 
         `min_probability`: only those that are likelier; `num_prompt_tokens`: where the answer begins in a context;
-        `digests`: of the model, if its logits are on a device.
+        `digests`: of the model, if its logits are on a device; made when they are needed if None.
         Raises `ValueError` under the ratio test, whose target draws with noise of its own: nothing can be ranked.
         """
         if distribution.rule == "rejection":
@@ -83,15 +102,19 @@ class Ranking:
         if number < 1:
             raise ValueError(f"number={number} must be at least 1")
         self._distribution = distribution
-        self._sharpness = np.float32(distribution.temperature or 1.0)
+        self._is_plain = distribution.is_plain
         self._number = number
-        self._min_probability = min_probability
+        self._least = max(min_probability, _LEAST_PROBABILITY)
         self._num_prompt_tokens = num_prompt_tokens
-        self._num_model_columns = vocab_size
+        self._num_columns = vocab_size
         self._output_ids = output_ids
         self._digests = digests
-        self._column_of: dict[int, int] | None = None
-        self._set_columns(np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy())
+        self._ids = np.arange(vocab_size) if output_ids is None else output_ids.cpu().numpy()
+        self._codes = codes_of(int(self._ids.max()) + 1)
+        if output_ids is not None:
+            self._codes = self._codes[self._ids]
+        self._processor = LogitsProcessor(distribution, vocab_size, None if output_ids is None else self._ids)
+        self._keep_noise()
 
     @property
     def needs_contexts(self) -> bool:
@@ -101,7 +124,9 @@ class Ranking:
     @property
     def digest(self) -> Digest | None:
         """The digest that a pass has to compute; None: whole rows are ranked."""
-        return None if self._digests is None else self._digests.many
+        if self._digests is None:
+            return None
+        return self._digests.few if self._is_plain else self._digests.many
 
     def inputs(
         self,
@@ -111,14 +136,14 @@ class Ranking:
     ) -> npt.NDArray[np.int64]:
         """The inputs [rows, words] of `digest`; parameters as of `rank`."""
         assert self.digest is not None
-        temperature, seed = self._distribution.temperature, self._distribution.seed
-        asked = []
-        for row in range(len(positions)):
-            mixed = self._columns([token_id for token_id, _ in mixtures[row]]) if mixtures else []
-            raised = self._processor.raised(self._changes(contexts[row] if self.needs_contexts else ()))
-            columns = [column for column in (*mixed, *raised.tolist()) if column < self._num_model_columns]
-            asked.append(columns[: self.digest.num_asked])
-        keys = [key_of(seed, position, Domain.MATCHING) for position in positions]
+        asked: list[list[int]] = []
+        for row in range(len(positions) if mixtures or not self._is_plain else 0):
+            columns = [column for column, _ in self._shares(mixtures[row])] if mixtures else []
+            if not self._is_plain:
+                columns += self._processor.raised(self._changes(contexts[row] if self.needs_contexts else ())).tolist()
+            asked.append([column for column in columns if column < self._num_columns][: self.digest.num_asked])
+        temperature = self._distribution.temperature
+        keys = [self._key(position) for position in positions]
         return self.digest.inputs(keys, scale=temperature, temperature=temperature or 1.0, asked=asked)
 
     def rank(
@@ -136,127 +161,173 @@ class Ranking:
         unless all are as many, and `NotFiniteError` where the largest logit of a row is NaN or infinite. Of a digest
         only the columns that it holds are ranked.
         """
-        check_rows(len(logits), positions, contexts if self.needs_contexts else None, mixtures)
+        if len(positions) != len(logits) or (self.needs_contexts and len(contexts) != len(logits)):
+            raise ValueError(f"{len(logits)} rows, {len(positions)} positions and {len(contexts)} contexts")
+        if mixtures and len(mixtures) != len(logits):
+            raise ValueError(f"{len(logits)} rows and {len(mixtures)} mixtures")
         if self._digests is None and logits.device.type != "cpu":
-            self._digests = Digests(self._num_model_columns, self._output_ids, logits.device)
-        if outputs is None and self.digest is not None:
-            outputs = self.digest.outputs(logits, self.inputs(positions, contexts, mixtures))
-        rows = logits.float().numpy() if outputs is None else None
+            self._digests = Digests(self._num_columns, self._output_ids, logits.device, num_best=self._number)
+        rows: Sequence[Row | RowDigest]
+        if self.digest is None:
+            rows = list(logits.float().numpy())
+        else:
+            if outputs is None:
+                outputs = self.digest.outputs(logits, self.inputs(positions, contexts, mixtures))
+            rows = [self.digest.read(row) for row in outputs]
         ranked = []
-        for index, position in enumerate(positions):
-            mixture = mixtures[index] if mixtures else ()
+        for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
+            check_largest(row.winner_logit if isinstance(row, RowDigest) else row[row.argmax()])
+            shares = self._shares(mixtures[index]) if mixtures else []
             context = contexts[index] if self.needs_contexts else ()
-            if rows is not None:
-                check_largest(rows[index].max())
-                ranked.append(self._rank_row(self._mix(rows[index], mixture), context, position))
-            elif outputs is not None and self.digest is not None:
-                digest = self.digest.read(outputs[index])
-                check_largest(digest.winner_logit)
-                ranked.append(self._rank_digest(digest, mixture, context, position))
+            if self._is_plain:
+                best = self._best_of_plain(row, shares, position)
+            else:
+                best = self._best_of_shaped(row, shares, context, position)
+            ranked.append(self._ranked(best))
         return ranked
 
-    def _set_columns(self, ids: npt.NDArray[np.int64]) -> None:
-        """Which token each column scores."""
-        distribution, num_columns = self._distribution, len(ids)
-        identity = num_columns == self._num_model_columns and np.array_equal(ids, np.arange(num_columns))
-        self._ids = ids
-        self._processor = LogitsProcessor(distribution, num_columns, None if identity else ids)
-        self._noise: KeptNoise | None = None
-        if distribution.temperature > 0:
-            self._codes = codes_of(int(ids.max()) + 1)[ids]
-            self._noise = KeptNoise(distribution.seed, self._codes)
-        self._mixed, self._scores, self._weights = np.empty((3, num_columns), dtype=np.float32)
+    # Where nothing but a temperature shapes the distribution
 
-    def _columns(self, token_ids: Sequence[int]) -> list[int]:
-        """Where these tokens are scored; those that are nowhere get new columns behind the model's."""
-        if self._column_of is None:
-            self._column_of = {int(token_id): column for column, token_id in enumerate(self._ids)}
-        new = [token_id for token_id in token_ids if token_id not in self._column_of]
-        if new:
-            self._column_of.update({token_id: len(self._ids) + place for place, token_id in enumerate(new)})
-            self._set_columns(np.concatenate((self._ids, new)))
-        return [self._column_of[token_id] for token_id in token_ids]
+    def _best_of_plain(self, row: Row | RowDigest, shares: _Shares, position: int) -> _Best:
+        best = self._best_of_digest(row) if isinstance(row, RowDigest) else self._best_of_row(row, shares, position)
+        return self._mixed(best, shares, position) if shares else best
 
-    def _mix(self, row: Row, mixture: Mixture) -> Row:
-        """`row` [model's columns] as the logits [columns] of the mixture; valid until the next call."""
-        columns = self._columns([token_id for token_id, _ in mixture])
-        if len(self._ids) == len(row) and not mixture:
-            return row
-        mixed = self._mixed
-        mixed[: len(row)] = row
-        mixed[len(row) :] = -np.inf
-        if mixture:
-            best = row.max()
-            total = np.exp(np.subtract(row, best, out=self._weights[: len(row)]), out=self._weights[: len(row)]).sum()
-            shares = np.array([share for _, share in mixture])
-            # Up to what the model has left, log(1 - all shares), which no ranking and no softmax notices.
-            known = np.log(shares / (1 - shares.sum())) + best + np.log(total)
-            mixed[columns] = np.logaddexp(mixed[columns], known)
+    def _best_of_row(self, row: Row, shares: _Shares, position: int) -> _Best:
+        """Relative to the largest logit, or large logits would round the noise away."""
+        relative = row - row[row.argmax()]
+        noise = self._noise_at(position) if self._distribution.temperature > 0 else None
+        best = self._best_of(relative if noise is None else relative + noise)
+        if shares:
+            best.log_total_of_logits = best.log_total if noise is None else math.log(float(np.exp(relative).sum()))
+            for column, _ in shares:
+                if column < len(relative):
+                    best.mixed[column] = float(relative[column]), 0.0 if noise is None else float(noise[column])
+        return best
+
+    def _best_of_digest(self, digest: RowDigest) -> _Best:
+        """Relative to the winner's logit."""
+        own = float(digest.winner_logit)
+        scores = (digest.best_scores - digest.winner_logit).tolist()
+        log_total = float(digest.best_scores[digest.best_scores.argmax()]) - own - digest.log_share
+        best = _Best(log_total, scores, digest.best.tolist(), log_total_of_logits=-digest.log_probability)
+        if len(digest.asked):
+            logits = (digest.asked_logits - digest.winner_logit).tolist()
+            noises = (digest.asked_scores - digest.asked_logits).tolist()
+            best.mixed = dict(zip(digest.asked.tolist(), zip(logits, noises, strict=True), strict=True))
+        return best
+
+    def _mixed(self, best: _Best, shares: _Shares, position: int) -> _Best:
+        """`best` when the row is mixed with `shares`, up to what the model has left, log(1 - all shares).
+
+        That is the same for all columns, so no ranking and no softmax notices.
+        """
+        left, mass = 1 - sum(share for _, share in shares), 1.0  # the mass is of `best.log_total`
+        scores: dict[int, float] = {}
+        for column, share in shares:
+            logit = math.log(share / left) + best.log_total_of_logits
+            if column in best.mixed:
+                own, noise = best.mixed[column]
+                mass -= math.exp(own + noise - best.log_total)
+                logit = _log_add(own, logit)
+            else:
+                temperature = self._distribution.temperature
+                noise = temperature * gumbel_of(int(self._ids[column]), self._key(position)) if temperature else 0.0
+            scores[column] = logit + noise
+            mass += math.exp(min(scores[column] - best.log_total, _LARGEST))
+        for score, column in zip(best.scores, best.columns, strict=True):
+            scores.setdefault(column, score)
+        return _Best(best.log_total + math.log(mass), list(scores.values()), list(scores))
+
+    # Where filters or penalties do
+
+    def _best_of_shaped(self, row: Row | RowDigest, shares: _Shares, context: Sequence[int], position: int) -> _Best:
+        """Of a digest only the columns that it holds."""
+        known = KnownRow.of(row, self._num_columns) if isinstance(row, RowDigest) else KnownRow(row)
+        known = self._mixed_row(known, shares)
+        changes = self._changes(context)
+        kept = keep(self._distribution, self._processor, known, changes)
+        if kept is None:  # ranked all the same, as if there were no other columns
+            kept = Kept(self._processor.shaped(known.logits, known.known(changes)))
+        places = slice(None) if kept.possible is None else kept.possible
+        processed = kept.row[places]
+        scores = processed - processed[processed.argmax()]  # as in `_best_of_row`
+        if (temperature := self._distribution.temperature) > 0:
+            scores *= np.float32(temperature)
+            if known.columns is None:
+                scores += self._noise_at(position)[places]
+            else:
+                scores += _noise_of(self._codes[known.columns[places]], self._distribution.seed, temperature, position)
+        best = self._best_of(scores)
+        chosen = best.columns if kept.possible is None else kept.possible[best.columns].tolist()
+        best.columns = [known.column_at(place) for place in chosen]
+        return best
+
+    def _mixed_row(self, known: KnownRow, shares: _Shares) -> KnownRow:
+        """The logits of the mixture, as in `_mixed`; columns behind the model's are known, too."""
+        num_new = len(self._ids) - self._num_columns
+        if not num_new and not shares:
+            return known
+        mixed, log_total = known.extended(num_new), known.log_total
+        left = 1 - sum(share for _, share in shares)
+        for column, share in shares:
+            place = mixed.place(column)
+            mixed.logits[place] = np.logaddexp(mixed.logits[place], math.log(share / left) + log_total)
         return mixed
 
-    def _rank_row(self, row: Row, context: Sequence[int], position: int) -> RankedTokens:
-        """`row` [columns]: a whole one."""
-        processed, columns = self._processor.process(row, *self._seen(context))
-        if self._noise is None:  # no filter changes an argmax
-            return self._rank(processed, self._ids, None)
-        noise = self._noise.at([position])[0]
-        if columns is None:
-            return self._rank(processed, self._ids, noise)
-        return self._rank(processed[columns], self._ids[columns], noise[columns])
+    # All
 
-    def _rank_digest(self, digest: RowDigest, mixture: Mixture, context: Sequence[int], position: int) -> RankedTokens:
-        part = self._mix_part(PartialRow.of(digest, self._num_model_columns), mixture)
-        changes = self._changes(context)
-        kept = keep(self._distribution, self._processor, part, changes)
-        if kept is not None:
-            row, places = kept.row, np.flatnonzero(kept.possible)
-        else:  # ranked all the same, as if there were no other columns
-            row = part.logits.copy()
-            self._processor.shape(row, part.known(changes))
-            places = np.arange(len(row))
-        columns = part.columns[places]
-        if self._noise is None:
-            return self._rank(row[places], self._ids[columns], None)
-        key = key_of(self._distribution.seed, position, Domain.MATCHING)
-        return self._rank(row[places], self._ids[columns], float_gumbel(counters(key, self._codes[columns])))
+    def _best_of(self, scores: Row) -> _Best:
+        """The best of `scores` [known]: T times the scores, less something that all of them have in common."""
+        top = scores[scores.argmax()]
+        weights = np.exp(scores - top if top else scores)  # greedy: relative already
+        total = float(weights.sum())
+        likely = np.flatnonzero(weights > self._least * total)
+        best = likely[np.argsort(-scores[likely], kind="stable")[: self._number]]
+        return _Best(float(top) + math.log(total), scores[best].tolist(), best.tolist())
 
-    def _mix_part(self, part: PartialRow, mixture: Mixture) -> PartialRow:
-        """As `_mix`; the columns behind the model's are known, too."""
-        columns = np.array(self._columns([token_id for token_id, _ in mixture]), dtype=np.intp)
-        new = np.arange(self._num_model_columns, len(self._ids))
-        if not len(new) and not len(columns):
-            return part
-        mixed = np.concatenate((part.logits, np.full(len(new), -np.inf, dtype=np.float32)))
-        part = replace(
-            part,
-            num_columns=len(self._ids),
-            columns=np.concatenate((part.columns, new)),
-            logits=mixed,
-            is_extra=np.concatenate((part.is_extra, np.zeros(len(new), dtype=np.bool_))),
-        )
-        if mixture:
-            shares = np.array([share for _, share in mixture])
-            total = float(part.digest.winner_logit) - part.digest.log_probability
-            known = np.log(shares / (1 - shares.sum())) + total
-            places = np.searchsorted(part.columns, columns)
-            mixed[places] = np.logaddexp(mixed[places], known)
-        return part
+    def _ranked(self, best: _Best) -> RankedTokens:
+        order = sorted(zip(best.scores, best.columns, strict=True), key=lambda one: (-one[0], one[1]))[: self._number]
+        weights = [math.exp(score - best.log_total) for score, _ in order]
+        together = max(1.0, sum(weights))
+        likely = [weight / together for weight in weights if weight > self._least]
+        return RankedTokens(tuple(int(self._ids[column]) for _, column in order[: len(likely)]), tuple(likely))
+
+    def _shares(self, mixture: Mixture) -> list[tuple[int, float]]:
+        return [(self._column(token_id), share) for token_id, share in mixture]
+
+    def _column(self, token_id: int) -> int:
+        """Where this token is scored; one that is nowhere gets a new column."""
+        column = self._processor.column(token_id)
+        if column is None:
+            column = len(self._ids)
+            self._ids = np.append(self._ids, token_id)
+            self._processor = LogitsProcessor(self._distribution, len(self._ids), self._ids)
+            if not self._is_plain:
+                self._codes = np.append(self._codes, np.uint32(code_of(token_id)))
+                self._keep_noise()
+        return column
+
+    def _keep_noise(self) -> None:
+        """Keep the noise of all columns for the positions last asked for: do not write to it."""
+        distribution = self._distribution
+        make = partial(_noise_of, self._codes, distribution.seed, distribution.temperature)
+        self._noise_at = lru_cache(maxsize=_POSITIONS_KEPT)(make)
 
     def _changes(self, context: Sequence[int]) -> Changes:
-        return self._processor.changes(*self._seen(context))
+        return self._processor.changes(context[: self._num_prompt_tokens], context[self._num_prompt_tokens :])
 
-    def _seen(self, context: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        return context[: self._num_prompt_tokens], context[self._num_prompt_tokens :]
+    def _key(self, position: int) -> int:
+        return key_of(self._distribution.seed, position, Domain.MATCHING)
 
-    def _rank(self, row: Row, ids: npt.NDArray[np.int64], noise: Noise | None) -> RankedTokens:
-        """`row`, `ids`, `noise` [columns]: processed logits of those that are left, and what belongs to them."""
-        scores, weights = self._scores[: len(row)], self._weights[: len(row)]
-        np.subtract(row, row[row.argmax()], out=scores)  # before the noise is added: large logits would round it away
-        if noise is not None:
-            np.add(scores, noise, out=scores)
-            np.subtract(scores, scores[scores.argmax()], out=scores)
-        total = float(np.exp(np.multiply(scores, self._sharpness, out=weights), out=weights).sum())
-        likely = np.flatnonzero(weights > self._min_probability * total)
-        order = np.argsort(-scores[likely], kind="stable")[: self._number]
-        best, found = likely[order], weights[likely[order]].astype(np.float64)
-        return RankedTokens(tuple(ids[best].tolist()), tuple((found / max(total, found.sum())).tolist()))
+
+def _noise_of(codes: Counters, seed: int, temperature: float, position: int) -> Noise:
+    """The noise of the columns with these codes, times the temperature."""
+    noise = float_gumbel(counters(key_of(seed, position, Domain.MATCHING), codes))
+    noise *= np.float32(temperature)
+    return noise
+
+
+def _log_add(first: float, second: float) -> float:
+    """log(exp(first) + exp(second)); `second` is finite."""
+    larger, smaller = max(first, second), min(first, second)
+    return larger + math.log1p(math.exp(smaller - larger))

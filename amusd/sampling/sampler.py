@@ -15,18 +15,27 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.protocol.verification import Block
-from amusd.sampling.digest import Digest, Digests, Words
-from amusd.sampling.digest_choice import DigestChoice
-from amusd.sampling.equality import Acceptance, accept_along
+from amusd.sampling.acceptance import (
+    Acceptance,
+    Probabilities,
+    ProbabilityRow,
+    accept_along,
+    is_accepted,
+    pack_row,
+    residual,
+)
+from amusd.sampling.digest import Digest, Digests, RowDigest, Words
+from amusd.sampling.known_rows import KnownRow, PassRows, keep
 from amusd.sampling.logits import Changes, Columns, LogitsProcessor, Row
 from amusd.sampling.matching import NoisyArgmax
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of, uniform
-from amusd.sampling.pass_rows import PassRows
-from amusd.sampling.rejection import Probabilities, is_accepted, residual
-from amusd.sampling.rows import ProbabilityRow, pack_row
 
 DRAFT_SUPPORT = 1024
 """Tokens that a draft draws from at most under the ratio test: what its rows carry."""
+_FIRST_LIKELY = 64
+"""Likely columns of a digest that are looked at first: less work than all of them, and nearly always enough."""
+_SLACK, _SLACK_PER_UNIT = 1e-3, 1e-5
+"""How far a score of a device, divided by the temperature, may be off: in all, and for each unit of its size."""
 
 
 class TokenSampler:
@@ -53,7 +62,6 @@ class TokenSampler:
         self._codes = codes_of(vocab_size) if ids is None else codes_of(int(ids.max()) + 1)[ids]
         self._ids = ids
         self._draw = NoisyArgmax(self._codes)
-        self._digest_choice = DigestChoice(distribution, self._processor, self._codes)
         self._num_prompt_tokens = len(prompt)
         self._context = list(prompt)
         self._digests = digests
@@ -127,12 +135,53 @@ class TokenSampler:
         digest = rows.digest(row)
         if digest is not None:
             self.num_rows += 1
-            key = self._key(position, self._domain)
-            column = self._digest_choice.choose(digest, key, self._changes(self._context))
+            column = self._choose_from_digest(digest, position)
             if column is not None:
                 return column
             self.num_whole_rows += 1
         return self._choose(rows.whole(row), position)
+
+    def _choose_from_digest(self, digest: RowDigest, position: int) -> int | None:
+        """The column that the whole row would give; None where the digest does not settle it."""
+        if self._distribution.is_argmax:
+            return digest.winner
+        changes = self._changes(self._context)
+        if len(digest.likely) > _FIRST_LIKELY:
+            column = self._settled(digest.cut(_FIRST_LIKELY, self._distribution.temperature or 1.0), changes, position)
+            if column is not None:
+                return column
+        return self._settled(digest, changes, position)
+
+    def _settled(self, digest: RowDigest, changes: Changes, position: int) -> int | None:
+        """The column with the largest score, if it surely is the choice.
+
+        That is, if filters surely keep it, and if no unknown column can have a larger score: because filters keep known
+        columns only, or because the device has seen that all other scores are smaller.
+        """
+        known = KnownRow.of(digest, len(self._codes))
+        with np.errstate(invalid="ignore", over="ignore"):  # logits may be no numbers
+            kept = keep(self._distribution, self._processor, known, changes)
+        if kept is None:
+            return None
+        if self._distribution.temperature == 0:
+            place = int(kept.row.argmax())
+            is_largest = kept.is_closed or bool(kept.row[place] > kept.largest_left)
+        else:
+            places = np.arange(len(kept.row)) if kept.possible is None else kept.possible
+            if not len(places):
+                return None
+            codes = self._codes[places if known.columns is None else known.columns[places]]
+            scores = kept.row[places] + gumbel(counters(self._key(position, self._domain), codes))
+            best = int(scores.argmax())
+            place = int(places[best])
+            is_largest = kept.is_closed or self._is_largest(float(scores[best]), digest)
+        is_kept = kept.sure is None or bool(kept.sure[place])
+        return known.column_at(place) if is_kept and is_largest else None
+
+    def _is_largest(self, score: float, digest: RowDigest) -> bool:
+        """Whether all unknown columns have a smaller score: none has a larger one than the worst of the best."""
+        least = float(digest.best_scores.min()) / self._distribution.temperature
+        return score > least + _SLACK + _SLACK_PER_UNIT * (abs(score) + abs(least))
 
     def _choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
         row, columns = self._process(logits)

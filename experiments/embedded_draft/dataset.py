@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.drafters.ngram_cache import MAX_CONTINUATIONS, NgramCache
+from amusd.drafters.ngram import MAX_CONTINUATIONS, NgramCache
 
 STATES = "states.npy"
 

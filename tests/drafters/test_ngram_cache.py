@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.ngram_cache import MAX_CONTINUATIONS, SHARES, NgramCache
+from amusd.drafters.ngram import MAX_CONTINUATIONS, SHARES, NgramCache, NgramDrafter
 
 MAX_MATCH = 4
 texts = st.lists(st.integers(0, 4), max_size=30)
@@ -64,9 +63,13 @@ def test_what_was_committed_bit_by_bit_is_what_was_opened(text: list[int], more:
 @settings(deadline=None, max_examples=300)
 @given(text=texts, min_match=st.integers(1, 3), max_tokens=st.integers(0, 9))
 def test_a_continuation_is_what_prompt_lookup_proposes(text: list[int], min_match: int, max_tokens: int) -> None:
+    matches = [(agreement(text, end, text), end) for end in range(1, len(text))]
+    number, end = max(matches, default=(0, 0))  # the longest, of equal ones the latest
+    expected = [text[end + offset % (len(text) - end)] for offset in range(max_tokens if number >= min_match else 0)]
+    assert cache_of(text, min_match).continuation(max_tokens) == tuple(expected)
     drafter = NgramDrafter(min_match, MAX_MATCH)
     drafter.open(text or [9], 100)
-    assert cache_of(text, min_match).continuation(max_tokens) == drafter.propose(max_tokens)
+    assert drafter.propose(max_tokens) == tuple(expected)
 
 
 def test_a_loop_goes_on() -> None:

@@ -15,8 +15,8 @@ from models.blocks import random_ids
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, ReferenceDrafter
-from amusd.drafters.ngram_cache import NgramCache
-from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.ngram import NgramCache
+from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics

@@ -13,8 +13,7 @@ from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.verifier import Verifier, prepare_to_verify
-from amusd.sampling.equality import Acceptance
-from amusd.sampling.rows import certain, unpack_rows
+from amusd.sampling.acceptance import Acceptance, certain, unpack_rows
 
 
 class Target:

@@ -21,7 +21,7 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.synthetic import SHAPES, random_model, shape_config
-from amusd.sampling.plain_ranking import make_ranking
+from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import TokenSampler
 
 pytestmark = [
@@ -133,7 +133,7 @@ def test_paths_and_trees_of_graphs_choose_what_passes_computed_anew_choose(folde
             wrong = (tokens[-1] + 1) % model.num_ids
             rows = [tokens[-1], wrong, model.choose(tokens[-1:], cache)[0]]
             cache.truncate(cache.length - 1)
-            found = model.choose_paths(rows, [0, 0], cache)
+            found = model.choose(rows, cache, [0, 0])
             assert found[0] == rows[2]
             model.keep([0, 2], cache)
             tokens += [rows[2], found[2]]
@@ -149,7 +149,7 @@ def test_a_prepared_model_verifies_paths_without_asking_the_device(folder: Path)
     model.prepare(cache)
     model.prefill(TOKENS[:-1], cache)
     with nothing_asked_of_the_device():
-        model.choose_paths([TOKENS[-1], 5, 6, 7], [0, 0, 2], cache)
+        model.choose([TOKENS[-1], 5, 6, 7], cache, [0, 0, 2])
         model.keep([0, 2, 3], cache)
         model.choose([9], cache)
 
@@ -165,7 +165,7 @@ def test_tokens_are_drawn_from_logits_on_the_device_as_from_their_copies(tempera
     assert chosen[0] == chosen[1]
     mixtures = [[(row, 0.25), (logits.shape[1] + row, 0.1)] if row % 2 else [] for row in range(8)]
     ranked = [
-        make_ranking(distribution, logits.shape[1], number=8).rank(
+        Ranking(distribution, logits.shape[1], number=8).rank(
             logits[:8].to(device), [5, 5, 6, 6, 7, 8, 9, 9], (), mixtures
         )
         for device in ("cpu", "cuda:0")

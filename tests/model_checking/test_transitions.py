@@ -20,7 +20,7 @@ from amusd.protocol.draft_session import DraftSession, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession, _Node
 from amusd.protocol.verification import Block
-from amusd.sampling.equality import accept_equal
+from amusd.sampling.acceptance import accept_equal
 
 PROMPT = (0,)
 ORIGIN = len(PROMPT)

@@ -9,7 +9,8 @@ SESSIONS = "tests/protocol/test_sessions.py"
 TARGET, DRAFT = "amusd/protocol/target_session.py", "amusd/protocol/draft_session.py"
 OBSERVER, SEEN = "amusd/policies/observer.py", "tests/policies/test_observer.py"
 ESTIMATES, POLICIES = "amusd/policies/estimates.py", "tests/policies/test_policies.py"
-PAYOFF, PAYS = "amusd/policies/payoff.py", "tests/policies/test_payoff.py"
+SWITCH, PAYS = "amusd/policies/drafting_switch.py", "tests/policies/test_drafting_switch.py"
+NGRAM, CONTRACT = "amusd/drafters/ngram.py", "tests/drafters/test_contract.py"
 CLOCK, CLOCKS = "amusd/policies/verdict_clock.py", "tests/policies/test_verdict_clock.py"
 LOGITS, SAMPLER = "amusd/sampling/logits.py", "tests/sampling/test_sampler.py"
 STOPPING, TEXT = "amusd/sampling/stopping.py", "tests/sampling/test_text.py"
@@ -130,13 +131,6 @@ RULES = (
         "False",
         TREES,
     ),
-    Rule(
-        "rows of one position share a track",
-        "amusd/protocol/tracks.py",
-        "                taken.add(track)\n",
-        "",
-        TREES,
-    ),
     # policies
     Rule(
         "a draft is mute into the next answer",
@@ -181,16 +175,6 @@ RULES = (
         "self._num_first / self._said_first",
         POLICIES,
     ),
-    Rule("a rest that pays does not grow", PAYOFF, "min(4 * self._rest, LONGEST)", "self._rest", PAYS),
-    Rule(
-        "a rest that does not pay is soon tried again",
-        PAYOFF,
-        "min(2 * max(self._look, FIRST_LOOK), LONGEST)",
-        "FIRST_LOOK",
-        PAYS,
-    ),
-    Rule("a rest may be endless", PAYOFF, "min(4 * self._rest, LONGEST)", "4 * self._rest", PAYS),
-    Rule("passes behind a change count", PAYOFF, "if self._num_passes > SETTLING:", "if True:", PAYS),
     Rule(
         "uneven passes are waited for as even ones", CLOCK, "due_ns + DEVIATIONS * self._deviation_ns", "due_ns", CLOCKS
     ),
@@ -208,45 +192,49 @@ RULES = (
         "        self._row_ns = max(0.0, slope)",
         "tests/policies/test_row_cost.py",
     ),
+    # drafters
+    Rule(
+        "rows of one position share a track",
+        "amusd/protocol/verification.py",
+        "                taken.add(track)\n",
+        "",
+        TREES,
+    ),
+    Rule("a rest that pays does not grow", SWITCH, "min(4 * self._rest, LONGEST)", "self._rest", PAYS),
+    Rule(
+        "a rest that does not pay is soon tried again",
+        SWITCH,
+        "min(2 * max(self._look, FIRST_LOOK), LONGEST)",
+        "FIRST_LOOK",
+        PAYS,
+    ),
+    Rule("a rest may be endless", SWITCH, "min(4 * self._rest, LONGEST)", "4 * self._rest", PAYS),
     Rule(
         "auto waits for a draft that is mute",
         "amusd/policies/auto.py",
-        "view.can_grow and not view.draft_is_mute",
-        "view.can_grow",
+        "not view.can_grow or view.draft_is_mute",
+        "not view.can_grow",
         POLICIES,
     ),
     Rule(
         "the synchronous target has no deadline",
-        "amusd/policies/lockstep.py",
-        "if seconds_left > 0:",
-        "if True:",
+        "amusd/policies/fixed.py",
+        "view.lacks(self.max_lookahead) and seconds_left > 0",
+        "view.lacks(self.max_lookahead)",
         POLICIES,
     ),
-    # drafters
+    Rule("the first occurrence is looked up", NGRAM, "(ends[-2] for ends", "(ends[0] for ends", CONTRACT),
     Rule(
-        "a loop ends at the end of the text",
-        "amusd/drafters/ngram.py",
-        "offset % period",
-        "min(offset, period - 1)",
-        "tests/drafters/test_contract.py",
+        "a loop ends at the end of the context",
+        NGRAM,
+        "self._context[end + offset % period]",
+        "self._context[end + min(offset, period - 1)]",
+        CONTRACT,
     ),
-    Rule(
-        "the first occurrence is looked up",
-        "amusd/drafters/ngram.py",
-        "return ends[-2]",
-        "return ends[0]",
-        "tests/drafters/test_contract.py",
-    ),
-    Rule(
-        "what was cut off stays in the index",
-        "amusd/drafters/ngram.py",
-        "                ends.pop()\n",
-        "                _ = ends.pop() if len(ends) > 1 else ends\n",
-        "tests/drafters/test_contract.py",
-    ),
+    Rule("what was cut off stays in the index", NGRAM, "                self._ends[ngram].pop()\n", "", CONTRACT),
     Rule(
         "the oldest places are looked at first",
-        "amusd/drafters/ngram_cache.py",
+        NGRAM,
         "return sorted(matches, reverse=True)",
         "return sorted(matches)",
         "tests/drafters/test_ngram_cache.py",
@@ -296,13 +284,6 @@ RULES = (
         TEXT,
     ),
     Rule("text is cut before the first string of the list", STOPPING, "text[: min(found)]", "text[: found[0]]", TEXT),
-    Rule(
-        "the residual may be negative",
-        "amusd/sampling/rejection.py",
-        "    np.maximum(left, 0.0, out=left)\n",
-        "",
-        "tests/sampling/test_rejection.py",
-    ),
     # answers, workloads, sweeps
     Rule(
         "an answer that nobody can read is computed on",

@@ -17,7 +17,7 @@ from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import Reception, TargetSession
 from amusd.protocol.verification import Block
-from amusd.sampling.equality import Acceptance, accept_along, accept_equal
+from amusd.sampling.acceptance import Acceptance, accept_along, accept_equal
 
 VOCAB_SIZE = 5
 

@@ -17,15 +17,14 @@ from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.ngram_cache import NgramCache
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.oracle import always_wrong
-from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models.table import TableModel
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Message
+from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
 from amusd.transport.memory import MemoryTransport
 from amusd.types import FinishReason, Mode

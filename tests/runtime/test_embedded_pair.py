@@ -20,8 +20,7 @@ from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.ngram_cache import NgramCache
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine

@@ -13,7 +13,7 @@ from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram_cache import NgramCache
+from amusd.drafters.ngram import NgramCache
 from amusd.errors import PeerProtocolError, RankLostError, RollbackError
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict

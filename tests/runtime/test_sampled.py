@@ -14,14 +14,13 @@ from amusd.answer import Generation
 from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.lookup_first import LookupFirstDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models.table import TableModel
 from amusd.protocol.messages import Candidate, Message
-from amusd.sampling.rows import certain
+from amusd.sampling.acceptance import certain
+from amusd.testing.table import TableModel
 from amusd.transport.memory import MemoryTransport
 from amusd.types import Mode
 
@@ -38,7 +37,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "same": lambda: AutoregressiveDrafter(target_model()),
     "stranger": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
     "ngram": lambda: NgramDrafter(1, 3),
-    "lookup first": lambda: LookupFirstDrafter(AutoregressiveDrafter(target_model()), NgramDrafter(2, 4)),
+    "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramDrafter(2, 4)),
 }
 
 

@@ -22,8 +22,8 @@ from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
 from amusd.runtime.rollback import RollbackManager
+from amusd.sampling.acceptance import unpack_rows
 from amusd.sampling.logits import LogitsProcessor
-from amusd.sampling.rows import unpack_rows
 from amusd.sampling.sampler import TargetSampler
 
 VOCAB_SIZE = 5

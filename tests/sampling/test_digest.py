@@ -23,7 +23,7 @@ from amusd.protocol.verification import Block
 from amusd.sampling.digest import Digest, Digests
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, halves_of, key_of
 from amusd.sampling.noisy_scores import compose_noisy_scores, device_counters, noisy_scores
-from amusd.sampling.plain_ranking import make_ranking
+from amusd.sampling.ranking import Ranking
 from amusd.sampling.sampler import TargetSampler, TokenSampler
 
 CPU = torch.device("cpu")
@@ -222,6 +222,18 @@ def test_the_filter_may_reach_beyond_a_digest_that_holds_the_winner() -> None:
     assert away.num_whole_rows < 0.25 * away.num_rows
 
 
+@pytest.mark.parametrize("make_digests", [None, Digests, SmallDigests])
+@pytest.mark.parametrize("parameters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"presence_penalty": 1.0}], ids=str)
+def test_of_equal_scores_the_lowest_column_wins(parameters: dict[str, Any], make_digests: type[Digests] | None) -> None:
+    """The columns score one token, so that all have the same noise."""
+    ids = torch.full((30,), 3)
+    logits = torch.zeros(1, 30)
+    logits[0, [11, 4, 25]] = 9.0
+    digests = None if make_digests is None else make_digests(30, ids, CPU)
+    sampler = TokenSampler(Distribution(temperature=1.0, **parameters), 30, ids, digests=digests)
+    assert sampler.choose(logits, 7, [2]) == [4]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_of_equal_logits_the_first_wins_on_the_device_too(dtype: torch.dtype) -> None:
     logits = torch.round(torch.randn((64, 3000), generator=torch.Generator().manual_seed(0))).to(dtype)
@@ -330,7 +342,7 @@ def test_guesses_of_a_digest_are_those_of_whole_rows(parameters: dict[str, Any])
     mixtures = [[(row + 5, 0.3), (2, 0.2)] if row % 2 else [] for row in range(8)]
     contexts = [[9, 8, int(row.argmax()) + 5] for row in logits] if "presence_penalty" in parameters else ()
     near, away = (
-        make_ranking(distribution, 30_000, ids, number=4, num_prompt_tokens=2, digests=digests)
+        Ranking(distribution, 30_000, ids, number=4, num_prompt_tokens=2, digests=digests)
         for digests in (None, Digests(30_000, ids, CPU))
     )
     positions = [3, 3, 4, 5, 5, 6, 7, 8]

@@ -11,29 +11,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import amusd.sampling.kept_noise
+import amusd.sampling.ranking
 from amusd.config import GREEDY, Distribution
 from amusd.errors import NotFiniteError
 from amusd.sampling.digest import Digests
-from amusd.sampling.kept_noise import float_gumbel
 from amusd.sampling.logits import LogitsProcessor
-from amusd.sampling.noise import Domain, codes_of, counters, gumbel, gumbel_of, key_of
-from amusd.sampling.plain_ranking import AnyRanking, PlainRanking, make_ranking
+from amusd.sampling.noise import Domain, codes_of, counters, float_gumbel, gumbel, gumbel_of, key_of
 from amusd.sampling.ranking import Mixture, RankedTokens, Ranking
 from amusd.sampling.sampler import TokenSampler
 
 NUM_IDS = 700
 
 
+def make_for_filters(*args: Any, **kwargs: Any) -> Ranking:
+    """What ranks whole rows, as if there were filters."""
+    ranking = Ranking(*args, **kwargs)
+    ranking._is_plain = False
+    return ranking
+
+
 def make_on_device(
     distribution: Distribution, vocab_size: int, output_ids: Tensor | None = None, **kwargs: Any
-) -> AnyRanking:
+) -> Ranking:
     """What sees digests, as of logits on a GPU."""
     digests = Digests(vocab_size, output_ids, torch.device("cpu"))
-    return make_ranking(distribution, vocab_size, output_ids, **kwargs, digests=digests)
+    return Ranking(distribution, vocab_size, output_ids, **kwargs, digests=digests)
 
 
-MAKERS: Sequence[Callable[..., AnyRanking]] = (Ranking, make_ranking, make_on_device)
+MAKERS: Sequence[Callable[..., Ranking]] = (make_for_filters, Ranking, make_on_device)
 """Whole rows, and their best tokens, where nothing but a temperature shapes the distribution, found in two ways."""
 every = pytest.mark.parametrize("make", MAKERS, ids=["whole", "best", "device"])
 ROUNDING = 1e-5
@@ -94,7 +99,7 @@ def rank(row: Any, distribution: Distribution = GREEDY, number: int = 3, positio
     number=st.integers(2, 4),
 )
 def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
-    make: Callable[..., AnyRanking], distribution: Distribution, seed: int, scale: float, some: bool, number: int
+    make: Callable[..., Ranking], distribution: Distribution, seed: int, scale: float, some: bool, number: int
 ) -> None:
     rng = np.random.default_rng(seed)
     ids = random_ids(rng, some)
@@ -128,7 +133,7 @@ def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
     columns=st.sampled_from([1, 2, 3, NUM_IDS]),
 )
 def test_probabilities_are_some_and_fall_and_are_at_most_one_together(
-    make: Callable[..., AnyRanking], distribution: Distribution, seed: int, scale: float, columns: int
+    make: Callable[..., Ranking], distribution: Distribution, seed: int, scale: float, columns: int
 ) -> None:
     logits = random_logits(np.random.default_rng(seed), 3, columns, scale)
     for tokens in make(distribution, columns, number=4).rank(logits, [5, 5, 6]):
@@ -146,7 +151,7 @@ def test_greedy_probabilities_are_the_softmax_of_the_logits() -> None:
 
 @every
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0, 1.7])
-def test_a_first_guess_is_right_as_often_as_it_says(make: Callable[..., AnyRanking], temperature: float) -> None:
+def test_a_first_guess_is_right_as_often_as_it_says(make: Callable[..., Ranking], temperature: float) -> None:
     """Where the target's logits are the draft's and an error of Gumbel noise, whatever the temperature."""
     rng, rows, columns = np.random.default_rng(3), 1500, 200
     distribution = Distribution(temperature=temperature, seed=9)
@@ -161,7 +166,7 @@ def test_a_first_guess_is_right_as_often_as_it_says(make: Callable[..., AnyRanki
 
 
 @every
-def test_of_equal_ones_the_lowest_id_comes_first(make: Callable[..., AnyRanking]) -> None:
+def test_of_equal_ones_the_lowest_id_comes_first(make: Callable[..., Ranking]) -> None:
     assert rank([1.0, 3.0, 2.0, 3.0, 3.0], number=4).token_ids == (1, 3, 4, 2)
     ids = torch.tensor([5, 8, 9])
     tokens = make(GREEDY, 3, ids, number=3).rank(torch.zeros((1, 3)), [0])[0]
@@ -182,7 +187,7 @@ def test_what_has_no_probability_is_left_out() -> None:
     assert rank([0.0, 300.0, 299.0, -np.inf]).token_ids == (1, 2)
 
 
-@pytest.mark.parametrize("make", [Ranking, make_ranking])
+@pytest.mark.parametrize("make", [make_for_filters, Ranking])
 @pytest.mark.parametrize("row", [[0.0, np.nan, 1.0], [0.0, np.inf, 1.0], [-np.inf, -np.inf, -np.inf]], ids=str)
 def test_a_row_without_a_largest_number_is_an_error(row: list[float], make: Any) -> None:
     ranking = make(Distribution(temperature=1.0), 3, number=2)
@@ -193,7 +198,7 @@ def test_a_row_without_a_largest_number_is_an_error(row: list[float], make: Any)
 def test_large_logits_do_not_round_the_noise_away() -> None:
     """On the host; a device adds the noise to the logits as they are."""
     distribution = Distribution(temperature=1.0, seed=4)
-    for make in (Ranking, make_ranking):
+    for make in (make_for_filters, Ranking):
         ranking = make(distribution, 50, number=3)
         for position in range(20):
             small, large = (ranking.rank(torch.zeros((1, 50)) + offset, [position]) for offset in (0.0, 1e6))
@@ -202,15 +207,15 @@ def test_large_logits_do_not_round_the_noise_away() -> None:
 
 def test_the_smallest_and_the_largest_counters_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     extremes = np.array([2**32 - 1, 0, 1, 2**31], dtype=np.uint32)
-    monkeypatch.setattr(amusd.sampling.kept_noise, "counters", lambda *_: extremes)
-    tokens = make_ranking(Distribution(temperature=1.0), 4, number=4).rank(torch.zeros((1, 4)), [0])[0]
+    monkeypatch.setattr(amusd.sampling.ranking, "counters", lambda *_: extremes)
+    tokens = Ranking(Distribution(temperature=1.0), 4, number=4).rank(torch.zeros((1, 4)), [0])[0]
     assert tokens.token_ids == (1, 2, 3, 0)
     weights = np.exp(gumbel(extremes))[[1, 2, 3]]
     assert tokens.probabilities[:3] == pytest.approx(weights / weights.sum(), rel=1e-3)
 
 
 @every
-def test_rows_at_one_position_share_their_noise_whatever_was_ranked_before(make: Callable[..., AnyRanking]) -> None:
+def test_rows_at_one_position_share_their_noise_whatever_was_ranked_before(make: Callable[..., Ranking]) -> None:
     distribution, rows = Distribution(temperature=1.0, seed=2), 40
     logits = random_logits(np.random.default_rng(0), 1, NUM_IDS, 1.0).expand(rows, -1)
     ranking = make(distribution, NUM_IDS, number=3)
@@ -222,7 +227,7 @@ def test_rows_at_one_position_share_their_noise_whatever_was_ranked_before(make:
 
 
 @every
-def test_the_logits_stay_as_they_are_and_may_be_bfloat16(make: Callable[..., AnyRanking]) -> None:
+def test_the_logits_stay_as_they_are_and_may_be_bfloat16(make: Callable[..., Ranking]) -> None:
     logits = random_logits(np.random.default_rng(1), 2, NUM_IDS, 2.0).bfloat16()
     for distribution in (GREEDY, Distribution(temperature=1.0)):
         ranking = make(distribution, NUM_IDS, number=3)
@@ -253,7 +258,7 @@ def test_a_ranking_without_penalties_needs_no_contexts() -> None:
 
 
 @every
-def test_what_cannot_be_ranked_is_refused(make: Callable[..., AnyRanking]) -> None:
+def test_what_cannot_be_ranked_is_refused(make: Callable[..., Ranking]) -> None:
     with pytest.raises(ValueError, match="ratio test"):
         make(Distribution(temperature=1.0, acceptance="rejection"), 4, number=2)
     with pytest.raises(ValueError, match="number=0"):
@@ -289,7 +294,7 @@ mixtures = st.lists(
 @settings(deadline=None, max_examples=150)
 @given(distribution=distributions, seed=st.integers(0, 2**32 - 1), some=st.booleans(), given_=st.lists(mixtures))
 def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
-    make: Callable[..., AnyRanking], distribution: Distribution, seed: int, some: bool, given_: list[Mixture]
+    make: Callable[..., Ranking], distribution: Distribution, seed: int, some: bool, given_: list[Mixture]
 ) -> None:
     """One that has a column for every token, those that the draft cannot propose included."""
     rng = np.random.default_rng(seed)
@@ -328,7 +333,7 @@ def test_a_token_that_the_draft_cannot_propose_gets_its_own_noise_and_its_own_pe
 
 
 @every
-def test_the_logits_stay_as_they_are_where_something_is_mixed_in(make: Callable[..., AnyRanking]) -> None:
+def test_the_logits_stay_as_they_are_where_something_is_mixed_in(make: Callable[..., Ranking]) -> None:
     logits = random_logits(np.random.default_rng(1), 2, NUM_IDS, 2.0)
     before = logits.clone()
     make(GREEDY, NUM_IDS, number=3).rank(logits, [3, 4], (), [[(5, 0.9)], [(NUM_IDS + 3, 0.2)]])
@@ -344,11 +349,13 @@ def test_only_what_a_temperature_alone_shapes_is_ranked_by_its_best_tokens() -> 
         {"presence_penalty": 1.0},
     ):
         distribution = Distribution(temperature=0.5, **changes)  # type: ignore[arg-type]  # of different types
-        assert isinstance(make_ranking(distribution, 9, number=2), Ranking)
-        with pytest.raises(ValueError, match="more than a temperature"):
-            PlainRanking(distribution, 9, number=2)
+        digest = make_on_device(distribution, 9, number=2).digest
+        assert digest is not None
+        assert digest.num_likely > 0
     for distribution in (GREEDY, Distribution(top_k=5, top_p=0.5), Distribution(temperature=0.5)):
-        assert isinstance(make_ranking(distribution, 9, number=2), PlainRanking)
+        digest = make_on_device(distribution, 9, number=2).digest
+        assert digest is not None
+        assert digest.num_likely == 0
 
 
 @settings(deadline=None)
@@ -363,7 +370,7 @@ def test_the_noise_of_a_ranking_is_that_of_a_choice(seed: int) -> None:
 
 
 @every
-def test_less_likely_ones_than_wanted_are_left_out(make: Callable[..., AnyRanking]) -> None:
+def test_less_likely_ones_than_wanted_are_left_out(make: Callable[..., Ranking]) -> None:
     row = np.log([0.5, 0.3, 0.15, 0.05])
     logits = torch.as_tensor(row, dtype=torch.float32).unsqueeze(0)
     ranked = make(GREEDY, 4, number=4, min_probability=0.1).rank(logits, [0])[0]

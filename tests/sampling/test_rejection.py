@@ -17,15 +17,16 @@ from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.protocol.messages import Candidate
 from amusd.sampling import sampler as sampler_module
+from amusd.sampling.acceptance import ProbabilityRow, certain, is_accepted, pack_row, residual, unpack_row
+from amusd.sampling.known_rows import PassRows
 from amusd.sampling.noise import Domain
-from amusd.sampling.pass_rows import PassRows
-from amusd.sampling.rejection import is_accepted, residual
-from amusd.sampling.rows import ProbabilityRow, certain, pack_row, unpack_row
 from amusd.sampling.sampler import DraftSampler, TargetSampler
 
-MANY = 50_000
 FEW = 3_000
-"""Enough for a defect that moves the law by percents; the statistic grows with the number."""
+"""Enough for each of the defects below: the smallest of their statistics is near 190 then, the threshold 98."""
+MANY = 10_000
+"""A sound sampler fails with probability 3e-10, whatever the number (`law.fit`). The statistic of a defect grows with
+it: this many answers expose one whose chi-square distance from the law is above 0.015 for each answer."""
 PLAIN = Distribution(temperature=1.0, acceptance="rejection")
 TOP_3 = Distribution(temperature=0.9, top_k=3, acceptance="rejection")
 
@@ -113,8 +114,9 @@ def check(experiment: Experiment, number: int) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_first_tokens_follow_the_targets_law(asynchronous: bool) -> None:
-    check(Experiment(TOP_3, asynchronous=asynchronous), MANY)
+@pytest.mark.parametrize("number", [MANY, pytest.param(50_000, marks=pytest.mark.long)])
+def test_the_first_tokens_follow_the_targets_law(asynchronous: bool, number: int) -> None:
+    check(Experiment(TOP_3, asynchronous=asynchronous), number)
 
 
 @pytest.mark.timeout(600)
@@ -200,8 +202,8 @@ def draft_of(monkeypatch: pytest.MonkeyPatch, kind: type[DraftSampler]) -> None:
     monkeypatch.setattr("amusd.drafters.autoregressive.DraftSampler", kind)
 
 
-def is_exposed(experiment: Experiment, number: int = FEW) -> bool:
-    return not fit(experiment.run(number), experiment.law()).holds
+def is_exposed(experiment: Experiment) -> bool:
+    return not fit(experiment.run(FEW), experiment.law()).holds
 
 
 @pytest.mark.parametrize("kind", [RawProbabilities, ArgmaxDraft])
@@ -217,9 +219,8 @@ def test_a_target_that_draws_from_the_wrong_row_or_without_the_filter_is_exposed
     assert is_exposed(Experiment(TOP_3, asynchronous=False, make_sampler=target_of(kind)))
 
 
-@pytest.mark.timeout(600)
 def test_noise_that_is_used_twice_is_exposed() -> None:
-    assert is_exposed(Experiment(TOP_3, asynchronous=False, make_sampler=target_of(SharedNoise)), 20_000)
+    assert is_exposed(Experiment(TOP_3, asynchronous=False, make_sampler=target_of(SharedNoise)))
 
 
 def test_resampling_from_p_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:

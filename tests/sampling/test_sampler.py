@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amusd.config import GREEDY, Distribution
+from amusd.protocol.verification import Block
+from amusd.sampling.acceptance import Acceptance, certain, unpack_row
 from amusd.sampling.logits import LogitsProcessor
 from amusd.sampling.matching import NoisyArgmax
 from amusd.sampling.noise import Domain, codes_of, counters, gumbel, key_of
@@ -153,6 +155,17 @@ def test_many_columns_that_can_win_are_looked_at_together() -> None:
     assert NoisyArgmax(codes_of(40))._best(row, noise, np.full(40, 50.0, dtype=np.float32)) == 0  # all equal
 
 
+@pytest.mark.parametrize("columns", [None, np.array([1, 3, 4])], ids=["all", "some"])
+def test_of_equal_scores_the_lowest_column_wins(columns: np.ndarray | None) -> None:
+    row, same_noise = np.array([0.0, 1.0, 0.0, 1.0, 1.0], dtype=np.float32), np.full(5, 3, dtype=np.uint32)
+    assert NoisyArgmax(same_noise)(row, columns, key_of(1, 2, Domain.MATCHING)) == 1
+
+
+def test_of_equal_scores_the_lowest_column_wins_though_another_was_looked_at_first() -> None:
+    row, noise = np.zeros(4, dtype=np.float32), np.array([9, 7, 7, 9], dtype=np.uint32)
+    assert NoisyArgmax(codes_of(4))._best(row, noise, np.array([48, 49, 50, 48], dtype=np.float32)) == 1
+
+
 def test_a_row_that_is_no_number_still_gives_a_column() -> None:
     for row in ([0.0, np.nan, 1.0], [np.nan] * 3, [-np.inf] * 3):
         assert draw(np.array(row, dtype=np.float32), 5) in range(3)
@@ -213,6 +226,22 @@ def test_penalties_see_the_tokens_before_each_row_and_forget_those_cut_off() -> 
     assert sampler.choose(logits[:2], 1, [2, 0]) == [0, 1]  # the first block was rejected
     sampler.see([3, 1, 0, 2])
     assert sampler.choose(logits[:1], 3, [2]) == [3]
+
+
+@pytest.mark.parametrize("rule", ["greedy", "matching", "rejection"])
+def test_the_first_pass_does_not_penalize_the_presence_of_the_prompts_last_token(rule: Any) -> None:
+    """By hand: each row gives the likeliest token that the answer does not hold yet, the prompt's own included."""
+    temperature = 0.0 if rule == "greedy" else 0.01  # the next one is less likely by a factor of exp(100)
+    distribution = Distribution(temperature=temperature, presence_penalty=100.0, acceptance=rule, seed=1)
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]]).expand(3, -1)
+    prompt = [1, 0]
+    assert TokenSampler(distribution, 4, prompt=prompt).choose(logits, 1, [0, 0, 1]) == [0, 1, 2]
+    rows = [unpack_row(certain(token_id), token_id, 4) for token_id in (0, 1)] if rule == "rejection" else []
+    target = TargetSampler(distribution, 4, prompt=prompt)
+    assert target.accept(logits, 1, [0, 0, 1], [0, 1], rows) == Acceptance((0, 1, 2), 2)
+    if rule != "rejection":
+        block = Block(1, 0, (0, 1))
+        assert TargetSampler(distribution, 4, prompt=prompt).accept_paths(logits, block)[0] == Acceptance((0, 1, 2), 2)
 
 
 def test_logprobs_are_the_models_own() -> None:

@@ -11,7 +11,7 @@ from simulation.builders import of_answers
 
 from amusd.config import DecodingConfig
 from amusd.drafters.base import Drafter
-from amusd.drafters.synthetic_tree import SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.engine import SYNTHETIC
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.simulation.cost import Costs, Duration, Shared

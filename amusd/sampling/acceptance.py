@@ -1,0 +1,146 @@
+"""The acceptance rules: which candidates of a block are kept, and by which token the first other one is replaced.
+
+Equality: a candidate is accepted when it is the target's own choice. Greedy decoding and matching (`matching.py`) share
+this rule; in both, the target's token does not depend on any candidate.
+
+Ratio test: a candidate is kept with probability min(1, p / q), else a token is drawn from what p has more than q. Here
+p is the target's distribution at the candidate's position, q the one that the candidate was drawn from. The token is
+then distributed as p, whatever q is, provided that four things hold (docs/sampling.md): q is what the draft really drew
+from; whether a candidate is offered does not depend on its value; the three draws (draft, accept, resample) are
+independent; and the candidate was drafted from the very prefix at which it is judged.
+
+q travels as a row: whatever the draft's vocabulary and filters, only the tokens that could be drawn. A row belongs to
+one drawn token and is sent with it in the same message, so that the two cannot come apart.
+
+    n int32   token ids, ascending
+    n float32 their probabilities, which sum to 1
+
+References:
+    Leviathan, Kalman, Matias 2023, https://arxiv.org/abs/2211.17192; Chen et al. 2023, https://arxiv.org/abs/2302.01318
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Probabilities = npt.NDArray[np.float64]
+_ID, _PROBABILITY = np.dtype("<i4"), np.dtype("<f4")
+_ENTRY_BYTES = _ID.itemsize + _PROBABILITY.itemsize
+_SUM_TOLERANCE = 1e-3
+
+
+# Equality
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What one verification commits."""
+
+    token_ids: tuple[int, ...]
+    """The accepted candidates, then the target's recovered or bonus token if there is one."""
+    num_accepted: int
+    """How many of them were candidates."""
+
+
+def accept_along(
+    choose: Callable[[int], int], next_row: Callable[[int, int], int | None], num_rows: int
+) -> tuple[Acceptance, tuple[int, ...]]:
+    """Follow the target's choices from row 0 on, through candidates that equal them; also returns the rows followed.
+
+    `choose(row)`: the target's choice behind that row of the pass, which has `num_rows`; asked along the path only.
+    `next_row(row, token_id)`: the row of the candidate `token_id` behind `row`, None where there is no such candidate;
+    it is `num_rows` for one that came too late for the pass.
+    """
+    token_ids: list[int] = []
+    rows = [0]
+    while rows[-1] < num_rows:
+        token_ids.append(choose(rows[-1]))
+        row = next_row(rows[-1], token_ids[-1])
+        if row is None:
+            break
+        rows.append(row)
+    return Acceptance(tuple(token_ids), len(rows) - 1), tuple(row for row in rows if row < num_rows)
+
+
+def accept_equal(target_token_ids: Sequence[int], candidates: Sequence[int]) -> Acceptance:
+    """Compare candidates with the target's choices.
+
+    `target_token_ids[i]` is the target's choice at candidate i's position, given that all before were accepted: one for
+    each candidate that went through the pass, and one behind them. `candidates` may have that one more (a late one).
+    """
+    num_accepted = 0
+    for choice, candidate in zip(target_token_ids, candidates, strict=False):
+        if choice != candidate:
+            break
+        num_accepted += 1
+    return Acceptance(tuple(target_token_ids[: num_accepted + 1]), num_accepted)
+
+
+# The ratio test
+
+
+@dataclass(frozen=True, slots=True)
+class ProbabilityRow:
+    """A distribution over a few tokens."""
+
+    token_ids: npt.NDArray[Any]
+    """[n] of any integer type, ascending."""
+    probabilities: npt.NDArray[np.float32]
+    """[n]."""
+
+    def of(self, token_id: int) -> float:
+        """The probability of a token; 0 outside the support."""
+        index = int(np.searchsorted(self.token_ids, token_id))
+        found = index < len(self.token_ids) and int(self.token_ids[index]) == token_id
+        return float(self.probabilities[index]) if found else 0.0
+
+
+def is_accepted(token_id: int, p: Probabilities, q: ProbabilityRow, uniform: float) -> bool:
+    """Whether a candidate stays; `uniform` in (0, 1) is its own. `p`: [ids]."""
+    return bool(uniform * q.of(token_id) < p[token_id])
+
+
+def residual(p: Probabilities, q: ProbabilityRow) -> Probabilities:
+    """[ids]: what p has more than q, not normalised; p itself where that is nothing (then p and q are equal)."""
+    left = p.copy()
+    left[q.token_ids] -= q.probabilities
+    np.maximum(left, 0.0, out=left)
+    return left if left.any() else p
+
+
+def pack_row(row: ProbabilityRow) -> bytes:
+    """The bytes of a row."""
+    return row.token_ids.astype(_ID).tobytes() + row.probabilities.astype(_PROBABILITY).tobytes()
+
+
+def certain(token_id: int) -> bytes:
+    """The row of a token that was not drawn: looked up, or chosen in any way that uses no chance."""
+    return pack_row(ProbabilityRow(np.array([token_id], dtype=np.int32), np.array([1.0], dtype=np.float32)))
+
+
+def unpack_rows(rows: Sequence[bytes], token_ids: Sequence[int], vocab_size: int) -> tuple[ProbabilityRow, ...]:
+    """The row of each token. Raises `ValueError`."""
+    return tuple(unpack_row(row, token_id, vocab_size) for row, token_id in zip(rows, token_ids, strict=True))
+
+
+def unpack_row(data: bytes, token_id: int, vocab_size: int) -> ProbabilityRow:
+    """The row that `token_id` was drawn from. Raises `ValueError` for what cannot be one: nothing is trusted."""
+    number, rest = divmod(len(data), _ENTRY_BYTES)
+    if rest or not number:
+        raise ValueError(f"a row of {len(data)} bytes")
+    token_ids = np.frombuffer(data, dtype=_ID, count=number)
+    probabilities = np.frombuffer(data, dtype=_PROBABILITY, offset=number * _ID.itemsize)
+    if token_ids[0] < 0 or token_ids[-1] >= vocab_size or (np.diff(token_ids) <= 0).any():
+        raise ValueError(f"a row whose ids are not ascending in [0, {vocab_size})")
+    total = float(probabilities.sum(dtype=np.float64)) if (probabilities >= 0).all() else float("nan")
+    if not abs(total - 1) <= _SUM_TOLERANCE:
+        raise ValueError(f"a row of probabilities that sum to {total}")
+    row = ProbabilityRow(token_ids, probabilities)
+    if row.of(token_id) <= 0:
+        raise ValueError(f"a row under which its own token, {token_id}, is impossible")
+    return row
