@@ -12,6 +12,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 MIN_DISK_GB ?= 4
 
 PARTS ?=
+WORDS ?=
 GPU_PROOF ?=
 DEMO_PROMPT ?= Why is the sky blue? Answer in two sentences.
 DEMO_GENERATE ?= sampling.max_new_tokens=64
@@ -24,7 +25,7 @@ BIN := $(VENV)/bin
 # Written last, so that an interrupted installation is repaired; its name keeps interpreters apart.
 STAMP := $(VENV)/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
-.PHONY: help setup demo format test test-all test-gpu test-nccl gpu-proof check clean
+.PHONY: help setup demo format test test-all mutants test-gpu test-nccl gpu-proof check clean
 
 help:  ## This list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -70,6 +71,9 @@ test: check  ## The one check: format, lint, types, tests.
 
 test-all: check  ## The same with the long statistical, fault and fuzz runs.
 	$(BIN)/python -m pytest $(PYTEST) -m "not gpu"
+
+mutants: setup  ## Break one rule after another in a copy; its tests must notice (WORDS="policies sampling" for some).
+	$(BIN)/python -m tests.mutation $(WORDS)
 
 test-gpu: setup  ## What needs a CUDA device.
 	$(BIN)/python -m pytest -q -m gpu

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -83,7 +83,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._queue: deque[tuple[weakref.ref[Answer], Steps]] = deque()
+        self._queue: OrderedDict[Steps, weakref.ref[Answer]] = OrderedDict()
+        """Unfinished answers, the one that was first read first."""
         self._in_use = False
         """The thread that has the lock is inside the worker."""
         self._is_closed = False
@@ -116,14 +117,14 @@ class Turns:
     def advance(self, answer: Answer, steps: Steps) -> None:
         """Compute one pass: of `answer`, or of one whose turn is before."""
         with self.alone():
-            if all(queued is not steps for _, queued in self._queue):
-                self._queue.append((weakref.ref(answer), steps))
+            if steps not in self._queue:
+                self._queue[steps] = weakref.ref(answer)
             while self._queue:
-                first = self._queue[0][0]()
+                first = next(iter(self._queue.values()))()
                 if first is not None and not first.is_over:
                     first.step()
                     return
-                self._queue.popleft()[1].close()
+                self._queue.popitem(last=False)[0].close()
 
     def end(self, steps: Steps) -> None:
         """End an answer that is over now; one that this thread computes (this is its signal handler) ends later."""
@@ -155,7 +156,7 @@ class Turns:
             stack.callback(self._release)
             self._release = None
             while self._queue:
-                stack.callback(self._queue.pop()[1].close)
+                stack.callback(self._queue.popitem()[0].close)
 
 
 class Answer:

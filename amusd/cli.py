@@ -172,6 +172,7 @@ def _generate(
     live = live_view(config, engine, console)
     answer = engine.stream(prompt.turns, config.sampling, decoding=config.decoding(), raw=config.workload.raw)
     complete = False
+    (run_directory / PARTIAL_FILE).unlink(missing_ok=True)  # a file, or a link, that lay in the folder before
     try:
         for token in answer:
             _append(run_directory / PARTIAL_FILE, token.text)
@@ -225,11 +226,21 @@ def _accepted(figures: dict[str, Any]) -> str:
 def _compare(
     config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
 ) -> _Done:
-    """Every contestant on every prompt. What was measured is kept when the run is interrupted."""
+    """Every contestant on every prompt. What was measured is kept if the run is interrupted or this process killed."""
     comparison = Comparison.of(config)
     complete = False
+    num_kept = 0
+
+    def progress(label: str, num_done: int, number: int) -> None:
+        nonlocal num_kept
+        if len(comparison.prompts) > num_kept:  # between two answers, where nothing is timed
+            num_kept = len(comparison.prompts)
+            with suppress(ConfigError):  # what cannot be written is said at the end
+                _write_answers(run_directory, records_of(comparison))
+        console.progress(label, num_done, number)
+
     try:
-        run_comparison(engine, config, prompts, comparison, console.progress, console.note)
+        run_comparison(engine, config, prompts, comparison, progress, console.note)
         complete = True
     finally:
         console.clear_progress()

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amusd.config import RunConfig
+from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 
@@ -48,6 +48,9 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
     values = _compose_with_hydra(primary, for_hydra, said)
     for key, value in literal.items():
         _assign(values, key, value)
+    sampling = values.get("sampling")
+    if isinstance(sampling, dict) and sampling.get("max_new_tokens") == SamplingParams.max_new_tokens:
+        del sampling["max_new_tokens"]  # the default: a file may have given it the other name
     return from_mapping(RunConfig, values)
 
 

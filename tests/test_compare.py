@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from runtime.draft_processes import MUTE, Survivor, survivor
-from runtime.pair import TIMEOUT_SECONDS, decoding
+from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
+from amusd import cli
 from amusd.compare import Comparison, Contestant, run_comparison
 from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.drafters.ngram import NgramDrafter
+from amusd.reporting.answers import ANSWERS_FILE
 from amusd.runtime import draft_restart
 from amusd.runtime.draft_restart import MAX_RESTARTS, DraftRestart
 from amusd.settings import from_mapping
@@ -79,3 +84,21 @@ def test_the_wait_has_a_deadline_and_is_not_repeated(monkeypatch: pytest.MonkeyP
     comparison, notes, _ = compare({}, startup_timeout_seconds=0.3)
     assert alone(comparison) == [0, NUM_TOKENS, NUM_TOKENS]
     assert notes == [WAITING, "no draft came within 0.3 seconds; what follows is measured without one"]
+
+
+def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: Path) -> None:
+    """So that a target that is killed has not worked in vain."""
+    config = from_mapping(
+        RunConfig,
+        {"mode": "synchronous", "drafter": {"kind": "ngram"}, "sampling": {"max_new_tokens": 5, "ignore_eos": True}},
+    )
+    found: list[int] = []
+
+    class Looking(Console):
+        def progress(self, label: str, num_done: int, number: int) -> None:
+            file = tmp_path / ANSWERS_FILE
+            found.append(len(file.read_text().splitlines()) if file.exists() else 0)
+
+    with pair({"ngram": lambda: NgramDrafter(2)}) as (engine, _):
+        cli._compare(config, engine, Looking(json_only=True), PROMPTS, tmp_path)
+    assert found == [0, 0, 2, 2, 4, 4]

@@ -134,6 +134,10 @@ def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
             lambda: SamplingParams(max_tokens=5, max_new_tokens=6),
             "sampling.max_tokens=5: is sampling.max_new_tokens, which is 6; give one",
         ),
+        (
+            lambda: SamplingParams(max_tokens=5, max_new_tokens=128),
+            "sampling.max_tokens=5: is sampling.max_new_tokens, which is 128; give one",
+        ),
         (lambda: SamplingParams(max_tokens=0), "sampling.max_new_tokens=0: must be at least 1"),
     ],
 )

@@ -96,6 +96,20 @@ def test_a_stream_that_nobody_can_read_any_more_is_ended() -> None:
         assert passes[-1] == 11
 
 
+def test_streams_are_answered_in_the_order_in_which_they_were_first_read() -> None:
+    """The second one is closed before its turn; the third one's reader computes the rest of the first."""
+    with pair({}) as (engine, _):
+        first, second, third = (engine.stream(PROMPT, params(20)) for _ in range(3))
+        for stream in (first, second, third):
+            if stream is not third:
+                stream._turns.advance(stream, stream._steps)
+        passes = on_pass(engine, lambda _number: None)
+        second.close()
+        assert next(third).token_id == answer_of(1)[0]
+        assert passes[-1] == 20 + 1 - 2  # the first had two of its twenty
+        assert [token.token_id for token in first] == list(answer_of(20))
+
+
 def test_an_exception_of_the_one_who_reads_leaves_the_engine_free() -> None:
     with pair(FACTORIES) as (engine, _):
         with pytest.raises(ZeroDivisionError):

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ class Lives:
         self._said = ""
         self._end: Ended | None = None
         self._report_due = math.inf
+        if hasattr(os, "register_at_fork"):  # or the line would be open for as long as a fork of this process lives
+            own = weakref.WeakMethod(self._hang_up)
+            os.register_at_fork(after_in_child=lambda: (hang_up := own()) is not None and hang_up())
 
     @property
     def pid(self) -> int | None:

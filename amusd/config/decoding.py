@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+from typing_extensions import Self
 
 from amusd.config.checks import check_seconds, require
 from amusd.settings import convert_fields, shown
@@ -117,15 +119,17 @@ class SamplingParams(Distribution):
     logprobs: bool = False
     """Report the log-probability of each token of the answer: the target's own, before anything above is applied."""
 
+    def __new__(cls, **given: Any) -> Self:
+        """Raise `ConfigError` where both names are given with two numbers: `__post_init__` cannot tell a default."""
+        number = given.get("max_tokens")
+        other = given.get("max_new_tokens", number)
+        allowed = f"is sampling.max_new_tokens, which is {shown(other)}; give one"
+        require(number is None or number == other, "sampling.max_tokens", number, allowed)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         convert_fields(self, "sampling.")
         if self.max_tokens is not None:
-            require(
-                self.max_new_tokens in (type(self).max_new_tokens, self.max_tokens),
-                "sampling.max_tokens",
-                self.max_tokens,
-                f"is sampling.max_new_tokens, which is {shown(self.max_new_tokens)}; give one",
-            )
             object.__setattr__(self, "max_new_tokens", self.max_tokens)
             object.__setattr__(self, "max_tokens", None)
         super().__post_init__()

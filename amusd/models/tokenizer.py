@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import sys
 import time
@@ -80,14 +81,19 @@ class HuggingFaceTokenizer:
         """Token ids under the chat template, generation prompt included; without one, those of the contents.
 
         The contents are then separated by empty lines. Raises `ConfigError` when the template refuses the conversation
-        (some want the roles to alternate), fails, or takes longer than `TEMPLATE_SECONDS`.
+        (some want the roles to alternate), fails, takes longer than `TEMPLATE_SECONDS`, or computes a power, which
+        could take for ever in a single step.
         """
         if not self.has_chat_template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
         try:
+            if _has_power(self._tokenizer.get_chat_template()):
+                raise ConfigError("prompt: the target's chat template computes a power (**), which is refused")
             text = _stopped_in_time(
                 lambda: self._tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
             )
+        except ConfigError:
+            raise
         except TimeoutError:
             raise ConfigError(
                 f"prompt: the target's chat template did not end within {TEMPLATE_SECONDS:g} seconds and was stopped"
@@ -110,8 +116,8 @@ class HuggingFaceTokenizer:
 def _stopped_in_time(render: Callable[[], str]) -> str:
     """Call `render`, which runs a chat template. Raises `TimeoutError` after `TEMPLATE_SECONDS` of processor time.
 
-    A template is compiled to Python functions, whose lines are traced, which works in any thread. One long operation,
-    like a huge power, is not interrupted.
+    A template is compiled to Python functions, whose lines are traced, which works in any thread. One long operation
+    is not interrupted; the only one that can take for ever is a power (see `_has_power`).
     """
     end = time.thread_time() + TEMPLATE_SECONDS
 
@@ -126,6 +132,14 @@ def _stopped_in_time(render: Callable[[], str]) -> str:
         return render()
     finally:
         sys.settrace(before)
+
+
+def _has_power(template: str) -> bool:
+    """Whether a chat template computes a power anywhere; `**` before the arguments of a call is none."""
+    from jinja2 import Environment
+
+    words = [word for _, kind, word in Environment().lex(template) if kind != "whitespace"]  # noqa: S701 - not rendered
+    return any(word == "**" and before not in ("(", ",") for before, word in itertools.pairwise(words))
 
 
 class IncrementalDecoder:

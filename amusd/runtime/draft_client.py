@@ -32,6 +32,9 @@ FINAL_PROGRESS_SECONDS = 0.5
 MAX_DRAINED = 1_000
 """Messages that are taken in between two passes at most."""
 
+MAX_DRAIN_SECONDS = 0.02
+"""How long that may take: a message may be large."""
+
 MAX_NONSENSE = 100
 """After this many messages in a row that the protocol forbids, the draft counts as lost."""
 
@@ -75,7 +78,7 @@ class DraftClient:
     peer: Hello | None = None
     round_trip_seconds: float = 0.0
     """What the link itself adds to every answer of the draft; it does not count as silence."""
-    succession: DraftRestart | None = None
+    draft_restart: DraftRestart | None = None
     """Where the next draft comes from; None: a lost one is not replaced."""
     failure: str | None = None
     """Why no draft is used any more, once that has happened."""
@@ -124,10 +127,10 @@ class DraftClient:
 
         Does not wait.
         """
-        if self.succession is None or self.link is not None:
+        if self.draft_restart is None or self.link is not None:
             return False
-        found = self.succession.poll()
-        self.failure = self.succession.failure
+        found = self.draft_restart.poll()
+        self.failure = self.draft_restart.failure
         if found is None:
             return False
         self.link, self.peer = found
@@ -157,8 +160,8 @@ class DraftClient:
 
     def verified(self) -> None:
         """Candidates of this draft were judged: it is worth replacing."""
-        if self.succession is not None:
-            self.succession.verified()
+        if self.draft_restart is not None:
+            self.draft_restart.verified()
 
     def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
         """The sequence is over. Waits a moment for the draft's own counts."""
@@ -171,9 +174,9 @@ class DraftClient:
 
     def shut_down(self) -> None:
         """Tell the draft that all is over, and close the link."""
-        if self.succession is not None:
-            self.succession.close()
-            self.succession = None
+        if self.draft_restart is not None:
+            self.draft_restart.close()
+            self.draft_restart = None
         if self.link is not None:
             if self.has_draft:
                 record_message(self.recorder, SEND, Shutdown())
@@ -185,8 +188,9 @@ class DraftClient:
 
     def drain(self) -> None:
         """Take in what has arrived."""
+        end = self._now() + MAX_DRAIN_SECONDS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
-            if not (self._reminders and self.take(0.0)):
+            if not (self._reminders and self.take(0.0)) or self._now() >= end:
                 break
 
     def take(self, timeout: float) -> bool:
@@ -304,11 +308,11 @@ class DraftClient:
             sequence.tally.num_draft_losses += 1
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         self.losses.append(last_line(reason))
-        if self.succession is None:
+        if self.draft_restart is None:
             self.failure = reason
             return
-        self.succession.lost(reason)
+        self.draft_restart.lost(reason)
         assert self.link is not None
         self.link.close()
         self.link = None
-        self.failure = self.succession.failure
+        self.failure = self.draft_restart.failure

@@ -152,7 +152,13 @@ class DraftWorker:
         self._forget()
         self._newest = opening.sequence_id
         start_ns = self.recorder.now_ns()
-        sequence = DraftSequence(self._manage(opening), opening.drafter, self.recorder, start_ns)
+        try:
+            manager = self._manage(opening)
+        except ValueError as error:  # more than its model takes: the target goes on alone
+            self.num_ignored += 1
+            self._say_once(f"opened no sequence: {error}")
+            return
+        sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequence = sequence
 

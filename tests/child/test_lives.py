@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -224,3 +225,37 @@ def test_before_the_first_there_is_none() -> None:
     assert lives.ended(0.0) is None
     lives.kill()
     lives.close()
+
+
+def test_a_fork_of_the_parent_does_not_keep_the_line_open() -> None:
+    """The parent is killed; another process, forked from it for a purpose of its own, lives on."""
+    code = f"""
+import os, signal, sys, time
+sys.path[:0] = [{str(TESTS.parent)!r}, {str(TESTS)!r}]
+from amusd.child.lives import Lives
+server = "import sys; sys.path[:0] = {[str(TESTS.parent), str(TESTS)]!r}; from child import forking; forking.main()"
+lives = Lives([sys.executable, "-c", server, "something"])
+lives.start({{"what": "wait", "code": 0, "leaves": True}})
+first = lives.pid
+while lives.pid == first:
+    lives.ended(0.01)
+fork = os.fork()
+if fork == 0:
+    time.sleep({SECONDS})
+    os._exit(0)
+print(lives.pid, fork, flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        life, fork = map(int, parent.stdout.readline().split())
+        try:
+            handle = os.pidfd_open(life)
+            parent.stdin.write(b"\n")
+            parent.stdin.close()
+            assert is_gone(handle)
+            assert Path(f"/proc/{fork}").exists()
+        finally:
+            os.kill(fork, signal.SIGKILL)

@@ -138,3 +138,9 @@ def test_a_long_repeated_suffix_is_looked_up_and_the_model_drafts_elsewhere() ->
     assert drafter.tokens_per_step == 1
     model.open([5, 1, 2, 3, 4, 0, 1, 2], CAPACITY)
     assert drafter.propose(1) == model.propose(1)
+
+
+def test_of_three_occurrences_prompt_lookup_continues_the_latest() -> None:
+    drafter = NgramDrafter(2)
+    drafter.open((1, 2, 5, 1, 2, 6, 1, 2), 20)
+    assert drafter.propose(1) == (6,)

@@ -91,6 +91,14 @@ def test_the_number_of_tokens_is_given_once() -> None:
     assert str(caught.value) == "sampling.max_tokens=5: is sampling.max_new_tokens, which is 128; give one"
 
 
+def test_a_file_may_use_either_name_of_the_number_of_tokens(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("sampling:\n  max_tokens: 5\n")
+    assert compose_config([f"experiment={file}"]).sampling.max_new_tokens == 5
+    with pytest.raises(ConfigError, match=r"^sampling.max_tokens=5: is sampling.max_new_tokens, which is 7; give one$"):
+        compose_config([f"experiment={file}", "sampling.max_new_tokens=7"])
+
+
 def test_without_overrides_the_defaults_of_the_package_hold() -> None:
     assert compose_config([]) == RunConfig()
 

@@ -446,3 +446,30 @@ def test_candidates_less_likely_than_their_row_is_worth_are_left_out() -> None:
     session.receive(nodes(1, *sent))
     block = session.begin(4, num_tracks=3, max_rows=6, min_chance=0.35)  # 0.6, 0.4, 0.36; not 0.3, nor 0.32 behind 8
     assert (block.candidates, block.alternatives, block.parents) == ((5,), (6, 8), (0, 0, 2))
+
+
+@pytest.mark.parametrize("fan_out", [1, 2])
+def test_no_node_stands_at_the_last_position_where_the_target_alone_writes(fan_out: int) -> None:
+    opening = Open(1, 1, (1, 2, 3, 4), 6, "any", 16, 1, fan_out=fan_out, rows_per_step=fan_out)
+    session = DraftSession(opening)
+    assert session.room == 1
+    session.grow(session.next_nodes(), [[(7, 0.9)]])
+    assert [node.position for node in session.root.below()] == [4]
+    assert not session.has_work
+
+
+@pytest.mark.parametrize(
+    ("num_accepted", "num_rescued", "num_late"), [(1, 0, 0), (2, 0, 1), (2, 1, 0)], ids=["block", "late", "rescued"]
+)
+def test_a_candidate_behind_the_block_that_is_accepted_came_late(
+    num_accepted: int, num_rescued: int, num_late: int
+) -> None:
+    outcome = PassOutcome(
+        num_candidates=1,
+        num_judged=2,
+        num_accepted=num_accepted,
+        num_alternatives=num_rescued,
+        num_rescued=num_rescued,
+        num_tokens=num_accepted + 1,
+    )
+    assert outcome.num_late_accepted == num_late

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 from models import tiny
+from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
 
 from amusd.config import Distribution, EngineConfig
@@ -25,6 +27,7 @@ from amusd.protocol.messages import (
     Shutdown,
     Verdict,
 )
+from amusd.runtime.draft_client import DraftClient, Reminder
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve
@@ -183,3 +186,46 @@ def test_what_a_peer_says_of_its_failure_does_nothing_to_a_terminal() -> None:
     there.send(Failed(Role.DRAFT, "Error", "no\n\tspace\x1b[2J\x07left"))
     with pytest.raises(PeerFailedError, match=r"no\n\tspace\?\[2J\?left"):
         await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "", ()), 5.0)
+
+
+def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_only() -> None:
+    """Each takes five milliseconds to read."""
+    clock = Clock()
+    num_read = 0
+
+    class Flood(Link):
+        def receive(self, timeout: float) -> Message:
+            nonlocal num_read
+            num_read += 1
+            clock.pass_by(0.005)
+            return Progress(Role.DRAFT, 1, 0, 0, 0, 0, 0, 0, 1)
+
+    greeting = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("ngram",))
+    client = DraftClient(Recorder("target", now_ns=clock), VOCAB, Flood(clock), greeting)
+    client._reminders[1] = Reminder(0.0, 1.0)
+    client.drain()
+    assert num_read == 4
+    client.drain()
+    assert num_read == 8
+
+
+def test_a_sequence_that_the_draft_has_no_room_for_is_one_line_and_the_next_one_is_drafted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Small(NgramDrafter):
+        def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+            if capacity > 10:
+                raise ValueError(f"a sequence of {capacity} tokens: this draft model takes 10")
+            super().open(token_ids, capacity, fan_out)
+
+    target, draft = memory_pair()
+    worker = DraftWorker(OneByOne(draft), {"ngram": lambda: Small(2)}, {}, 1, Recorder("draft"), num_ids=VOCAB)
+    small = dataclasses.replace(OPENING, sequence_id=2, max_length=10)
+    for message in (OPENING, OPENING, small, Close(2, FinishReason.EOS), Shutdown()):
+        target.send(message)
+    worker.run()
+    assert worker.num_ignored == 2
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "opened no sequence: a sequence of 20 tokens: this draft model takes 10"
+    ]
+    assert [type(answer) for answer in answers_at(target)][-1] is Progress

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.sampling.acceptance import Acceptance, accept_equal
-from amusd.sampling.stopping import AnswerText, StopChecker, cut_at_stop, held_back
+from amusd.sampling.stopping import AnswerText, Emission, StopChecker, cut_at_stop, held_back
 from amusd.types import FinishReason
 
 
@@ -108,3 +108,10 @@ def test_end_of_sequence_wins_over_stop_and_stop_over_length() -> None:
     assert StopChecker((1,), ("stop",), 2, letters.push).push((0, 1)).finish_reason is FinishReason.EOS
     assert StopChecker((), ("stop",), 2, letters.push).push((0, 1)).finish_reason is FinishReason.STOP
     assert StopChecker((), (), 2, letters.push).push((0, 1)).finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_string_may_span_tokens_and_the_earliest_one_cuts() -> None:
+    checker = StopChecker(eos_token_ids=(), stop=("zzz", "abc"), max_new_tokens=9, push_text="xabcy".__getitem__)
+    assert checker.push([0, 1]).finish_reason is None
+    assert checker.push([2, 3, 4]) == Emission((2, 3), FinishReason.STOP)
+    assert cut_at_stop("x b a", ("a", "b")) == "x "

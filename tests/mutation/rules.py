@@ -1,0 +1,374 @@
+"""Seeded defects, each with the tests that must notice it. Sessions with a broken rule: `tests/protocol/mutants.py`."""
+
+from __future__ import annotations
+
+from mutation.runner import Rule
+
+TREES = "tests/protocol/test_trees.py"
+SESSIONS = "tests/protocol/test_sessions.py"
+TARGET, DRAFT = "amusd/protocol/target_session.py", "amusd/protocol/draft_session.py"
+OBSERVER, SEEN = "amusd/policies/observer.py", "tests/policies/test_observer.py"
+ESTIMATES, POLICIES = "amusd/policies/estimates.py", "tests/policies/test_policies.py"
+SWITCH, PAYS = "amusd/policies/drafting_switch.py", "tests/policies/test_drafting_switch.py"
+NGRAM, CONTRACT = "amusd/drafters/ngram.py", "tests/drafters/test_contract.py"
+CLOCK, CLOCKS = "amusd/policies/verdict_clock.py", "tests/policies/test_verdict_clock.py"
+LOGITS, SAMPLER = "amusd/sampling/logits.py", "tests/sampling/test_sampler.py"
+STOPPING, TEXT = "amusd/sampling/stopping.py", "tests/sampling/test_text.py"
+TURNS, TURN_TESTS = "amusd/answer.py", "tests/test_turns.py"
+WORKLOAD, PROMPTS = "amusd/workload.py", "tests/test_workload.py"
+PLAN, SWEEP = "launch/sweep_plan.py", "tests/launch/test_sweep.py"
+OVERRIDES, COMPOSE = "launch/overrides.py", "tests/launch/test_compose.py"
+
+RULES = (
+    # protocol
+    Rule(
+        "a node at the base of the draft is forgotten",
+        TARGET,
+        "if at >= candidate.base}",
+        "if at > candidate.base}",
+        TREES,
+    ),
+    Rule(
+        "the draft still restarts when a verification has begun",
+        TARGET,
+        "if self._wants_rows else ()\n        self._contradicted = False\n",
+        "if self._wants_rows else ()\n",
+        SESSIONS,
+    ),
+    Rule(
+        "the end of the answer is not told", TARGET, "if ends or not self.remaining", "if not self.remaining", SESSIONS
+    ),
+    Rule(
+        "an incarnation may come again",
+        TARGET,
+        "if incarnation <= self._incarnation",
+        "if incarnation < self._incarnation",
+        SESSIONS,
+    ),
+    Rule(
+        "the number of a node that is offered again is the old one",
+        TARGET,
+        "max(known.number, node.number)",
+        "known.number",
+        TREES,
+    ),
+    Rule("the least likely child makes the path", TARGET, "path.append(max(", "path.append(min(", TREES),
+    Rule("unlikely alternatives are verified", TARGET, " and -guesses[0][0] >= min_chance", "", TREES),
+    Rule(
+        "a draft that is done is waited for",
+        TARGET,
+        "(self._draft_more or self._draft_base < self._prefix.length)",
+        "True",
+        TREES,
+    ),
+    Rule(
+        "a parent may follow its child",
+        TARGET,
+        "not 0 <= parent < candidate.first + index",
+        "parent < 0",
+        f"{TREES} {SESSIONS}",
+    ),
+    Rule(
+        "a chain says that it has ended, again and again",
+        DRAFT,
+        "(self._said_no_more and not self._unsent)",
+        "not self._unsent",
+        SESSIONS,
+    ),
+    Rule(
+        "nodes may stand at the last position",
+        DRAFT,
+        "self._max_length - 1)",
+        "self._max_length)",
+        f"{TREES} {SESSIONS}",
+    ),
+    Rule(
+        "an opening with too many tokens is taken",
+        DRAFT,
+        "not len(opening.token_ids) <= opening.max_length <= MAX_TOKENS",
+        "opening.max_length > MAX_TOKENS",
+        SESSIONS,
+    ),
+    Rule(
+        "what was looked up is guessed again",
+        DRAFT,
+        "            if token_id in known:\n                continue\n",
+        "",
+        TREES,
+    ),
+    Rule(
+        "an unlikely guess is forgotten for good",
+        DRAFT,
+        "                node.unmade.append((token_id, weight, step))",
+        "                pass",
+        TREES,
+    ),
+    Rule(
+        "probabilities stay relative to the old root",
+        DRAFT,
+        "            node.probability /= self._root.probability\n",
+        "",
+        TREES,
+    ),
+    Rule(
+        "a verdict may change what was committed",
+        DRAFT,
+        "if self._prefix.slice(verdict.start, self.base) != verdict",
+        "if False and () != verdict",
+        f"{TREES} {SESSIONS}",
+    ),
+    Rule(
+        "the path of a verification ends at its second row",
+        "amusd/protocol/verification.py",
+        "            rows.append(row)\n        return tuple(rows)",
+        "            return (*rows, row)\n        return tuple(rows)",
+        TREES,
+    ),
+    Rule(
+        "a late candidate is not counted",
+        "amusd/protocol/verification.py",
+        "self.num_accepted > self.num_candidates and not self.num_rescued",
+        "False",
+        TREES,
+    ),
+    # policies
+    Rule(
+        "a draft is mute into the next answer",
+        OBSERVER,
+        "        self._draft_knows = True\n        self._mute_at = None\n",
+        "        self._draft_knows = True\n",
+        SEEN,
+    ),
+    Rule(
+        "a draft that is mute stays so when it brings more", OBSERVER, "num_candidates > self._mute_at:", "False:", SEEN
+    ),
+    Rule(
+        "a pass that was held up makes rows dear",
+        OBSERVER,
+        "        if not is_outlier:\n            self._row_cost",
+        "        if True:\n            self._row_cost",
+        SEEN,
+    ),
+    Rule("passes without a draft count as its own", OBSERVER, "        if not is_alone:\n", "        if True:\n", SEEN),
+    Rule(
+        "the time between two answers is the pass's",
+        OBSERVER,
+        "        self._last_end_ns = None\n        self._draft_knows = True\n        self._mute",
+        "        self._draft_knows = True\n        self._mute",
+        SEEN,
+    ),
+    Rule("waits in vain are never forgotten", ESTIMATES, "        self._seconds *= FORGETTING\n", "", POLICIES),
+    Rule(
+        "a stall counts in full", ESTIMATES, "seconds = min(seconds, self.longest)", "seconds = seconds * 1", POLICIES
+    ),
+    Rule(
+        "candidates behind a rejected one count as tested",
+        ESTIMATES,
+        "num_accepted + (num_accepted < num_judged)",
+        "num_judged",
+        POLICIES,
+    ),
+    Rule(
+        "a draft that is too modest is corrected upwards",
+        ESTIMATES,
+        "min(1.0, self._num_first / self._said_first)",
+        "self._num_first / self._said_first",
+        POLICIES,
+    ),
+    Rule(
+        "uneven passes are waited for as even ones", CLOCK, "due_ns + DEVIATIONS * self._deviation_ns", "due_ns", CLOCKS
+    ),
+    Rule(
+        "a pass begins with the first candidates only",
+        CLOCK,
+        "        if self._pass_start_ns is None:\n            self._pass_start_ns = now_ns",
+        "        pass",
+        CLOCKS,
+    ),
+    Rule(
+        "a row may cost more than a pass",
+        "amusd/policies/row_cost.py",
+        "        self._row_ns = min(max(0.0, slope), most_ns)",
+        "        self._row_ns = max(0.0, slope)",
+        "tests/policies/test_row_cost.py",
+    ),
+    # drafters
+    Rule(
+        "rows of one position share a track",
+        "amusd/protocol/verification.py",
+        "                taken.add(track)\n",
+        "",
+        TREES,
+    ),
+    Rule("a rest that pays does not grow", SWITCH, "min(4 * self._rest, LONGEST)", "self._rest", PAYS),
+    Rule(
+        "a rest that does not pay is soon tried again",
+        SWITCH,
+        "min(2 * max(self._look, FIRST_LOOK), LONGEST)",
+        "FIRST_LOOK",
+        PAYS,
+    ),
+    Rule("a rest may be endless", SWITCH, "min(4 * self._rest, LONGEST)", "4 * self._rest", PAYS),
+    Rule(
+        "auto waits for a draft that is mute",
+        "amusd/policies/auto.py",
+        "not view.can_grow or view.draft_is_mute",
+        "not view.can_grow",
+        POLICIES,
+    ),
+    Rule(
+        "the synchronous target has no deadline",
+        "amusd/policies/fixed.py",
+        "view.lacks(self.max_lookahead) and seconds_left > 0",
+        "view.lacks(self.max_lookahead)",
+        POLICIES,
+    ),
+    Rule("the first occurrence is looked up", NGRAM, "(ends[-2] for ends", "(ends[0] for ends", CONTRACT),
+    Rule(
+        "a loop ends at the end of the context",
+        NGRAM,
+        "self._context[end + offset % period]",
+        "self._context[end + min(offset, period - 1)]",
+        CONTRACT,
+    ),
+    Rule("what was cut off stays in the index", NGRAM, "                self._ends[ngram].pop()\n", "", CONTRACT),
+    Rule(
+        "the oldest places are looked at first",
+        NGRAM,
+        "return sorted(matches, reverse=True)",
+        "return sorted(matches)",
+        "tests/drafters/test_ngram_cache.py",
+    ),
+    Rule(
+        "slots of nodes that are gone are not freed",
+        "amusd/drafters/tree.py",
+        "            self._free.append(self._slots.pop(node))",
+        "            self._slots.pop(node)",
+        "tests/drafters/test_tree.py",
+    ),
+    # sampling
+    Rule(
+        "penalties reach the prompt only",
+        LOGITS,
+        "np.union1d(self._columns(prompt), written)",
+        "self._columns(prompt)",
+        SAMPLER,
+    ),
+    Rule(
+        "negative logits are divided by the penalty",
+        LOGITS,
+        "seen / penalty, seen * penalty)",
+        "seen / penalty, seen / penalty)",
+        SAMPLER,
+    ),
+    Rule(
+        "top-p leaves one column too few",
+        LOGITS,
+        "order[before < wanted]",
+        "order[before + sorted_weights < wanted]",
+        SAMPLER,
+    ),
+    Rule(
+        "ties with the last of top-k go",
+        LOGITS,
+        "likely[values >= np.partition",
+        "likely[values > np.partition",
+        SAMPLER,
+    ),
+    Rule("a stop string across tokens is not seen", STOPPING, "max(len(stop) for stop in self.stop) - 1", "0", TEXT),
+    Rule(
+        "stop wins over end-of-sequence",
+        STOPPING,
+        "        if token_id in self.eos_token_ids:\n",
+        "        if token_id in self.eos_token_ids and not self._completes_stop(self.push_text(token_id)):\n",
+        TEXT,
+    ),
+    Rule("text is cut before the first string of the list", STOPPING, "text[: min(found)]", "text[: found[0]]", TEXT),
+    # answers, workloads, sweeps
+    Rule(
+        "an answer that nobody can read is computed on",
+        TURNS,
+        "first is not None and not first.is_over",
+        "first is not None",
+        TURN_TESTS,
+    ),
+    Rule(
+        "the last reader comes first",
+        TURNS,
+        "next(iter(self._queue.values()))()",
+        "next(reversed(self._queue.values()))()",
+        TURN_TESTS,
+    ),
+    Rule(
+        "a signal handler may use the worker amid a pass",
+        TURNS,
+        "            if self._in_use:\n                raise",
+        "            if False:\n                raise",
+        TURN_TESTS,
+    ),
+    Rule(
+        "a fork may ask",
+        TURNS,
+        "        if os.getpid() != self._pid:\n            raise",
+        "        if False:\n            raise",
+        TURN_TESTS,
+    ),
+    Rule("lines end where text does not", WORKLOAD, '.split("\\n"), start=1', ".splitlines(), start=1", PROMPTS),
+    Rule(
+        "the last answer of a conversation is part of the prompt",
+        WORKLOAD,
+        "turns[: assistant[-1]]",
+        "turns[: assistant[-1] + 1]",
+        PROMPTS,
+    ),
+    Rule("lines are counted from 0", WORKLOAD, "start=1):", "start=0):", PROMPTS),
+    Rule(
+        "another command may go on with a sweep",
+        PLAN,
+        'earlier["command"] == plan.command and ',
+        "",
+        f"{SWEEP}::test_the_folder_of_another_sweep_is_refused_and_left_alone",
+    ),
+    Rule(
+        "a job whose draft was lost is done",
+        PLAN,
+        ' or {"draft_failure", "draft_losses"} & result.keys()',
+        "",
+        f"{SWEEP}::test_a_job_whose_draft_was_lost_is_run_again",
+    ),
+    Rule(
+        "a prompt may be a sweep",
+        OVERRIDES,
+        '(key == "prompt" or not value.startswith("choice("))',
+        'not value.startswith("choice(")',
+        COMPOSE,
+    ),
+    Rule(
+        "the first value of a key holds",
+        OVERRIDES,
+        "    values = dict(split(override) for override in overrides)\n    number",
+        "    values = dict(split(override) for override in reversed(overrides))\n    number",
+        COMPOSE,
+    ),
+    Rule(
+        "both names of the number of tokens are taken",
+        "amusd/config/decoding.py",
+        "number is None or number == other,",
+        "True,",
+        "tests/test_engine_arguments.py",
+    ),
+    Rule(
+        "a number beyond float32 is a temperature",
+        "amusd/config/decoding.py",
+        "is_off or 1 / _LARGEST <= value <= _LARGEST",
+        "True",
+        "tests/test_engine_arguments.py",
+    ),
+    Rule(
+        "more candidates may be asked for than there may be",
+        "amusd/config/decoding.py",
+        "self.min_candidates <= self.max_lookahead,",
+        "True,",
+        "tests/test_config.py",
+    ),
+)

@@ -1,0 +1,52 @@
+"""Every rule of `rules.py` is noticed by its tests; a rule whose text has gone from the code is a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mutation.rules import RULES
+from mutation.runner import BrokenRuleError, Rule, check_passes, is_killed, mutated, tree_of_links
+
+SMALL = "tests/test_files.py"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with tree_of_links(tmp_path_factory.mktemp("mutants")) as tree:
+        yield tree
+
+
+def test_the_text_of_every_rule_is_found_once_in_its_file() -> None:
+    names = [rule.what for rule in RULES]
+    assert len(set(names)) == len(names)
+    for rule in RULES:
+        assert mutated(rule)
+
+
+def test_a_rule_whose_text_is_not_there_is_no_success(tree: Path) -> None:
+    with pytest.raises(BrokenRuleError, match="found 0 times"):
+        is_killed(replace(RULES[0], old="what nobody has written"), tree)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tests", sorted({rule.tests for rule in RULES}))
+def test_without_a_defect_its_tests_pass(tests: str, tree: Path) -> None:
+    check_passes(tests, tree)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_defect_that_breaks_nothing_survives(tree: Path) -> None:
+    harmless = Rule("nothing", "amusd/files.py", "from __future__ import annotations\n", "", SMALL)
+    assert not is_killed(harmless, tree)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.what)
+def test_a_defect_is_noticed(rule: Rule, tree: Path) -> None:
+    assert is_killed(rule, tree)
