@@ -213,7 +213,7 @@ class Simulation:
             vocab_size=VOCAB_SIZE,
             link=link,
             peer=peer,
-            succession=DraftRestart(self.drafts, self._listen, own, HANDSHAKE_SECONDS),
+            draft_restart=DraftRestart(self.drafts, self._listen, own, HANDSHAKE_SECONDS),
             world=self.world,
             weather=self.weather,
             watch=self.watch,
