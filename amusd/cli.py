@@ -20,7 +20,7 @@ from amusd.errors import ConfigError
 from amusd.files import write_whole
 from amusd.live import LiveView, TerminalScreen
 from amusd.models.embedded_draft import export_draft, make_new_folder
-from amusd.models.zoo import embedded_target_path
+from amusd.models.embedded_target import embedded_target_path
 from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE, Record, answers_jsonl, prompts_csv
 from amusd.reporting.columns import row_name
 from amusd.reporting.comparison import write_comparison_page

@@ -17,8 +17,7 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig,
 from amusd.console import Console
 from amusd.drafters.factory import load_drafters
 from amusd.errors import AmusdError
-from amusd.models.explanation import explain_drafter, explain_target
-from amusd.models.loading import draft_dtype, load_target, target_dtype
+from amusd.models.loading import draft_dtype, explain_drafter, explain_target, load_target, target_dtype
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.advice import Machine, advise
@@ -26,7 +25,7 @@ from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, device_of, devices_of
 from amusd.runtime.gpus import look_at_gpus
 from amusd.runtime.placement import gpu_number, sharing
-from amusd.runtime.seats import seats
+from amusd.runtime.rank_layout import rank_layout
 from amusd.runtime.startup import link_devices
 from amusd.transport.choice import ON_ONE_MACHINE
 from amusd.transport.factory import choose_here
@@ -113,8 +112,8 @@ def _rank_names(config: EngineConfig) -> list[str]:
         return ["target", "draft"]
     several = config.draft_tensor_parallel_size > 1
     return [
-        f"rank {number} ({f'{seat}' if several and seat.role is Role.DRAFT else seat.role.value})"
-        for number, seat in enumerate(seats(config))
+        f"rank {number} ({f'{entry}' if several and entry.role is Role.DRAFT else entry.role.value})"
+        for number, entry in enumerate(rank_layout(config))
     ]
 
 

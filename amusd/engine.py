@@ -24,15 +24,15 @@ from typing_extensions import Self
 from amusd.answer import Answer, Generation, Turns
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.errors import ConfigError, StateError
+from amusd.models.embedded_target import Report
 from amusd.models.loading import load_target
 from amusd.models.ranks import Leader
 from amusd.models.sharding import setting_of
 from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
-from amusd.models.zoo import Report
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.seats import num_ranks_of
+from amusd.runtime.rank_layout import num_ranks_of
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
 from amusd.runtime.succession import DraftSource
 from amusd.runtime.supervisor import DraftProcess

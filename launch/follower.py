@@ -13,7 +13,7 @@ from contextlib import suppress
 from amusd.child.fork_server import Channel, serve
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
-from amusd.runtime.seats import Seat, seats
+from amusd.runtime.rank_layout import RoleRank, rank_layout
 from amusd.runtime.succession import FIRST_INCARNATION, MAX_RESTARTS
 from amusd.types import Role
 
@@ -38,7 +38,7 @@ def supervise_follower(options: Options, place: Place) -> int:
     would end it. One of the draft's is: the draft is lost, and the next one needs all its ranks. One that ends before
     it knows its role ends the start.
     """
-    seat: Seat | None = None
+    own: RoleRank | None = None
     num_unmet = 0
     lives = lives_of(options)
     for number in itertools.count(1):
@@ -46,20 +46,20 @@ def supervise_follower(options: Options, place: Place) -> int:
         killer = killer_of(end)
         if end.said:
             role, _, rank = end.said.partition(" ")
-            seat = Seat(Role(role), int(rank))
+            own = RoleRank(Role(role), int(rank))
         if killer is not None:
-            tell(f"{seat or f'rank {place.rank}'} (pid {end.pid}) was killed by signal {killer}")
-        if seat is None or seat.role is Role.TARGET:
+            tell(f"{own or f'rank {place.rank}'} (pid {end.pid}) was killed by signal {killer}")
+        if own is None or own.role is Role.TARGET:
             # one of the target's that fails by itself has said so
-            if killer is not None or (seat is None and end.code == _FAILED):
+            if killer is not None or (own is None and end.code == _FAILED):
                 with suppress(PeerLostError):  # nobody is left to tell
-                    _report(Store(place, store_secret(options)), str(seat or f"rank {place.rank}"), in_words(end))
+                    _report(Store(place, store_secret(options)), str(own or f"rank {place.rank}"), in_words(end))
             return 0
         if end.code not in (_FAILED, _USERS_MISTAKE) and killer is None:
             return 0
         num_unmet = 0 if end.said else num_unmet + 1
         if num_unmet > MAX_RESTARTS:
-            tell(f"{seat} ended {num_unmet} times before it could start; the target stays alone")
+            tell(f"{own} ended {num_unmet} times before it could start; the target stays alone")
             return 0
         time.sleep(num_unmet * _BACK_OFF_SECONDS)
     raise AssertionError("there is always another life")
@@ -80,29 +80,29 @@ def _follow(options: Options, place: Place, channel: Channel) -> int:
         if text is None:
             return 2
         group = Group.from_text(text)
-    seat = seats(group.config.engine())[place.rank]
-    config = claim_hardware(group.config, seat.role, local_world_size=place.local_world_size, rank=seat.rank)
+    own = rank_layout(group.config.engine())[place.rank]
+    config = claim_hardware(group.config, own.role, local_world_size=place.local_world_size, rank=own.rank)
     store = store or Store(place, store_secret(options))
-    channel.say(f"{seat.role.value} {seat.rank}")
-    if seat.role is Role.TARGET:
-        return _follow_target(options, group.command, config, seat, store)
+    channel.say(f"{own.role.value} {own.rank}")
+    if own.role is Role.TARGET:
+        return _follow_target(options, group.command, config, own, store)
     with suppress(PeerLostError):  # the run is over, and the store with it
-        for address in addresses(store, seat.rank):
-            follower_role(options.roles)(group.command, config, seat, address)
+        for address in addresses(store, own.rank):
+            follower_role(options.roles)(group.command, config, own, address)
     return 0
 
 
-def _follow_target(options: Options, command: str, config: RunConfig, seat: Seat, store: Store) -> int:
-    store.put(pid_of_rank(seat.rank), os.getpid())
+def _follow_target(options: Options, command: str, config: RunConfig, own: RoleRank, store: Store) -> int:
+    store.put(pid_of_rank(own.rank), os.getpid())
     rendezvous = await_rendezvous(store, FIRST_INCARNATION, config.startup_timeout_seconds)
     if rendezvous is None:
         return 0  # the first rank ended before it was ready, and has said why
     assert rendezvous.ranks is not None, "the target has no other ranks"
     try:
-        follower_role(options.roles)(command, config, seat, rendezvous.ranks)
+        follower_role(options.roles)(command, config, own, rendezvous.ranks)
     except Exception as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        _report(store, str(seat), line, users_mistake=isinstance(error, ConfigError))
+        _report(store, str(own), line, users_mistake=isinstance(error, ConfigError))
         raise
     return 0
 

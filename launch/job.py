@@ -10,7 +10,7 @@ from typing import Any
 
 from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
-from amusd.runtime.seats import Seat
+from amusd.runtime.rank_layout import RoleRank
 from amusd.runtime.succession import DraftSource
 from amusd.transport.base import Rendezvous
 from amusd.transport.curve import read_store_key
@@ -32,7 +32,7 @@ TargetRole = Callable[
     [str, Sequence[tuple[RunConfig, Path]], DraftSource],
     Generator["int | ConfigError", None, None],
 ]
-FollowerRole = Callable[[str, RunConfig, Seat, str], None]
+FollowerRole = Callable[[str, RunConfig, RoleRank, str], None]
 DraftRole = Callable[[RunConfig, Sequence[Path], Callable[[str | None], Rendezvous], int, Any], int]
 
 

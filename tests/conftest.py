@@ -23,6 +23,6 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def embedded_folder() -> Path:
-    from amusd.models.zoo import embedded_target_path
+    from amusd.models.embedded_target import embedded_target_path
 
     return embedded_target_path()

@@ -12,9 +12,8 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig,
 from amusd.console import Console
 from amusd.doctor import Finding, _devices, _links, _pair, _taken, run_doctor
 from amusd.errors import ConfigError, UnsupportedModelError
-from amusd.models.explanation import explain_target
 from amusd.models.linear import fastest_dtype
-from amusd.models.loading import load_target
+from amusd.models.loading import explain_target, load_target
 from amusd.runtime.advice import Machine
 from amusd.runtime.gpus import Gpu
 from amusd.transport.choice import Choice
@@ -48,7 +47,7 @@ def test_what_it_says_of_the_target_is_what_is_loaded(model_impl: str) -> None:
 
 
 def test_a_model_that_the_decoder_does_not_cover_fails_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.models.huggingface.why_not_covered", lambda _config: "a reason")
+    monkeypatch.setattr("amusd.models.load_options.why_not_covered", lambda _config: "a reason")
     config = EngineConfig(target=TargetConfig(model_impl="amusd"), drafters=(DrafterConfig(kind="ngram"),))
     found = looked_at(config)
     assert found["target"] == Finding("target", False, "model_impl=amusd: model type 'llama': a reason")

@@ -14,9 +14,9 @@ from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingPa
 from amusd.drafters.oracle import always_right
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models.table import TableTokenizer
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
+from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 

@@ -17,9 +17,15 @@ from amusd.bench.sampling import measure_sampling
 from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint_folder import find_checkpoint
-from amusd.models.explanation import explain_drafter, explain_target
-from amusd.models.loading import load_draft_model, load_target, target_dtype, target_path
+from amusd.models.checkpoint import find_checkpoint
+from amusd.models.loading import (
+    explain_drafter,
+    explain_target,
+    load_draft_model,
+    load_target,
+    model_path,
+    target_dtype,
+)
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of
 from amusd.transport.factory import choose_here
@@ -89,7 +95,7 @@ def _load_peer(engine: EngineConfig, device: str, config: RunConfig, console: Co
         console.note("transformers.generate is left out: synthetic weights have no checkpoint")
         return None
     return GeneratePeer(
-        str(find_checkpoint(target_path(engine.target))), dtype=target_dtype(engine, device), device=device
+        str(find_checkpoint(model_path(engine.target))), dtype=target_dtype(engine, device), device=device
     )
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from amusd.bench.timing import medians, time_in_turns
 from amusd.config import BenchConfig, Distribution
-from amusd.models.argmax import argmax_rows
 from amusd.models.cached_model import CachedModel
+from amusd.models.language_model import argmax_rows
 from amusd.models.numerics import Numerics
 from amusd.sampling.sampler import TokenSampler
 

@@ -1,13 +1,12 @@
 """Attention of one pass: what its rows see, and how that is computed.
 
-A pass brings an `Attention` along, and each layer calls it with its own queries, keys and values. Keys and values are
-those of all slots that may be read, [key heads, slots, dim]; query heads that share a key head are grouped.
+A pass has one `Attention`, which each layer calls with its own queries, keys and values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -16,60 +15,63 @@ from torch import Tensor
 from amusd.models.row_attention import attend_rows
 
 ATTENTION_NAME = "amusd"
-"""Under which name transformers knows `attend`."""
+"""The name of `attend` in transformers."""
+
+
+class AttentionInputs(NamedTuple):
+    """The inputs of attention in one layer."""
+
+    query: Tensor
+    """[rows, heads, dim]."""
+    keys: Tensor
+    """[key_heads, slots, dim]: all slots that may be read; query heads that share a key head are grouped."""
+    values: Tensor
+    """[key_heads, slots, value_dim]."""
+    scaling: float
+    """Factor of the scores."""
+    softcap: float | None = None
+    """Bound of the scores, as in transformers."""
+    sinks: Tensor | None = None
+    """[heads]: scores without a value, as in transformers."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Without softcap and sinks, which fused kernels lack."""
+        return self.softcap is None and self.sinks is None
 
 
 class Attention(Protocol):
-    """What the rows of one pass attend to."""
+    """The slots that each row of one pass sees, and a way to attend to them."""
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Attention of [rows, heads, dim] over [key_heads, slots, dim]; returns [rows, heads, value_dim].
-
-        The result is in the dtype of `keys` or in a finer one. `softcap` bounds the scores; `sinks` [heads] are scores
-        without a value (both as in transformers).
-        """
+    def attend(self, layer: AttentionInputs) -> Tensor:
+        """[rows, heads, value_dim], in the dtype of the keys or in a finer one."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedAttention:
-    """Attention to whatever an explicit mask lets through."""
-
-    mask: Tensor
-    """[1 or groups, rows, slots]: additive, in the dtype of the keys; `groups` query heads share a key head."""
-
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See `Attention`."""
-        rows, heads, dim = query.shape
-        key_heads = keys.shape[0]
-        groups = heads // key_heads
-        # The heads of a group are rows of one product, so keys and values are read once and never expanded.
-        folded = query.to(keys.dtype).view(rows, key_heads, groups, dim).permute(1, 2, 0, 3)
-        folded = folded.reshape(1, key_heads, groups * rows, dim)
-        mask = self.mask if len(self.mask) == groups else self.mask[:1].expand(groups, -1, -1)
-        mask = mask.reshape(1, 1, groups * rows, -1)
-        if softcap is None and sinks is None:
-            output = F.scaled_dot_product_attention(folded, keys.unsqueeze(0), values.unsqueeze(0), mask, scale=scaling)
-        else:
-            by_row = None if sinks is None else sinks.view(key_heads, groups, 1).expand(-1, -1, rows)
-            output = _attend_explicitly(folded, keys.unsqueeze(0), values.unsqueeze(0), mask, scaling, softcap, by_row)
-        return output.view(key_heads, groups, rows, -1).permute(2, 0, 1, 3).flatten(1, 2)
+def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
+    """Attention to the slots that `visible` [rows, slots] lets through; returns [rows, heads, value_dim]."""
+    query, keys, values, scaling, softcap, sinks = layer
+    rows, heads, dim = query.shape
+    key_heads = keys.shape[0]
+    groups = heads // key_heads
+    # The heads of a group are rows of one product, so keys and values are read once and never expanded.
+    folded = query.to(keys.dtype).view(rows, key_heads, groups, dim).permute(1, 2, 0, 3)
+    folded = folded.reshape(1, key_heads, groups * rows, dim)
+    mask = additive(visible, keys.dtype).repeat(1, groups, 1).unsqueeze(0)
+    keys, values = keys.unsqueeze(0), values.unsqueeze(0)
+    if layer.is_plain:
+        output = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scaling)
+    else:
+        scores = folded @ keys.transpose(2, 3) * scaling
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores + mask  # [1, key_heads, groups * rows, slots]
+        if sinks is not None:
+            by_row = sinks.view(key_heads, groups, 1).expand(-1, -1, rows).reshape(*scores.shape[:3], 1)
+            scores = torch.cat((scores, by_row.to(scores.dtype)), dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32)[..., : keys.shape[2]]
+        output = weights.to(values.dtype) @ values
+    return output.view(key_heads, groups, rows, -1).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 class CausalAttention:
@@ -84,27 +86,19 @@ class CausalAttention:
 
             self._bias = causal_lower_right(rows, start + rows)
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: AttentionInputs) -> Tensor:
         """See `Attention`."""
-        if softcap is not None or sinks is not None:
+        query, keys, values = layer[:3]
+        if not layer.is_plain:
             visible = torch.ones(len(query), keys.shape[1], dtype=torch.bool, device=keys.device).tril_(self._start)
-            return MaskedAttention(additive(visible, keys.dtype)).attend(query, keys, values, scaling, softcap, sinks)
-        rows_last = query.to(keys.dtype).transpose(0, 1).unsqueeze(0)  # [1, heads, rows, dim]
+            return attend_masked(layer, visible)
         output = F.scaled_dot_product_attention(
-            rows_last,
+            query.to(keys.dtype).transpose(0, 1).unsqueeze(0),  # [1, heads, rows, dim]
             keys.unsqueeze(0),
             values.unsqueeze(0),
             self._bias,
             is_causal=self._bias is None,
-            scale=scaling,
+            scale=layer.scaling,
             enable_gqa=True,
         )
         return output[0].transpose(0, 1)
@@ -125,36 +119,19 @@ class TableAttention:
     positions: Tensor
     """[1, rows] int64."""
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: AttentionInputs) -> Tensor:
         """See `Attention`."""
-        if keys.shape[2] != values.shape[2]:  # latent attention, of which `attend_rows` knows nothing
-            mask = additive(self._visible(keys.shape[1]), keys.dtype)
-            return MaskedAttention(mask).attend(query, keys, values, scaling, softcap, sinks)
+        query, keys, values, scaling, softcap, sinks = layer
+        if keys.shape[2] != values.shape[2]:  # latent attention, which `attend_rows` cannot do
+            return attend_masked(layer, self._visible(keys.shape[1]))
+        where = (self.table, self.lengths, self.branches, self.row_paths, self.positions)
         output: Tensor = attend_rows(
-            query.to(keys.dtype).unsqueeze(0),
-            keys,
-            values,
-            self.table,
-            self.lengths,
-            self.branches,
-            self.row_paths,
-            self.positions,
-            scaling,
-            softcap or 0.0,
-            sinks,
+            query.to(keys.dtype).unsqueeze(0), keys, values, *where, scaling, softcap or 0.0, sinks
         )
         return output[0]
 
     def _visible(self, num_slots: int) -> Tensor:
-        """[rows, slots] bool: what each row sees. A padded row sees slot 0: one that sees nothing is no number."""
+        """[rows, slots] bool: what each row sees. A padded row sees slot 0, since the softmax of no score is NaN."""
         positions = self.positions[0].unsqueeze(1)  # [rows, 1]
         by_table = torch.arange(self.table.shape[1], device=positions.device)
         in_table = (by_table <= positions) & (by_table < self.lengths)  # [rows, positions]
@@ -173,7 +150,7 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def register_attention() -> str:
-    """Make `attend` known to transformers, and return its name. Repeating it changes nothing."""
+    """Make `attend` known to transformers, and return its name. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
@@ -199,25 +176,5 @@ def attend(
     transformers hands on `attention`, which its models are called with. `softcap` and `s_aux` are its own.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = attention.attend(query[0].transpose(0, 1), key[0], value[0], scaling, softcap, s_aux)
+    output = attention.attend(AttentionInputs(query[0].transpose(0, 1), key[0], value[0], scaling, softcap, s_aux))
     return output.to(query.dtype).unsqueeze(0), None
-
-
-def _attend_explicitly(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    scaling: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """What the fused kernel cannot do: scores bounded by `softcap`, and `sinks` [key_heads, groups, rows]."""
-    scores = query @ key.transpose(2, 3) * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask  # [1, key_heads, groups * rows, keys]
-    if sinks is not None:
-        scores = torch.cat((scores, sinks.reshape(*scores.shape[:3], 1).to(scores.dtype)), dim=-1)
-    weights = scores.softmax(dim=-1, dtype=torch.float32)[..., : key.shape[2]]
-    return weights.to(value.dtype) @ value

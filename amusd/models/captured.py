@@ -1,16 +1,16 @@
-"""Passes of a few fixed shapes over one cache, captured once and replayed: how a GPU is kept fed.
+"""Passes of a few fixed shapes over one cache, captured once and replayed, so that a GPU never waits for the host.
 
-A pass is known by its shape: how many rows it computes, how many tokens it chooses one after another, and what of the
-logits comes to the host (a digest; none: the most likely tokens). Everything else is data on the device: the tokens,
-where each row stands and what it sees (`attend_rows`). So a chain, a tree and several paths are one graph, a rollback
-changes numbers only, and several draft steps fit in one replay, each reading the token that the one before it chose.
-The host writes its inputs, replays, and waits for one event (docs/gpu.md).
+The shape of a pass is its number of rows, the number of tokens it chooses one after another, and the digest of the
+logits that comes to the host (none: the most likely tokens). Everything else is data on the device: the tokens, where
+each row stands and what it sees (`attend_rows`). So a chain, a tree and several paths are one graph, a rollback changes
+numbers only, and several draft steps fit in one replay, each reading the token that the one before it chose. The host
+writes its inputs, replays, and waits for one event (docs/gpu.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,51 +19,27 @@ import torch
 from torch import Tensor
 
 from amusd.errors import DeviceError, RankLostError
-from amusd.models.argmax import check_finite
 from amusd.models.attention import CausalAttention, TableAttention
 from amusd.models.graphs import Capture, Completion, Replay
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import LogitsDigest
-from amusd.models.network import Network
+from amusd.models.language_model import LogitsDigest, check_finite
+from amusd.models.numerics import Numerics
+from amusd.models.passes import Network, Pass, PathRows, Slots
 from amusd.models.sharding import Ranks
-from amusd.models.tree_pass import PathRows, Slots
 
-_NO_POSITION = -1  # of a padded row, which sees nothing
+_NO_POSITION = -1  # a padded row: it sees nothing
 
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """What a captured pass is known by."""
+    """The key of a captured pass."""
 
     rows: int
     """Computed side by side, with padding."""
     steps: int = 1
     """Tokens chosen one after another, the first behind the last real row."""
     digest: LogitsDigest | None = None
-    """What of each row's logits comes to the host; None: the most likely token alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherRanksDigest:
-    """Stands for a digest of the first of several ranks, which alone looks at it. A `LogitsDigest`."""
-
-    number: int
-    num_inputs = 0
-    num_outputs = 0
-
-    def no_inputs(self, rows: int) -> npt.NDArray[np.int64]:
-        """[rows, 0]."""
-        return np.zeros((rows, 0), dtype=np.int64)
-
-    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - there are none
-        """See `LogitsDigest`."""
-        return logits.argmax(dim=-1), torch.empty((len(logits), 0), dtype=torch.int32, device=logits.device)
-
-
-@dataclass(slots=True)
-class _Captured:
-    replay: Replay | None = None
-    logits: list[Tensor] = field(default_factory=list)
+    """Computed of each row's logits; None: the most likely token alone."""
 
 
 class _DigestBuffers:
@@ -93,7 +69,7 @@ class _DigestBuffers:
 
 
 class _Inputs:
-    """What the host writes before a pass and the pass reads: one pinned buffer, sent in one copy.
+    """The inputs that the host writes before a pass: one pinned buffer, sent in one copy.
 
     rows    tokens, positions, slots, and which path each row is on; behind them the positions and slots of the steps
     paths   the slots of each path from position `length` on; a chain needs none
@@ -118,7 +94,7 @@ class _Inputs:
         self._device[:count].copy_(self._host[:count], non_blocking=True)
 
     def attention(self, table: Tensor, rows: slice) -> TableAttention:
-        """What these rows, or steps, see. `table`: see `TableAttention`."""
+        """The attention of these rows, or steps. `table`: see `TableAttention`."""
         positions = self.device_positions[rows].unsqueeze(0)
         row_paths = self._row_paths[: positions.shape[1]].unsqueeze(0)
         return TableAttention(table, self._lengths, self._branches, row_paths, positions)
@@ -130,10 +106,10 @@ class CapturedPasses:
     def __init__(
         self,
         network: Network,
+        numerics: Numerics,
         cache: PreallocatedCache,
         *,
         max_length: int,
-        max_rows: int,
         max_steps: int,
         output_ids: Tensor | None,
         capture: Capture,
@@ -141,14 +117,15 @@ class CapturedPasses:
     ) -> None:
         """`max_length`: positions that the model knows; `output_ids`: see `LanguageModel`; `ranks`: of the network."""
         self._network = network
+        self._numerics = numerics
         self._cache = cache
         self._last_position = max_length - 1
-        self._max_rows = max_rows
+        self._max_rows = max_rows = numerics.width
         self._max_steps = max_steps
         self._output_ids = output_ids
         self._capture = capture
         self._ranks = ranks
-        self._passes: dict[PassShape, _Captured] = {}
+        self._passes: dict[PassShape, tuple[Replay, list[Tensor]]] = {}  # with the logits of each
         self._digests: dict[LogitsDigest, _DigestBuffers] = {}
         self._is_sealed = False
         device = network.device
@@ -163,8 +140,39 @@ class CapturedPasses:
         self._host_chosen, self._host_largest = self._host_results[0], self._host_results[1].view(torch.float64)
         self._completion = Completion(device)
 
-    def prefill(self, token_ids: Sequence[int]) -> None:
-        """Take in a chunk of a prompt, and wait for it. Not captured: its shape is the prompt's."""
+    def run(self, work: Pass) -> list[Tensor]:
+        """Compute a pass and wait for it.
+
+        Returns logits [tokens, vocab], and [1, vocab] for each further step, valid until the next pass; nothing for a
+        prompt in order. Of several steps the last token stays outside the cache, and so do those that do not fit,
+        which are of no use.
+        """
+        count, start = len(work.token_ids), self._cache.length
+        digest = None if work.wanted is None else work.wanted.digest
+        if not count:
+            for rows in self._numerics.row_counts:
+                self.prepare(PassShape(rows, work.steps, digest))
+            return []
+        if not work.with_logits and self._cache.is_in_order(start + count):
+            self._prefill(work.token_ids)
+            return []
+        shape = PassShape(self._numerics.padded_rows(count), work.steps, digest)
+        if work.rows is None:
+            self._send_chain(work.token_ids, shape)
+        else:
+            self._send_paths(work.token_ids, work.rows, shape)
+        if work.wanted is not None:
+            buffers, inputs = self._buffers(work.wanted.digest), work.wanted.inputs
+            buffers.send(inputs[:count], 0)
+            if work.steps > 1:
+                buffers.send(inputs[count:], self._max_rows + 1)
+        first, *others = self._replay(shape, count)
+        if work.rows is None:
+            self._cache.advance(min(count + work.steps - 1, self._cache.capacity - start))
+        return [first[:count], *others]
+
+    def _prefill(self, token_ids: Sequence[int]) -> None:
+        """Take in a chunk of a prompt. Not captured: its shape is the prompt's."""
         start, rows = self._cache.length, len(token_ids)
         on_host = torch.tensor(token_ids, pin_memory=self._is_pinned)
         positions = torch.arange(start, start + rows, device=self._network.device)
@@ -180,52 +188,10 @@ class CapturedPasses:
         self._cache.advance(rows)
         self._wait()
 
-    def extend(
-        self, token_ids: Sequence[int], shape: PassShape, inputs: npt.NDArray[np.int64] | None = None
-    ) -> list[Tensor]:
-        """Take in `token_ids`, then choose `shape.steps` tokens, each following the one before; see `chain`.
-
-        Returns logits [len(token_ids), vocab], and [1, vocab] for each further step, valid until the next pass.
-        `inputs` [rows + steps - 1, words]: of the digest. The last token stays outside the cache, and so do those that
-        do not fit: they are of no use.
-        """
-        self._write_chain(token_ids, shape)
-        count, steps = len(token_ids), shape.steps
-        if inputs is not None:
-            assert shape.digest is not None
-            buffers = self._buffers(shape.digest)
-            buffers.send(inputs[:count], 0)
-            if steps > 1:
-                buffers.send(inputs[count:], self._max_rows + 1)
-        first, *others = self._replay(shape, count)
-        self._cache.advance(min(count + steps - 1, self._cache.capacity - self._cache.length))
-        return [first[:count], *others]
-
-    def forward_paths(
-        self,
-        token_ids: Sequence[int],
-        where: PathRows,
-        shape: PassShape,
-        inputs: npt.NDArray[np.int64] | None = None,
-    ) -> Tensor:
-        """Logits [len(token_ids), vocab] of rows of several paths, valid until the next pass. The cache's length stays.
-
-        `inputs` [rows, words]: of the digest.
-        """
-        num_paths = self._write_paths(where)
-        self._inputs.length[0] = len(where.prefix)
-        self._write_rows(token_ids, where.positions, where.slots, shape.rows)
-        self._send_table(where.prefix)
-        self._inputs.send(num_paths)
-        if inputs is not None:
-            assert shape.digest is not None
-            self._buffers(shape.digest).send(inputs, 0)
-        return self._replay(shape, len(token_ids))[0][: len(token_ids)]
-
     def chosen(self, count: int) -> list[int]:
         """The token chosen behind each of the first `count` rows of the last pass, without a digest.
 
-        Raises `NotFiniteError` where the largest logit is none.
+        Raises `NotFiniteError` where the largest logit is not a finite number.
         """
         check_finite(self._host_largest[:count].numpy())
         tokens: list[int] = self._host_chosen[:count].tolist()
@@ -252,7 +218,7 @@ class CapturedPasses:
     def prepare(self, shape: PassShape) -> None:
         """Capture this shape now. The scratch slots at the end of memory are overwritten, nothing else.
 
-        Each pass that follows must be of a prepared shape, so that no answer waits for a capture.
+        From then on each pass must be of a prepared shape, so that no answer waits for a capture.
         """
         self._is_sealed = False
         self._write_rows((), (), (), shape.rows)
@@ -264,17 +230,16 @@ class CapturedPasses:
 
     def _replay(self, shape: PassShape, count: int) -> list[Tensor]:
         """`count`: real rows, whose digests the host gets."""
-        captured = self._captured(shape)
-        assert captured.replay is not None
+        replay, logits = self._captured(shape)
         with torch.inference_mode():
-            captured.replay()
+            replay()
             if shape.digest is not None:
                 buffers = self._buffers(shape.digest)
                 buffers.fetch(slice(count))
                 if shape.steps > 1:
                     buffers.fetch(slice(self._max_rows + 1, self._max_rows + shape.steps))
         self._wait()
-        return captured.logits
+        return logits
 
     def _wait(self) -> None:
         """Until the device is done. Raises `DeviceError` when it takes too long, `RankLostError` for several ranks."""
@@ -288,9 +253,9 @@ class CapturedPasses:
         if self._ranks.rank == 0:  # which alone uses the results
             self._ranks.check()
 
-    # What changes from pass to pass. The last replay is over, so nothing reads its inputs any more.
+    # The inputs of a pass. The last replay is over, so nothing reads its inputs any more.
 
-    def _write_chain(self, token_ids: Sequence[int], shape: PassShape) -> None:
+    def _send_chain(self, token_ids: Sequence[int], shape: PassShape) -> None:
         """Rows behind what the cache holds, and the single rows of further steps behind these."""
         inputs, start, slots = self._inputs, self._cache.length, self._cache.slots
         end, num_single = start + len(token_ids), shape.steps - 1
@@ -306,18 +271,15 @@ class CapturedPasses:
     def _write_rows(
         self, token_ids: Sequence[int], positions: Sequence[int], slots: Sequence[int] | Slots, rows: int
     ) -> None:
-        """The rows of a pass, padded to `rows`. Those of padding see nothing and write where nobody reads."""
+        """The rows of a pass, padded to `rows`. Padded rows see nothing and write to scratch slots."""
         inputs, count = self._inputs, len(token_ids)
         inputs.last_row[0] = max(count - 1, 0)
         inputs.token_ids[:count], inputs.token_ids[count:rows] = token_ids, 0
         inputs.positions[:count], inputs.positions[count:rows] = positions, _NO_POSITION
         inputs.slots[:count], inputs.slots[count:rows] = slots, self._scratch_slots(rows - count)
 
-    def _write_paths(self, where: PathRows) -> int:
-        """Which path each row is on, and the slots of each; returns the number of paths.
-
-        A row that is followed by one other row shares its path.
-        """
+    def _send_paths(self, token_ids: Sequence[int], where: PathRows, shape: PassShape) -> None:
+        """Rows on paths behind a prefix. A row that is followed by one other row shares its path."""
         inputs = self._inputs
         path_of: dict[tuple[int, ...], int] = {}
         num_paths = 0
@@ -330,7 +292,10 @@ class CapturedPasses:
             inputs.row_paths[row] = path
             inputs.paths[path, : len(slots)] = slots
         inputs.row_paths[len(where.paths) :] = 0
-        return num_paths
+        inputs.length[0] = len(where.prefix)
+        self._write_rows(token_ids, where.positions, where.slots, shape.rows)
+        self._send_table(where.prefix)
+        inputs.send(num_paths)
 
     def _send_table(self, slots: Slots) -> None:
         """Tell the device the slots of the first positions, as far as it does not know them."""
@@ -352,20 +317,20 @@ class CapturedPasses:
 
     # The work of a replay.
 
-    def _captured(self, shape: PassShape) -> _Captured:
+    def _captured(self, shape: PassShape) -> tuple[Replay, list[Tensor]]:
         known = self._passes.get(shape)
         if known is None:
             if self._is_sealed:
                 raise DeviceError(f"a pass was not prepared: {shape}")
-            captured = known = self._passes[shape] = _Captured()
+            logits: list[Tensor] = []
             if shape.digest is not None:
                 self._buffers(shape.digest)  # memory on the host cannot be had in a capture
 
             def work() -> None:
-                captured.logits[:] = self._compute(shape)
+                logits[:] = self._compute(shape)
 
             with torch.inference_mode():
-                captured.replay = self._capture(work)
+                known = self._passes[shape] = (self._capture(work), logits)
         return known
 
     def _compute(self, shape: PassShape) -> list[Tensor]:

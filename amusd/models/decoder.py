@@ -18,13 +18,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.models.attention import Attention
-from amusd.models.fp8 import linear_maker
+from amusd.models.attention import Attention, AttentionInputs
+from amusd.models.compatibility import why_not_run
 from amusd.models.fused import rotate_and_store, silu_and_multiply
-from amusd.models.int8 import make_int8
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.linear import Linear, MakeLinear, Weights
-from amusd.models.quantization import why_not_run
+from amusd.models.linear import Linear, MakeLinear, Weights, make_int8, make_linear
 from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
 
@@ -62,19 +60,9 @@ class _Heads:
     """Key heads of this rank."""
     dim: int
     epsilon: float
-    """Of every norm."""
+    """Added to the mean square in every norm."""
     scaling: float
-    """Scores are multiplied by this."""
-
-    @property
-    def num_queries(self) -> int:
-        """Query heads of this rank."""
-        return len(self.queries)
-
-    @property
-    def num_keys(self) -> int:
-        """Key heads of this rank."""
-        return len(self.keys)
+    """Factor of the attention scores."""
 
 
 class _Layer:
@@ -105,7 +93,7 @@ class _Layer:
         is_fused = joint.device.type != "cpu"
         place = self._place_fused if is_fused else self._place_on_host
         query, keys, values = place(joint, rotation, cache, index)
-        attended = attention.attend(query, keys, values, self._heads.scaling)
+        attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden = self.output.add_to(hidden, attended)
         gate_up = self.gate_up(F.rms_norm(hidden, width, self._mlp_norm, epsilon))
@@ -119,23 +107,23 @@ class _Layer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and rotate queries and keys of `joint`, write keys and values; returns what attention takes."""
         heads, rows, joint = self._heads, joint.shape[0], joint.float()
-        rotated = joint[:, : heads.num_queries + heads.num_keys]
+        num_queries = len(heads.queries)
+        rotated = joint[:, : num_queries + len(heads.keys)]
         if self._head_norm is not None:
             rotated.copy_(F.rms_norm(rotated, (heads.dim,), None, heads.epsilon) * self._head_norm)
         torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation.unsqueeze(1))
-        keys, values = cache.update_joint(joint[:, heads.num_queries :], index)
-        return joint[:, : heads.num_queries], keys, values
+        keys, values = cache.update_joint(joint[:, num_queries:], index)
+        return joint[:, :num_queries], keys, values
 
     def _place_fused(
         self, joint: Tensor, rotation: Tensor, cache: PreallocatedCache, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in one kernel."""
+        """`_place_on_host` in one kernel."""
         heads, slots = self._heads, cache.slots_of_pass
         assert slots is not None, "a pass on a GPU says where it writes"
-        storage = cache.joint(index, 2 * heads.num_keys, heads.dim, joint.device)
-        query: Tensor = rotate_and_store(
-            joint, rotation, self._head_norm, storage, slots, heads.num_queries, heads.epsilon
-        )
+        num_queries = len(heads.queries)
+        storage = cache.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
+        query: Tensor = rotate_and_store(joint, rotation, self._head_norm, storage, slots, num_queries, heads.epsilon)
         return query, *cache.views(index)
 
     @property
@@ -161,15 +149,15 @@ class Decoder:
         int8: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`model`: a causal model for which `why_not_covered` says None; `max_positions`: rows of the rotary table.
+        """`model`: a causal model that `why_not_covered` accepts; `max_positions`: rows of the rotary table.
 
-        `dtype`: of weights and rows, into which layers are converted one by one; None: that of the model. `int8`:
-        multiply so (`int8.py`); the dtype is float32. `ranks` share the model between them; there are at most as many
-        as key heads.
+        `dtype` of weights and rows, to which layers are converted one by one; None keeps that of the model. `int8`:
+        multiply in int8; the dtype is float32. `ranks` share the model; there are at most as many as key heads.
         """
         config = model.config
         blocks = model.base_model.layers
-        make: MakeLinear = make_int8 if int8 else linear_maker(dtype or model.get_input_embeddings().weight.dtype)
+        rows = dtype or model.get_input_embeddings().weight.dtype
+        make: MakeLinear = make_int8 if int8 else partial(make_linear, dtype=rows)
         attention = blocks[0].self_attn
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
@@ -235,7 +223,7 @@ def _pairs_side_by_side(dim: int) -> Tensor:
 
 
 def _slots(items: range, width: int) -> Tensor:
-    """[items * width]: where `items` of this width lie in a row."""
+    """[items * width]: the places in a row of `items` that have this width each."""
     return torch.arange(items.start * width, items.stop * width)
 
 
@@ -246,13 +234,13 @@ def _reorder(pairs: Tensor, heads: range) -> Tensor:
 
 
 def _fuse(projections: list[Any], device: torch.device, orders: list[Tensor], make: MakeLinear) -> Linear:
-    """One linear layer whose outputs are those that `orders` names of each of `projections`, side by side."""
+    """One linear layer with the outputs of all `projections` side by side, each in its order from `orders`."""
     parts = [Weights.of(projection).outputs(order) for projection, order in zip(projections, orders, strict=True)]
     return make(Weights.join(parts).to(device))
 
 
 def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, make: MakeLinear, ranks: Ranks) -> Linear:
-    """The linear layer `projection`, to which this rank adds what comes of `inputs`."""
+    """The linear layer `projection`; this rank computes the part of the sum that comes from `inputs`."""
     weights = Weights.of(projection)
     if ranks.size == 1:
         return make(weights.to(device, copy=True))
@@ -262,7 +250,7 @@ def _split_inputs(projection: Any, device: torch.device, inputs: Tensor, make: M
 
 
 def _make_head(head: Any, embedding: Tensor | None, device: torch.device, make: MakeLinear, ranks: Ranks) -> Linear:
-    """The output head; `embedding`: the tensor on `device` that its weight is tied to."""
+    """The output head; `embedding`: the tensor on `device` that its weight is tied to, if it is."""
     weights = Weights.of(head)
     if ranks.size > 1:
         part = weights.each(partial(share_of_outputs, ranks=ranks))
@@ -273,8 +261,8 @@ def _make_head(head: Any, embedding: Tensor | None, device: torch.device, make: 
 
 
 def _head_norm_weights(attention: Any, heads: _Heads, pairs: Tensor, device: torch.device) -> Tensor | None:
-    """[query heads + key heads, dim] float32: weights of the norms of each head, where a model has them."""
+    """[query heads + key heads, dim] float32: weights of each head's norm; None for a model without such norms."""
     if getattr(attention, "q_norm", None) is None:
         return None
     query, key = (norm.weight.detach().float()[pairs] for norm in (attention.q_norm, attention.k_norm))
-    return torch.cat((query.expand(heads.num_queries, -1), key.expand(heads.num_keys, -1))).to(device)
+    return torch.cat((query.expand(len(heads.queries), -1), key.expand(len(heads.keys), -1))).to(device)

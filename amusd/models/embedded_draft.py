@@ -1,15 +1,22 @@
-"""The draft of the embedded target: layers trained for it (`experiments/embedded_draft/`), its own embedding and head.
+"""The draft of the embedded target: its layers (`experiments/embedded_draft/` trains them), and the file they ship in.
 
 Only the layers, the final norm and the list of tokens that the draft can propose ship with the package. The embedding
 and the head's rows for those tokens are the target's, so tokenizers agree by construction; a whole head would cost more
 than the layers.
+
+The file holds matrices as int8 with a scale per row, and norms as they are: eight bits a weight are enough to store a
+draft (the experiment measures what they cost), and half of bfloat16. Where the CPU multiplies in int8 the model does so
+(`linear.py`), elsewhere it computes with the weights that `read_draft` returns, in its own dtype.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +26,28 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
+from amusd.models.checkpoint import open_checkpoint
 from amusd.models.compatibility import check_supported
-from amusd.models.draft_file import DraftWeights, read_draft
 from amusd.models.huggingface import (
     causal_class,
     load_config,
     loaded_dtype,
     quiet_transformers,
-    uses_decoder,
     wrap_model,
 )
+from amusd.models.linear import to_int8
 from amusd.models.load_options import LoadOptions
+from amusd.models.numerics import Numerics
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
-"""The draft that ships with the package; its card stands beside it."""
+"""The draft that ships with the package; its model card stands beside it."""
 DRAFT_DIGEST = "90c1d051d946587cbf77db08c5e187576d51773cbd99cbb10d1917edb5b7a824"
 """Its checksum (`digest_of`), so that no flipped bit of it is run."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
+_FORMAT = "amusd-draft-1"
+_OUTPUT_IDS = "output_ids"
+_SCALE = ".scale"
 _EMBEDDING = "model.embed_tokens.weight"
 _FROM_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
@@ -53,31 +64,15 @@ def load_embedded_draft(
     The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` if the draft has
     fewer tokens or its file is damaged, `UnsupportedModelError` as `load_model`.
     """
-    draft = read_draft(draft_file, DRAFT_DIGEST if draft_file == DRAFT_FILE else None)
+    draft = read_draft(draft_file)
     if vocab_size > len(draft.output_ids):
         raise ConfigError(
             f"drafter.vocab_size={vocab_size}: the embedded draft can propose {len(draft.output_ids)} tokens"
         )
     output_ids = draft.output_ids[:vocab_size].sort().values
-    model = _build(
-        Path(path),
-        draft,
-        dtype=options.dtype,
-        max_model_len=options.max_model_len,
-        model_impl=options.model_impl,
-    )
+    model = _build(Path(path), draft, options)
     _reduce_head(model, output_ids)
     return wrap_model(model, options, output_ids.to(options.device))
-
-
-def make_new_folder(folder: Path) -> None:
-    """An empty one. Raises `ConfigError` if it holds anything, or cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder}: not empty; name a new folder")
-    except OSError as error:
-        raise ConfigError(f"{folder}: {error}") from error
 
 
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
@@ -85,10 +80,11 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
 
     `target` is the target's folder. Raises `ConfigError` if `folder` holds anything, or cannot be written.
     """
-    draft = read_draft(draft_file, DRAFT_DIGEST if draft_file == DRAFT_FILE else None)
+    draft = read_draft(draft_file)
     make_new_folder(folder)
     try:
-        model = _build(target, draft, dtype="bfloat16", max_model_len=1, model_impl="transformers")
+        numerics = Numerics(width=1, fixed=False)
+        model = _build(target, draft, LoadOptions(numerics=numerics, max_model_len=1, model_impl="transformers"))
         with quiet_transformers():
             model.save_pretrained(folder)
         for name in _FROM_TARGET:
@@ -100,25 +96,24 @@ def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> N
         raise ConfigError(f"{folder}: {error}") from error
 
 
-def _build(folder: Path, draft: DraftWeights, *, dtype: str, max_model_len: int, model_impl: str) -> Any:
-    """The draft as a transformers model whose head is the target's whole one."""
+def _build(folder: Path, draft: DraftWeights, options: LoadOptions) -> Any:
+    """The draft as a transformers model with the whole head of the target."""
     config = copy.deepcopy(load_config(folder))
     model_class = causal_class(config)
-    check_supported(config, model_class, max_model_len)
-    uses_decoder(config, model_impl)  # refuses before any weight is read
+    check_supported(config, model_class, options.max_model_len)
+    options.check(config)  # refuses before any weight is read
     assert model_class is not None  # refused above
     config.num_hidden_layers = draft.num_layers
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types:
+    if layer_types := getattr(config, "layer_types", None):
         config.layer_types = layer_types[: draft.num_layers]
-    as_stored = loaded_dtype(dtype)
-    weights = {name: tensor.to(as_stored) for name, tensor in draft.tensors.items()}
+    dtype = loaded_dtype(options.dtype)
+    weights = {name: tensor.to(dtype) for name, tensor in draft.tensors.items()}
     with quiet_transformers():
         model, info = model_class.from_pretrained(
             None,
             config=config,
             state_dict={**weights, **_shared_weights(folder, tied=config.tie_word_embeddings)},
-            dtype=as_stored,
+            dtype=dtype,
             attn_implementation=register_attention(),
             output_loading_info=True,
         )
@@ -131,24 +126,86 @@ def _build(folder: Path, draft: DraftWeights, *, dtype: str, max_model_len: int,
 
 def _shared_weights(folder: Path, *, tied: bool) -> Mapping[str, Tensor]:
     """Embedding and head of the target; no other weight is read from the files."""
-    from safetensors import safe_open
-
-    wanted = {_EMBEDDING} if tied else {_EMBEDDING, "lm_head.weight"}
-    found: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            found.update({name: weights.get_tensor(name) for name in wanted.intersection(weights.keys())})
-    if missing := wanted - set(found):
+    checkpoint = open_checkpoint(folder)
+    names = [_EMBEDDING] if tied else [_EMBEDDING, "lm_head.weight"]
+    if missing := [name for name in names if name not in checkpoint]:
         raise ConfigError(f"model {folder}: no {min(missing)} in its *.safetensors files")
-    return found
+    return {name: checkpoint.tensor(name) for name in names}
 
 
 def _reduce_head(model: Any, output_ids: Tensor) -> None:
     """Replace the output head by its rows `output_ids`; the input embedding stays whole."""
     full = model.get_output_embeddings()
-    hidden = full.weight.shape[1]
-    head = torch.nn.Linear(hidden, len(output_ids), bias=full.bias is not None, device="meta")
-    head.weight = torch.nn.Parameter(full.weight.detach()[output_ids], requires_grad=False)
-    if full.bias is not None:
-        head.bias = torch.nn.Parameter(full.bias.detach()[output_ids], requires_grad=False)
+    head = torch.nn.Linear(full.weight.shape[1], len(output_ids), bias=full.bias is not None, device="meta")
+    head.load_state_dict({name: tensor[output_ids] for name, tensor in full.state_dict().items()}, assign=True)
     model.set_output_embeddings(head)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """A draft without the embedding and the head, which it shares with its target."""
+
+    tensors: Mapping[str, Tensor]
+    """float32, under the names that `LlamaForCausalLM` gives them."""
+    output_ids: Tensor
+    """[vocabulary] int64: the tokens that it can propose, the most frequent first."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """How it was made, as the model card says."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the draft."""
+        return 1 + max(int(name.split(".")[2]) for name in self.tensors if name.startswith("model.layers."))
+
+
+def write_draft(path: Path, draft: DraftWeights) -> None:
+    """Write a draft, whole or not at all."""
+    from safetensors.torch import save_file
+
+    stored: dict[str, Tensor] = {_OUTPUT_IDS: draft.output_ids.to(torch.int32).contiguous()}
+    for name, tensor in draft.tensors.items():
+        if tensor.ndim == 2:
+            stored[name], stored[name + _SCALE] = to_int8(tensor)
+        else:
+            stored[name] = tensor.float().contiguous()
+    partial = path.with_suffix(".partial")
+    save_file(stored, partial, metadata={"format": _FORMAT, "facts": json.dumps(dict(draft.facts))})
+    partial.chmod(0o644)  # safetensors makes it private
+    partial.rename(path)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file in hex; about 15 ms for the draft that ships."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read_draft(path: Path) -> DraftWeights:
+    """Read what `write_draft` wrote. Raises `ConfigError` if the file is missing, damaged or in another format."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path == DRAFT_FILE and digest_of(path) != DRAFT_DIGEST:
+            raise ConfigError(f"draft {path}: damaged, its checksum is another; install amusd again to replace it")
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise ConfigError(f"draft {path}: not a file of the format {_FORMAT}")
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"draft {path}: {error}") from error
+    tensors = {
+        name: tensor.float() * stored[name + _SCALE] if name + _SCALE in stored else tensor
+        for name, tensor in stored.items()
+        if name != _OUTPUT_IDS and not name.endswith(_SCALE)
+    }
+    return DraftWeights(tensors, stored[_OUTPUT_IDS].long(), json.loads(metadata["facts"]))
+
+
+def make_new_folder(folder: Path) -> None:
+    """Make an empty folder. Raises `ConfigError` if it holds anything, or cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder}: not empty; name a new folder")
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error}") from error

@@ -1,11 +1,13 @@
 """Element-wise work of a layer in one kernel each, for GPUs: every kernel saved is a launch and a round trip to memory.
 
-`rotate_and_store` does between the product that makes queries, keys and values and attention what else are six kernels;
-`silu_and_multiply` two. On CPUs the decoder does the same in place, without an operator's overhead (`decoder.py`); the
-CPU kernels here are what the Triton ones are compared with.
+`rotate_and_store` replaces the six kernels between the product that makes queries, keys and values and attention;
+`silu_and_multiply` replaces two. On CPUs the decoder does the same in place, without an operator's overhead
+(`decoder.py`); the CPU kernels here are the reference of the Triton ones.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -27,11 +29,11 @@ def rotate_and_store(
     Args:
         joint: [rows, heads, dim]: query heads, then as many key heads as value heads; pairs side by side.
         rotation: [rows, dim / 2] complex64.
-        norm: [query heads + key heads, dim] float32, weights of a norm of each head; None: there is none.
+        norm: [query heads + key heads, dim] float32, the norm's weights of each head; None without such a norm.
         storage: [key heads + value heads, slots, dim] of one layer.
         slots: [rows] int64, where each row is written.
-        num_queries: query heads.
-        epsilon: of the norm.
+        num_queries: number of query heads.
+        epsilon: added to the norm's mean square.
 
     Returns:
         [rows, query heads, dim] in the dtype of `storage`.
@@ -49,30 +51,22 @@ def rotate_and_store(
 
 
 @rotate_and_store.register_kernel("cuda")
-def _rotate_and_store_cuda(
-    joint: Tensor,
-    rotation: Tensor,
-    norm: Tensor | None,
-    storage: Tensor,
-    slots: Tensor,
-    num_queries: int,
-    epsilon: float,
-) -> Tensor:
+def _rotate_and_store_cuda(joint: Tensor, *others: Any) -> Tensor:
     from amusd.models import fused_triton
 
     with torch.cuda.device(joint.device):  # Triton launches on the current device
-        return fused_triton.rotate_and_store(joint, rotation, norm, storage, slots, num_queries, epsilon)
+        return fused_triton.rotate_and_store(joint, *others)
 
 
 @rotate_and_store.register_fake
 def _rotate_and_store_fake(
     joint: Tensor,
-    rotation: Tensor,  # noqa: ARG001 - the shapes are those of `joint`
-    norm: Tensor | None,  # noqa: ARG001
+    _rotation: Tensor,
+    _norm: Tensor | None,
     storage: Tensor,
-    slots: Tensor,  # noqa: ARG001
+    _slots: Tensor,
     num_queries: int,
-    epsilon: float,  # noqa: ARG001
+    _epsilon: float,
 ) -> Tensor:
     return torch.empty((len(joint), num_queries, joint.shape[2]), dtype=storage.dtype, device=joint.device)
 

@@ -15,7 +15,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -32,17 +32,6 @@ _WARM_UP_RUNS = 2  # kernels are chosen, and memory is allocated, in the first r
 _CHECK_SECONDS = 0.005  # between two looks at the other ranks while the device computes
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """2 microseconds where there is one; `time.sleep(0)` takes 50."""
-
-
-class Event(Protocol):
-    """What is used of `torch.cuda.Event`."""
-
-    def record(self) -> None:
-        """Mark what the current stream was given so far."""
-
-    def query(self) -> bool:
-        """Whether that is done."""
-        ...
 
 
 def run_each_time(work: Work) -> Replay:
@@ -87,7 +76,7 @@ class CudaGraphs:
 
 @contextlib.contextmanager
 def _capture_errors(device: torch.device) -> Iterator[None]:
-    """Raise `DeviceError` for work that cannot be captured, and for an empty graph, of which torch only warns."""
+    """Raise `DeviceError` for work that cannot be captured, and for an empty graph, about which torch only warns."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The CUDA Graph is empty")
         try:
@@ -103,7 +92,7 @@ def _capture_errors(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Nothing is freed meanwhile: pinned memory would be marked on the stream that is captured."""
+    """Free nothing during a capture: pinned memory would be marked on the captured stream."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -115,11 +104,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class Completion:
-    """Waits for what a device was given last. On a CPU, work is done when it returns."""
+    """Waits for the last work that a device was given. On a CPU, work is done when it returns."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._event: Event | None = None
+        self._event: Any = None
         if device.type == "cuda":
             with torch.cuda.device(device):
                 self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch is untyped here

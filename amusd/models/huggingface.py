@@ -1,12 +1,13 @@
 """Loads causal language models of transformers, and runs those that `Decoder` does not cover.
 
-Refuses at load time, before any weight is read, what could not be rolled back.
+A model that cannot be rolled back is refused before any weight is read.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,31 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.attention import Attention, register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import open_checkpoint
-from amusd.models.checkpoint_folder import CONFIG, find_checkpoint, first_line, one_line_errors
-from amusd.models.compatibility import check_supported, position_limit
-from amusd.models.decoder import Decoder, why_not_covered
-from amusd.models.fp8 import ROW_DTYPES
-from amusd.models.int8 import INT8, why_not_int8
+from amusd.models.checkpoint import (
+    CONFIG,
+    Checkpoint,
+    find_checkpoint,
+    first_line,
+    one_line_errors,
+    open_checkpoint,
+)
+from amusd.models.compatibility import (
+    QUANTIZATION_NAMES,
+    check_quantization,
+    check_supported,
+    is_fp8,
+    position_limit,
+)
+from amusd.models.decoder import Decoder
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.load_options import LoadOptions
-from amusd.models.mapped_model import check_dtypes, mapped_model, wrong_shape
-from amusd.models.network import Network
-from amusd.models.quantization import check_quantization, is_fp8
+from amusd.models.linear import INT8
+from amusd.models.load_options import LoadOptions, uses_decoder
+from amusd.models.passes import Network
 from amusd.models.row_attention import require_triton
-from amusd.models.sharding import setting_of
-from amusd.types import Role
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_FP8 = "F8_E4M3"
+"""The format's name of the dtype."""
 
 
 class HuggingFaceNetwork:
@@ -43,19 +55,10 @@ class HuggingFaceNetwork:
         self._model = model
         self.device: torch.device = model.device
         self.cache_dtype: torch.dtype = torch.float32 if self.device.type == "cpu" else model.dtype
-        self.num_ids = int(model.get_input_embeddings().weight.shape[0])
-        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that a pass reads: all but an embedding that is not the output head as well."""
-        embedding, head = self._model.get_input_embeddings().weight, self._model.get_output_embeddings().weight
-        return self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of all weights; tied ones count once."""
-        return sum(int(parameter.nbytes) for parameter in self._model.parameters())
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        self.num_ids, self.vocab_size = len(embedding), len(head)
+        self.parameter_bytes = sum(int(parameter.nbytes) for parameter in model.parameters())
+        self.weight_bytes = self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
 
     def __call__(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, cache: PreallocatedCache, *, with_logits: bool
@@ -99,14 +102,121 @@ def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
     config = load_config(path)
     with quiet_transformers(), one_line_errors(path):
         check_supported(config, causal_class(config), options.max_model_len)
-        check_options(config, options)  # refuses before any weight is read
+        options.check(config)  # refuses before any weight is read
         checkpoint = open_checkpoint(path)
-        check_dtypes(checkpoint, config)
+        _check_dtypes(checkpoint, config)
         if uses_decoder(config, options.model_impl):
             model = mapped_model(checkpoint, config)
         else:
             model = _stock_model(path, config, options)
         return wrap_model(model, options, dtype=loaded_dtype(options.dtype))
+
+
+def _check_dtypes(checkpoint: Checkpoint, config: Any) -> None:
+    """Raise `UnsupportedModelError` for weights whose dtype needs scales of which the configuration says nothing."""
+    allowed = _FLOATS | ({_FP8} if is_fp8(config) else set())
+    for name in checkpoint.names:
+        if name.endswith(".weight") and (dtype := checkpoint.dtype(name)) not in allowed:
+            raise UnsupportedModelError(
+                f"model {checkpoint.path}: {name} is stored as {dtype}, and config.json says nothing of it"
+            )
+
+
+def mapped_model(checkpoint: Checkpoint, config: Any) -> Any:
+    """The model of a configuration that `Decoder` covers, its weights in the checkpoint's mapped files.
+
+    Weights keep their stored dtype. None is read before it is copied, so beside the decoder memory holds at most one
+    layer or the embeddings again. Raises `ConfigError` if weights are missing or do not fit.
+    """
+    model = empty_model(config, torch.float32)
+    _place_fp8(model, checkpoint)
+    places: dict[Tensor, list[str]] = {}  # a tied weight has several
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        places.setdefault(parameter, []).append(name)
+    weights: dict[str, torch.nn.Parameter] = {}
+    missing: list[str] = []
+    for parameter, names in places.items():
+        found = {name: stored for name in names if (stored := _find(model, checkpoint, name)) is not None}
+        for name, tensor in found.items():
+            _check_shape(checkpoint, name, tensor, parameter.shape)
+        if found:
+            weights.update(_tie(names, found))
+        else:
+            missing.append(names[0])
+    if missing:
+        raise ConfigError(f"model {checkpoint.path}: the checkpoint lacks weights, {min(missing)} among them")
+    model.load_state_dict(weights, strict=False, assign=True)
+    compute_frequencies(model, "cpu")
+    return model
+
+
+def empty_model(config: Any, dtype: torch.dtype) -> Any:
+    """The model of a configuration on `meta`, without weights and without the quantizer of transformers."""
+    from transformers import AutoModelForCausalLM
+
+    config = copy.deepcopy(config)
+    for name in QUANTIZATION_NAMES:
+        if hasattr(config, name):
+            delattr(config, name)
+    with quiet_transformers(), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
+    return model.requires_grad_(requires_grad=False)
+
+
+def compute_frequencies(model: Any, device: str) -> None:
+    """Make the rotary frequencies of an `empty_model` anew on `device`: they are computed buffers, not weights."""
+    with torch.device(device):
+        model.base_model.rotary_emb = type(model.base_model.rotary_emb)(model.config)
+
+
+def _place_fp8(model: Any, checkpoint: Checkpoint) -> None:
+    """Give each layer whose weight is stored in FP8 that weight and its scales; a bias is placed with other parameters.
+
+    They are no parameters, so `Module.to(dtype)` leaves them as they are; such a layer is read and computes nothing.
+    """
+    for name, module in list(model.named_modules()):
+        weight, scale = f"{name}.weight", f"{name}.weight_scale"
+        if not isinstance(module, torch.nn.Linear) or weight not in checkpoint or checkpoint.dtype(weight) != _FP8:
+            continue
+        if scale not in checkpoint:
+            raise ConfigError(f"model {checkpoint.path}: the checkpoint lacks weights, {scale} among them")
+        matrix, scales = checkpoint.tensor(weight), checkpoint.tensor(scale)
+        _check_shape(checkpoint, weight, matrix, module.weight.shape)
+        _check_shape(checkpoint, scale, scales, torch.Size((module.out_features, 1)))
+        del module.weight
+        module.weight, module.weight_scale = matrix, scales.to(torch.float32, copy=True)
+
+
+def _tie(names: list[str], found: Mapping[str, Tensor]) -> dict[str, torch.nn.Parameter]:
+    """The parameters at the places `names` of one weight, some of which were `found`: one for all.
+
+    A place keeps its own weight if that differs, whatever the configuration says, as in transformers.
+    """
+    first = next(iter(found.values()))
+    shared = torch.nn.Parameter(first, requires_grad=False)
+    tied = dict.fromkeys(names, shared)
+    for name, own in found.items():
+        if own is not first and not torch.equal(own, first):
+            tied[name] = torch.nn.Parameter(own, requires_grad=False)
+    return tied
+
+
+def _find(model: Any, checkpoint: Checkpoint, name: str) -> Tensor | None:
+    """The tensor stored under a parameter's name, or under its name in a checkpoint of the model without a head."""
+    for stored in (name, name.removeprefix(f"{model.base_model_prefix}.")):
+        if stored in checkpoint:
+            return checkpoint.tensor(stored)
+    return None
+
+
+def _check_shape(checkpoint: Checkpoint, name: str, tensor: Tensor, expected: torch.Size) -> None:
+    if tensor.shape != expected:
+        raise ConfigError(_wrong_shape(checkpoint.path, name, tensor.shape, expected))
+
+
+def _wrong_shape(path: object, name: str, stored: Iterable[int], expected: Iterable[int]) -> str:
+    """The message about a weight whose shape differs from the configuration's."""
+    return f"model {path}: {name} has shape {list(stored)}, and {CONFIG} asks for {list(expected)}"
 
 
 def _stock_model(path: str | Path, config: Any, options: LoadOptions) -> Any:
@@ -125,14 +235,14 @@ def _stock_model(path: str | Path, config: Any, options: LoadOptions) -> Any:
         output_loading_info=True,
     )
     for name, stored, expected in info["mismatched_keys"]:
-        raise ConfigError(wrong_shape(path, name, stored, expected))
+        raise ConfigError(_wrong_shape(path, name, stored, expected))
     if info["missing_keys"]:
         raise ConfigError(f"model {path}: the checkpoint lacks weights, {min(info['missing_keys'])} among them")
     return model
 
 
 def loaded_dtype(dtype: str) -> torch.dtype:
-    """As which weights are read for a model in `dtype`: int8 ones are made of float32."""
+    """The dtype as which weights are read for a model in `dtype`: int8 ones are made from float32."""
     result: torch.dtype = torch.float32 if dtype == INT8 else getattr(torch, dtype)
     return result
 
@@ -142,12 +252,12 @@ def wrap_model(
 ) -> CachedModel:
     """Put a loaded transformers model on its device, ready for inference; the caller must not use it any more.
 
-    `model` has weights in `dtype`, or in whatever they are if that is None; the lean decoder converts them on the way.
-    For `int8` they are float32. `output_ids`: see `LanguageModel`.
+    The lean decoder converts weights to `dtype` on the way; None leaves them as they are, which is float32 for `int8`.
+    `output_ids`: see `LanguageModel`.
     Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
     cover the model, the ranks cannot share it, or there are no int8 products.
     """
-    check_options(model.config, options)
+    options.check(model.config)
     max_length = min(options.max_model_len, position_limit(model.config) or options.max_model_len)
     model = model.eval().requires_grad_(requires_grad=False)
     network: Network
@@ -162,7 +272,7 @@ def wrap_model(
                 device=torch.device(options.device),
                 max_positions=max_length,
                 dtype=dtype,
-                int8=options.is_int8,
+                int8=options.dtype == INT8,
                 ranks=options.ranks,
             )
         else:
@@ -175,67 +285,6 @@ def wrap_model(
             capture=options.capture,
             tokens_per_step=options.tokens_per_step,
             ranks=options.ranks,
-        )
-
-
-def check_options(config: Any, options: LoadOptions) -> None:
-    """Raise `UnsupportedModelError` if the model of a configuration cannot be had like that."""
-    uses_decoder(config, options.model_impl)
-    check_fp8(config, options.model_impl, options.dtype)
-    check_int8(config, options.model_impl, options.device, int8=options.is_int8)
-    check_shares(config, options.model_impl, options.ranks.role, options.ranks.size)
-
-
-def uses_decoder(config: Any, model_impl: str) -> bool:
-    """Whether `Decoder` computes the model of a configuration; if not, `HuggingFaceNetwork` does.
-
-    Raises `UnsupportedModelError` if `model_impl` is `amusd` and the decoder does not cover the model.
-    """
-    reason = why_not_covered(config)
-    if model_impl == "amusd" and reason is not None:
-        raise UnsupportedModelError(f"model_impl=amusd: model type '{config.model_type}': {reason}")
-    return reason is None and model_impl != "transformers"
-
-
-def why_adapter(config: Any, model_impl: str) -> str | None:
-    """Why `HuggingFaceNetwork` computes a configuration's model; None: `Decoder` does. Raises as `uses_decoder`."""
-    if uses_decoder(config, model_impl):
-        return None
-    return "model_impl=transformers" if model_impl == "transformers" else why_not_covered(config)
-
-
-def check_fp8(config: Any, model_impl: str, dtype: str) -> None:
-    """Raise `UnsupportedModelError` if the checkpoint is in FP8 and cannot run so."""
-    if not is_fp8(config):
-        return
-    if (reason := why_adapter(config, model_impl)) is not None:
-        raise UnsupportedModelError(f"the checkpoint is in FP8, which only the lean decoder multiplies: {reason}")
-    if dtype not in ROW_DTYPES:
-        raise UnsupportedModelError(f"dtype={dtype}: the checkpoint is in FP8, allowed: {' or '.join(ROW_DTYPES)}")
-
-
-def check_int8(config: Any, model_impl: str, device: str, *, int8: bool) -> None:
-    """Raise `UnsupportedModelError` if `int8` is wanted and cannot be had."""
-    if not int8:
-        return
-    if (reason := why_adapter(config, model_impl)) is not None:
-        raise UnsupportedModelError(f"dtype=int8: only the lean decoder multiplies in int8: {reason}")
-    if (reason := why_not_int8(torch.device(device))) is not None:
-        raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
-
-
-def check_shares(config: Any, model_impl: str, role: Role, num_ranks: int) -> None:
-    """Raise `UnsupportedModelError` if this many ranks of a role cannot share the model of a configuration."""
-    if num_ranks == 1:
-        return
-    if (reason := why_adapter(config, model_impl)) is not None:
-        raise UnsupportedModelError(
-            f"{setting_of(role)}={num_ranks}: ranks share the lean decoder only: {reason}; allowed: 1"
-        )
-    if num_ranks > config.num_key_value_heads:
-        raise UnsupportedModelError(
-            f"{setting_of(role)}={num_ranks}: each rank needs a key head, and this model has "
-            f"{config.num_key_value_heads}; allowed: 1 to {config.num_key_value_heads}"
         )
 
 

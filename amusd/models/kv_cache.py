@@ -7,7 +7,7 @@ Who owns what, per layer, in a tensor [1, heads, allocated, head_dim], by positi
     [.., num_keys)              handed to attention; what lies beyond a row's own position is masked
     [num_keys, allocated)       not read
 
-Where a position lies is its *slot*. They are the same, unless a pass over several paths went another way (`keep`).
+The place of a position is its *slot*. Both are equal, unless a pass over several paths went another way (`keep`).
 
 Masked positions are multiplied by zero, not skipped, so they must be finite: memory starts as zeros, and later holds
 only keys and values of truncated or dummy rows. `wipe` writes zeros again after a pass that was not finite.
@@ -44,16 +44,15 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.slots = np.arange(allocated)
         """[allocated] int64: the slot of each position. Do not write to it."""
         self.path_slots: Sequence[int] = ()
-        """Of each row of the last pass, if that was one over paths of which none has been kept."""
+        """Slots of the rows of the last pass over paths; empty after another pass, `keep` or a rollback."""
         self._capacity = capacity
         self._length = 0
         self._num_keys = 0
         self.slots_of_pass: Tensor | None = None
         """[rows] int64, on the device: where the running pass writes; None: from `length` on."""
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
-        self._joint: dict[int, Tensor] = {}
-        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # what attention reads of `_joint`, for `_num_keys`
+        self._memory: dict[tuple[int, str], Tensor] = {}
+        """[heads, allocated, dim] of each layer: "keys" and "values", or "joint", the keys' heads first."""
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint memory, for `_num_keys`
 
     @property
     def length(self) -> int:
@@ -68,13 +67,14 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     @property
     def nbytes(self) -> int:
         """Bytes allocated so far: nothing before the first pass."""
-        storages = (*self._keys.values(), *self._values.values(), *self._joint.values())
-        return sum(int(storage.nbytes) for storage in storages)
+        return sum(storage.nbytes for storage in self._memory.values())
 
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
         if not 0 <= length <= self._length:
             raise ValueError(f"cannot truncate a cache of length {self._length} to {length}")
+        if length < self._length:
+            self.path_slots = ()
         self._length = length
         if length == 0:
             self.slots[:] = np.arange(self.allocated)
@@ -82,9 +82,8 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     def wipe(self) -> None:
         """Write zeros beyond `length`, where a pass has left what is no number."""
         with torch.inference_mode():  # in which passes write
-            for storage in (*self._keys.values(), *self._values.values(), *self._joint.values()):
-                unused = torch.from_numpy(self.slots[self._length :]).to(storage.device)
-                storage.index_fill_(storage.dim() - 2, unused, 0)
+            for storage in self._memory.values():
+                storage.index_fill_(1, torch.from_numpy(self.slots[self._length :]).to(storage.device), 0)
 
     def begin(self, rows: int, num_keys: int, slots: Tensor | None = None) -> None:
         """Announce a pass that computes `rows` rows and attends to `[0, num_keys)`.
@@ -106,17 +105,19 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self._length += rows
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Of the last pass over paths: these rows are real, in this order, and go on the sequence.
+        """Continue the sequence with these rows of the last pass over paths, in this order.
 
         They move to the slots of their positions, each of which is the row's own or one that no row of `rows` holds.
-        Raises `ValueError` where there was another pass meanwhile, or they do not fit.
+        Raises `ValueError` unless the last pass was one over paths and the rows fit.
         """
         self.check_keep(rows)
         slots = [self.path_slots[row] for row in rows]
         moves = [(slot, position) for position, slot in enumerate(slots, start=self._length) if slot != position]
         if moves:
             with torch.inference_mode():  # in which passes write
-                self._move(*torch.tensor(moves).unbind(1))
+                sources, targets = torch.tensor(moves).unbind(1)
+                for storage in self._memory.values():
+                    storage.index_copy_(1, targets, storage.index_select(1, sources))
         self.advance(len(rows))
 
     def check_keep(self, rows: Sequence[int]) -> None:
@@ -130,58 +131,31 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Whether the first `length` positions are their own slots."""
         return bool((self.slots[:length] == np.arange(length)).all())
 
-    def _move(self, slots: Tensor, places: Tensor) -> None:
-        """Copy what lies in `slots` [n] to `places` [n]."""
-        for storage in self._joint.values():
-            storage.index_copy_(1, places, storage.index_select(1, slots))
-        for storage in (*self._keys.values(), *self._values.values()):
-            storage.index_copy_(2, places, storage.index_select(2, slots))
-
     def update(
-        self,
-        key_states: Tensor,
-        value_states: Tensor,
-        layer_idx: int,
-        *_args: Any,
-        **_kwargs: Any,
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [1, heads, rows, dim] at `[length, length + rows)`; return views [1, heads, num_keys, dim]."""
-        keys = self._keys.get(layer_idx)
-        if keys is None:
-            keys = self._keys[layer_idx] = self._allocate(key_states)
-            self._values[layer_idx] = self._allocate(value_states)
-        values = self._values[layer_idx]
-        if self.slots_of_pass is None:
-            rows = key_states.shape[2]
-            keys.narrow(2, self._length, rows).copy_(key_states)
-            values.narrow(2, self._length, rows).copy_(value_states)
-        else:
-            keys.index_copy_(2, self.slots_of_pass, key_states.to(self.dtype))
-            values.index_copy_(2, self.slots_of_pass, value_states.to(self.dtype))
-        return keys.narrow(2, 0, self._num_keys), values.narrow(2, 0, self._num_keys)
+        """Write [1, heads, rows, dim] at the slots of the pass; return views [1, heads, num_keys, dim].
+
+        The interface of transformers.
+        """
+        keys = self._write((layer_idx, "keys"), key_states[0])
+        values = self._write((layer_idx, "values"), value_states[0])
+        return keys[:, : self._num_keys].unsqueeze(0), values[:, : self._num_keys].unsqueeze(0)
 
     def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Write keys and values [rows, 2 * heads, dim], the keys' heads first; return views [heads, num_keys, dim]."""
-        storage = self.joint(layer_idx, key_values.shape[1], key_values.shape[2], key_values.device)
-        if self.slots_of_pass is None:
-            storage.narrow(1, self._length, len(key_values)).copy_(key_values.transpose(0, 1))
-        else:
-            storage.index_copy_(1, self.slots_of_pass, key_values.transpose(0, 1).to(self.dtype))
+        self._write((layer_idx, "joint"), key_values.transpose(0, 1))
         return self.views(layer_idx)
 
     def joint(self, layer_idx: int, num_heads: int, head_dim: int, device: torch.device) -> Tensor:
-        """The memory [num_heads, allocated, head_dim] of a layer's keys and values; made when first asked for."""
-        storage = self._joint.get(layer_idx)
-        if storage is None:
-            storage = torch.zeros((num_heads, self.allocated, head_dim), dtype=self.dtype, device=device)
-            self._joint[layer_idx] = storage
-        return storage
+        """The memory [num_heads, allocated, head_dim] of a layer's keys and values, which the caller writes."""
+        return self._storage((layer_idx, "joint"), num_heads, head_dim, device)
 
     def views(self, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Keys and values [heads, num_keys, dim] of the running pass in a layer's joint memory."""
         views = self._views.get(layer_idx)
         if views is None:
-            keys, values = self._joint[layer_idx][:, : self._num_keys].chunk(2, dim=0)
+            keys, values = self._memory[layer_idx, "joint"][:, : self._num_keys].chunk(2, dim=0)
             views = self._views[layer_idx] = (keys, values)
         return views
 
@@ -197,6 +171,19 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Number of keys that attention reads, and the position of the first."""
         return self._num_keys, 0
 
-    def _allocate(self, states: Tensor) -> Tensor:
-        batch, heads, _, head_dim = states.shape
-        return torch.zeros((batch, heads, self.allocated, head_dim), dtype=self.dtype, device=states.device)
+    def _write(self, part: tuple[int, str], states: Tensor) -> Tensor:
+        """Write [heads, rows, dim] at the slots of the pass; returns the memory."""
+        heads, rows, dim = states.shape
+        storage = self._storage(part, heads, dim, states.device)
+        if self.slots_of_pass is None:
+            storage.narrow(1, self._length, rows).copy_(states)
+        else:
+            storage.index_copy_(1, self.slots_of_pass, states.to(self.dtype))
+        return storage
+
+    def _storage(self, part: tuple[int, str], num_heads: int, dim: int, device: torch.device) -> Tensor:
+        storage = self._memory.get(part)
+        if storage is None:  # only the model knows its shape
+            storage = torch.zeros((num_heads, self.allocated, dim), dtype=self.dtype, device=device)
+            self._memory[part] = storage
+        return storage

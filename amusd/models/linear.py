@@ -1,12 +1,27 @@
-"""Matrix products of few rows: weights packed once for the CPU's kernels where that helps, plain ones elsewhere.
+"""Linear layers of few rows: packed or plain in the weights' dtype, in FP8, and in int8 for drafts.
 
-oneDNN multiplies from a blocked layout. `torch.nn.functional.linear` converts the weights to it at every call; packed
-beforehand, the linear layers of the embedded target take 16 instead of 25 ms for one row, and 16 instead of 31 for
-eight (one core of an AVX-512 BF16 machine; docs/log.md). The operators are those that torch's own compiler emits.
+Packed. oneDNN multiplies from a blocked layout. `torch.nn.functional.linear` converts the weights to it at every call;
+packed beforehand, the linear layers of the embedded target take 16 instead of 25 ms for one row, and 16 instead of 31
+for eight (one core of an AVX-512 BF16 machine; docs/log.md). The operators are those that torch's own compiler emits.
+
+FP8 (e4m3). Weights have a scale per output and rows a scale each, found as they come. A product is
+`(rows / row scales) @ (weights / weight scales).T * row scales * weight scales`, its two factors rounded to FP8 and its
+sums in float32, so a row's result does not depend on the rows beside it. CUDA devices of capability 8.9 and above
+multiply in FP8; elsewhere the same factors, which bfloat16 and float32 hold exactly, are multiplied in the dtype of the
+rows. Such a product is rounded to that dtype once more before it is scaled.
+
+int8, for drafts on CPUs. Half the bytes of bfloat16, and four products of bytes in each lane. Weights have a scale per
+output, inputs one scale per product. The rounding costs a draft some agreement (docs/log.md); the text is verified. A
+row's result depends on the other rows of the product, which a draft may and a target must not. The operators are those
+of torch's dynamic quantization (FBGEMM).
+
+References:
+    Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433: e4m3, whose largest number is 448.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -19,8 +34,31 @@ from amusd.errors import UnsupportedModelError
 
 _PACKED_FOR_ROWS = 8
 """Rows that the packed layout is laid out for; any number may be multiplied."""
-_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
-"""What packing needs of `torch.ops.mkldnn`."""
+_PACKED_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
+"""Operators of `torch.ops.mkldnn` that packing needs."""
+
+FP8 = torch.float8_e4m3fn
+"""The dtype of weights and rows in a product."""
+FP8_ROW_DTYPES = ("bfloat16", "float32")
+"""Dtypes of rows that FP8 weights can be multiplied with. In float16 sums overflow before they are scaled."""
+_LARGEST_FP8 = float(torch.finfo(FP8).max)
+_FP8_CAPABILITY = (8, 9)
+"""CUDA devices from this one on multiply in FP8."""
+_FIRST_TORCH_ON_8_9 = "2.12"
+"""Earlier ones launch these products on the default stream there (pytorch#177651), so no graph captures them."""
+_FP8_MULTIPLE = 16
+"""Inputs and outputs of an FP8 product come in multiples of this."""
+
+INT8 = "int8"
+"""The name of this dtype in a configuration."""
+_INT8_ENGINES = ("fbgemm", "x86")
+"""Values of `torch.backends.quantized.engine` with fast int8 products."""
+_INT8_OPERATORS = ("linear_prepack", "linear_dynamic")
+"""Operators of `torch.ops.quantized` that int8 products need."""
+_MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
+"""The function of torch that turns bytes and scales into the input of `linear_prepack`."""
+_LARGEST_INT8 = 127
+"""The range is symmetric."""
 
 
 class Linear(Protocol):
@@ -28,7 +66,7 @@ class Linear(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weight and bias."""
+        """Bytes of weight, scales and bias."""
         ...
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -42,18 +80,18 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a linear layer multiplies with and adds."""
+    """The tensors of a linear layer."""
 
     matrix: Tensor
     """[out, in]"""
     bias: Tensor | None = None
     """[out]"""
     scale: Tensor | None = None
-    """[out, 1] float32: what each row of a matrix in FP8 is to be multiplied with."""
+    """[out, 1] float32: factor of each row of an FP8 matrix."""
 
     @classmethod
     def of(cls, projection: Any) -> Weights:
-        """Those of a `torch.nn.Linear` or an `Fp8Projection`."""
+        """The tensors of a `torch.nn.Linear`; one in FP8 has its scales as `weight_scale`."""
         bias = None if projection.bias is None else projection.bias.detach()
         return cls(projection.weight.detach(), bias, getattr(projection, "weight_scale", None))
 
@@ -91,14 +129,38 @@ class Weights:
 
 
 MakeLinear: TypeAlias = Callable[[Weights], Linear]
-"""The weights may be dropped afterwards."""
+"""Makes a linear layer of weights, which may be dropped afterwards."""
 
 
-def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-    """The fastest linear layer for where `weight` [out, in] is. The tensor itself may be dropped afterwards."""
-    if can_pack(weight):
-        return PackedLinear(weight, bias)
-    return PlainLinear(weight, bias)
+def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
+    """The fastest linear layer for rows of `dtype` where the weights are. These may be dropped afterwards."""
+    matrix, bias, scale = weights.matrix, weights.bias, weights.scale
+    if scale is None:
+        return PackedLinear(matrix, bias) if can_pack(matrix) else PlainLinear(matrix, bias)
+    if why_not_fp8(matrix.device, dtype) is None and not any(size % _FP8_MULTIPLE for size in matrix.shape):
+        return Fp8Linear(matrix, bias, scale)
+    return ConvertedFp8Linear(matrix, bias, scale, dtype)
+
+
+def make_int8(weights: Weights) -> Linear:
+    """An int8 layer; weights in FP8 have been refused before."""
+    assert weights.scale is None
+    return Int8Linear(weights.matrix, weights.bias)
+
+
+def fastest_dtype(device: torch.device) -> str:
+    """The dtype in which checkpoints in 16 bits are computed on `device`: bfloat16, or float32 on CPUs that lack it.
+
+    float32 holds the same weights; with AVX2 alone it multiplies 8 rows in a third of the time (docs/log.md).
+    """
+    return "bfloat16" if device.type != "cpu" or can_multiply_bfloat16() else "float32"
+
+
+def can_multiply_bfloat16() -> bool:
+    """Whether oneDNN multiplies matrices in bfloat16 on this CPU, with sums in float32."""
+    if not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - no public name
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -114,39 +176,53 @@ def why_not_packed(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"there are no packed products in {str(dtype).removeprefix('torch.')}"
     if not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
         return "this build of torch has no oneDNN"
-    if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATORS):
+    if not all(hasattr(torch.ops.mkldnn, name) for name in _PACKED_OPERATORS):
         return "this build of torch lacks oneDNN's packed products"
     if dtype is torch.bfloat16 and not can_multiply_bfloat16():
         return "oneDNN does not compute bfloat16 on this CPU"
     return None
 
 
-def can_multiply_bfloat16() -> bool:
-    """Whether oneDNN multiplies matrices in bfloat16 on this CPU, with sums in float32."""
-    if not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
-        return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - no public name
+def why_not_fp8(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why there are no products in FP8 on `device` for rows of `dtype`; None if there are."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"not on {device}"
+    if dtype is not torch.bfloat16:
+        return f"not into {str(dtype).removeprefix('torch.')}"
+    capability = device_capability(device)
+    if capability < _FP8_CAPABILITY:
+        return f"need compute capability 8.9, and {device} has {capability[0]}.{capability[1]}"
+    if capability == _FP8_CAPABILITY and torch.__version__ < _FIRST_TORCH_ON_8_9:
+        return f"need torch {_FIRST_TORCH_ON_8_9} on {device}, whose compute capability is 8.9"
+    return None
 
 
-def fastest_dtype(device: torch.device) -> str:
-    """The dtype in which checkpoints in 16 bits are computed on `device`: bfloat16, or float32 on CPUs that lack it.
+def device_capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a CUDA device; (0, 0) if there is none."""
+    return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else (0, 0)
 
-    float32 holds the same weights; with AVX2 alone it multiplies 8 rows in a third of the time (docs/log.md).
-    """
-    return "bfloat16" if device.type != "cpu" or can_multiply_bfloat16() else "float32"
+
+def why_not_int8(device: torch.device) -> str | None:
+    """Why there are no int8 products on `device`; None if there are."""
+    if device.type != "cpu":
+        return f"not on {device}"
+    engine = torch.backends.quantized.engine
+    if engine not in _INT8_ENGINES:
+        return f"torch multiplies them with {engine} here, allowed: {' or '.join(_INT8_ENGINES)}"
+    if not (hasattr(torch, _MAKE_QUANTIZED) and all(hasattr(torch.ops.quantized, name) for name in _INT8_OPERATORS)):
+        return "this build of torch lacks them"
+    if not torch.cpu._is_vnni_supported():  # noqa: SLF001 - no public name
+        return "this CPU has no VNNI"  # without it sums overflow unless inputs have seven bits, too few for a draft
+    return None
 
 
 class PlainLinear:
     """A `Linear` over the weight as it is."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.nbytes = _num_bytes(weight, bias)
         self._weight = weight
         self._bias = bias
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weight and bias."""
-        return self._weight.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
@@ -165,7 +241,7 @@ class PackedLinear:
     """A `Linear` over a copy of the weight in oneDNN's blocked layout, of the same size."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.nbytes = _num_bytes(weight, bias)
         # The same operators without Python's look-ups per call.
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001 - no public name
         self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary  # noqa: SLF001 - no public name
@@ -182,3 +258,104 @@ class PackedLinear:
         """`residual` [rows, out] plus the product, as a new tensor; summed before rounding."""
         result: Tensor = self._multiply_add(rows, residual, self._weight, self._bias, "add")
         return result
+
+
+class Fp8Linear:
+    """A `Linear` that a CUDA device multiplies in FP8; bfloat16 in and out."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor) -> None:
+        """`weight` [out, in] in FP8 and contiguous, `scale` [out, 1] float32, `bias` [out] bfloat16."""
+        self.nbytes = _num_bytes(weight, bias, scale)
+        self._weight = weight.t()  # [in, out], column by column, as the kernels want it
+        self._scale = scale.reshape(1, -1)
+        self._bias = bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        values, scales = to_fp8(rows)
+        result: Tensor = torch._scaled_mm(  # noqa: SLF001 - no public name in every torch that this package runs with
+            values,
+            self._weight,
+            scale_a=scales,
+            scale_b=self._scale,
+            bias=self._bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=False,  # which sums in fewer bits than float32
+        )
+        return result
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor."""
+        return residual + self(rows)
+
+
+class ConvertedFp8Linear:
+    """A `Linear` over FP8 weights for devices that do not multiply in FP8.
+
+    A CPU holds the weights in the rows' dtype, converted once: there products are packed, and conversion costs more
+    than a product. A GPU holds them in FP8, to save memory, and converts them at each product.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor, dtype: torch.dtype) -> None:
+        """`weight` [out, in] in FP8, `scale` [out, 1] float32, `bias` [out]; `dtype` of rows and results."""
+        self._multiply: Callable[[Tensor], Tensor]
+        if weight.device.type == "cpu":
+            weight = weight.to(dtype)
+            self._multiply = make_linear(Weights(weight), dtype)
+        else:
+            self._multiply = lambda rows: F.linear(rows, weight.to(dtype))
+        self.nbytes = _num_bytes(weight, bias, scale)
+        self._scale = scale.reshape(1, -1)
+        self._bias = bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        values, scales = to_fp8(rows)
+        product = self._multiply(values.to(rows.dtype)) * scales * self._scale  # float32
+        return (product if self._bias is None else product + self._bias).to(rows.dtype)
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor."""
+        return residual + self(rows)
+
+
+class Int8Linear:
+    """A `Linear` over a copy of the weight in int8; float32 in and out."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """`weight` [out, in], `bias` [out]: of any floating dtype, on the CPU."""
+        values, scales = to_int8(weight)
+        self.nbytes = _num_bytes(values, bias, scales)
+        self._multiply = torch.ops.quantized.linear_dynamic.default
+        zeros = torch.zeros(len(scales), dtype=torch.long)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*quantize.* deprecated", category=UserWarning)
+            packable = getattr(torch, _MAKE_QUANTIZED)(values, scales.flatten().double(), zeros, 0)
+        self._weight = torch.ops.quantized.linear_prepack(packable, None if bias is None else bias.float())
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] float32 -> [rows, out] float32."""
+        result: Tensor = self._multiply(rows, self._weight, reduce_range=False)
+        return result
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor."""
+        return self(rows).add_(residual)
+
+
+def to_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, in] -> FP8 of that shape, and float32 [rows, 1]: the largest number of a row becomes 448."""
+    largest = torch.linalg.vector_norm(rows, float("inf"), dim=-1, keepdim=True, dtype=torch.float32)
+    scales = (largest / _LARGEST_FP8).clamp_min(1e-12)
+    return (rows / scales).to(FP8), scales
+
+
+def to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, columns] -> int8 of that shape, and float32 [rows, 1]: the largest weight of a row becomes 127."""
+    weights = matrix.detach().float()
+    scales = weights.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / _LARGEST_INT8
+    return (weights / scales).round().to(torch.int8), scales
+
+
+def _num_bytes(*tensors: Tensor | None) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -1,13 +1,20 @@
-"""What every way of loading a model wants to know."""
+"""How a model is to be loaded, and which forward pass then computes it: known before any weight is read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+
+from amusd.errors import UnsupportedModelError
+from amusd.models.compatibility import is_fp8
+from amusd.models.decoder import why_not_covered
 from amusd.models.graphs import Capture
-from amusd.models.int8 import INT8
+from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_fp8, why_not_int8, why_not_packed
 from amusd.models.numerics import Numerics
-from amusd.models.sharding import ALONE, Ranks
+from amusd.models.sharding import ALONE, Ranks, setting_of
+from amusd.types import Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,18 +26,79 @@ class LoadOptions:
     max_model_len: int
     """Longest sequence in tokens; a model whose own limit is lower keeps to that."""
     dtype: str = "bfloat16"
-    """Of the weights: one of torch's, or `int8`, into which they are put from float32."""
+    """Dtype of the weights: one of torch's, or `int8`, into which they are converted from float32."""
     device: str = "cpu"
     model_impl: str = "auto"
     """`amusd` for the lean decoder, `transformers` for its own code, `auto` for the first that covers the model."""
     capture: Capture | None = None
     """How passes on a GPU are captured to be replayed; None on a CPU."""
     tokens_per_step: int = 1
-    """That one replay chooses."""
+    """Tokens that one replay chooses."""
     ranks: Ranks = ALONE
-    """Those that share the model."""
+    """The processes that share the model."""
 
-    @property
-    def is_int8(self) -> bool:
-        """Whether the model multiplies in int8."""
-        return self.dtype == INT8
+    def check(self, config: Any) -> None:
+        """Raise `UnsupportedModelError` if the model of a transformers configuration cannot be loaded like this."""
+        check_forward_pass(config, self.model_impl, self.dtype, self.device, self.ranks.role, self.ranks.size)
+
+
+def uses_decoder(config: Any, model_impl: str) -> bool:
+    """Whether `Decoder` computes the model of a configuration; if not, `HuggingFaceNetwork` does.
+
+    Raises `UnsupportedModelError` if `model_impl` is `amusd` and the decoder does not cover the model.
+    """
+    return _why_adapter(config, model_impl) is None
+
+
+def _why_adapter(config: Any, model_impl: str) -> str | None:
+    """Why `HuggingFaceNetwork` computes a configuration's model; None: `Decoder` does. Raises as `uses_decoder`."""
+    reason = why_not_covered(config)
+    if model_impl == "amusd" and reason is not None:
+        raise UnsupportedModelError(f"model_impl=amusd: model type '{config.model_type}': {reason}")
+    return "model_impl=transformers" if model_impl == "transformers" else reason
+
+
+def check_forward_pass(config: Any, model_impl: str, dtype: str, device: str, role: Role, num_ranks: int) -> None:
+    """Raise `UnsupportedModelError` if no forward pass computes the model of a configuration like this."""
+    adapter = _why_adapter(config, model_impl)
+    if is_fp8(config):
+        if adapter is not None:
+            raise UnsupportedModelError(f"the checkpoint is in FP8, which only the lean decoder multiplies: {adapter}")
+        if dtype not in FP8_ROW_DTYPES:
+            allowed = " or ".join(FP8_ROW_DTYPES)
+            raise UnsupportedModelError(f"dtype={dtype}: the checkpoint is in FP8, allowed: {allowed}")
+    if dtype == INT8:
+        if adapter is not None:
+            raise UnsupportedModelError(f"dtype=int8: only the lean decoder multiplies in int8: {adapter}")
+        if (reason := why_not_int8(torch.device(device))) is not None:
+            raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
+    if num_ranks > 1:
+        setting = f"{setting_of(role)}={num_ranks}"
+        if adapter is not None:
+            raise UnsupportedModelError(f"{setting}: ranks share the lean decoder only: {adapter}; allowed: 1")
+        if num_ranks > (num_heads := config.num_key_value_heads):
+            raise UnsupportedModelError(
+                f"{setting}: each rank needs a key head, and this model has {num_heads}; allowed: 1 to {num_heads}"
+            )
+
+
+def explain_forward_pass(config: Any, model_impl: str, dtype: str, device: str, role: Role, num_ranks: int) -> str:
+    """Describe in one line which forward pass computes a model, and why. Raises as `check_forward_pass`."""
+    check_forward_pass(config, model_impl, dtype, device, role, num_ranks)
+    if (adapter := _why_adapter(config, model_impl)) is not None:
+        return f"transformers adapter: {adapter}"
+    text = f"lean decoder ({_explain_products(dtype, torch.device(device), fp8=is_fp8(config))})"
+    return text if num_ranks == 1 else f"{text}, {config.num_key_value_heads} key heads shared by {num_ranks} ranks"
+
+
+def _explain_products(dtype: str, device: torch.device, *, fp8: bool) -> str:
+    if dtype == INT8:
+        return "packed weights: FBGEMM int8"
+    rows = getattr(torch, dtype)
+    if not fp8:
+        reason = why_not_packed(device, rows)
+        return f"packed weights: oneDNN {dtype}" if reason is None else f"weights as they are: {reason}"
+    if (reason := why_not_fp8(device, rows)) is None:
+        return "FP8 weights and rows: products in FP8"
+    held = "converted once" if device.type == "cpu" else "converted at each product"
+    return f"FP8 weights and rows: weights {held}, products in {dtype}: FP8 products {reason}"

@@ -1,36 +1,32 @@
-"""From the configuration to a loaded model and its tokenizer."""
+"""From the engine's configuration to a loaded model and its tokenizer, or to a line about its forward pass."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
+from amusd.models.embedded_target import Report, embedded_target_path
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
-from amusd.models.huggingface import load_model
-from amusd.models.int8 import INT8, why_not_int8
-from amusd.models.linear import fastest_dtype
-from amusd.models.load_options import LoadOptions
+from amusd.models.huggingface import load_config, load_model
+from amusd.models.linear import INT8, fastest_dtype, why_not_int8
+from amusd.models.load_options import LoadOptions, explain_forward_pass
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
-from amusd.models.synthetic import SMALLER, load_synthetic
-from amusd.models.synthetic_tokenizer import SyntheticTokenizer
+from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, shape_config
 from amusd.models.tokenizer import Tokenizer, load_tokenizer
-from amusd.models.zoo import Report, embedded_target_path
+from amusd.types import Role
 
 DRAFT_ROWS = 16
 """Most tokens that a drafter's model takes in at once after a rollback."""
 
 
-def target_path(config: TargetConfig, report: Report | None = None) -> str:
-    """Folder or hub name of the target's checkpoint; converts the embedded one when that has not been done."""
-    return str(embedded_target_path(report=report)) if config.kind == "embedded" else str(config.model)
-
-
-def target_numerics(config: EngineConfig, device: str) -> Numerics:
-    """How target passes are cut and padded."""
-    return Numerics.for_device(device, width=config.max_verify_width, fixed=config.verify_width == "fixed")
+def model_path(config: TargetConfig | DrafterConfig, report: Report | None = None) -> str:
+    """Folder or hub name of a model's checkpoint; the embedded target is unpacked first if need be."""
+    return str(config.model) if config.kind == "hf" else str(embedded_target_path(report=report))
 
 
 def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
@@ -45,10 +41,11 @@ def load_target(
 ) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device.
 
-    `report` is told what takes long, and of a model that has no chat template. `ranks`: those that share the model.
+    `report` receives a line about work that takes long, and about a model without a chat template. `ranks`: the
+    processes that share the model.
     """
     options = LoadOptions(
-        numerics=target_numerics(config, device),
+        numerics=Numerics.for_device(device, width=config.max_verify_width, fixed=config.verify_width == "fixed"),
         max_model_len=config.max_model_len,
         dtype=target_dtype(config, device),
         device=device,
@@ -59,7 +56,7 @@ def load_target(
     if config.hardware.synthetic is not None:
         model = load_synthetic(config.hardware.synthetic, options)
         return model, SyntheticTokenizer(model.vocab_size)
-    path = target_path(config.target, report)
+    path = model_path(config.target, report)
     model, tokenizer = load_model(path, options), load_tokenizer(path)
     if report is not None and not tokenizer.has_chat_template:
         report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
@@ -67,19 +64,19 @@ def load_target(
 
 
 def target_dtype(config: EngineConfig, device: str) -> str:
-    """In which dtype the target is on `device`."""
+    """The dtype of the target on `device`."""
     return fastest_dtype(torch.device(device)) if config.target.dtype == "auto" else config.target.dtype
 
 
 def draft_shape(config: DrafterConfig, target_shape: ModelShape | None) -> ModelShape | None:
-    """Of which shape a drafter's random weights are; None for a drafter that has a checkpoint or no model."""
+    """The shape of a drafter's random weights; None for a drafter with a checkpoint or without a model."""
     if config.kind != "synthetic" or config.shape is not None:
         return config.shape
     return None if target_shape is None else SMALLER[target_shape]
 
 
 def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | None) -> str:
-    """In which dtype a drafter's model is on `device`."""
+    """The dtype of a drafter's model on `device`."""
     if config.dtype != "auto":
         return config.dtype
     ships_in_int8 = config.kind != "hf" and draft_shape(config, target_shape) is None
@@ -90,9 +87,9 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 def load_draft_model(
     config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
 ) -> tuple[CachedModel, Tokenizer | None]:
-    """The model of a drafter that has one, and its tokenizer; a synthetic one works with any.
+    """The model of a drafter that has one, and its tokenizer; None with random weights, which work with any.
 
-    `ranks` as of `load_target`. Raises `ConfigError` as that.
+    `report` and `ranks` as for `load_target`, and it raises the same errors.
     """
     capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs and ranks.captures)
     options = LoadOptions(
@@ -108,9 +105,31 @@ def load_draft_model(
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
+    path = model_path(config, report)
     if config.kind == "hf":
-        path = str(config.model)
         return load_model(path, options), load_tokenizer(path)
-    path = str(embedded_target_path(report=report))
     model = load_embedded_draft(path, options, vocab_size=config.vocab_size)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
+
+
+def explain_target(config: EngineConfig, device: str) -> str:
+    """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
+    settings = _settings(config.target, config.hardware.synthetic)
+    dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
+    return explain_forward_pass(settings, config.target.model_impl, dtype, device, Role.TARGET, num_ranks)
+
+
+def explain_drafter(
+    config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
+) -> str | None:
+    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
+    if config.kind == "ngram":
+        return None
+    settings = _settings(config, draft_shape(config, target_shape))
+    dtype = draft_dtype(config, device, target_shape)
+    return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
+
+
+def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None) -> Any:
+    """The transformers configuration of the model."""
+    return load_config(model_path(config)) if shape is None else shape_config(SHAPES[shape])

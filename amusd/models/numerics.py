@@ -4,7 +4,7 @@ A row's result depends, in its last bits, on how many rows share its matrix prod
 over. `fixed` makes both a function of the row's position alone, so that neither the length of a block nor where it was
 cut (which timing decides) can reach the numbers.
 
-A pass may hold several paths that share its first token (`lay_out_paths` in `tree_pass.py`). Rows of one position then
+A pass may hold several paths that share its first token (`lay_out_paths` in `passes.py`). Rows of one position then
 need slots of their own: the position's, or that plus a multiple of `TRACK_STRIDE`. Attention's sums run through vector
 lanes, and keys in the order of slots. So keys that are moved by a multiple of the lanes, in their order, past others
 that are masked, change no bit: the masked ones add zeros. Kernels take keys in blocks and begin a sum anew at each (of
@@ -26,7 +26,7 @@ NUM_TRACKS = 3
 
 @dataclass(frozen=True)
 class Numerics:
-    """How blocks are cut and padded. Every method is a pure function of positions and row counts."""
+    """The rule by which blocks are cut and padded. Every method is a pure function of positions and row counts."""
 
     width: int
     """Most rows of one verification pass; with `fixed`, the number of rows of every such pass (dummy rows added)."""
@@ -58,7 +58,7 @@ class Numerics:
             raise ValueError(f"prefill_chunk={self.prefill_chunk} must be a multiple of border={self.border}")
 
     def max_rows(self, start: int) -> int:
-        """How many tokens one pass may carry when the first stands at position `start`."""
+        """Most tokens of one pass whose first is at position `start`."""
         border = self._border_after(start)
         return self.width if border is None else min(self.width, border - start)
 
@@ -81,7 +81,7 @@ class Numerics:
         return self._round_up(self.width, TRACK_STRIDE)
 
     def tracks_at(self, start: int) -> int:
-        """How many tracks a pass has whose first row stands at `start` (at least 1)."""
+        """Tracks of a pass whose first row is at position `start` (at least 1)."""
         border = self._border_after(start)
         if border is None or self.num_tracks == 1:
             return self.num_tracks
@@ -89,7 +89,7 @@ class Numerics:
         return min(self.num_tracks, 1 + num_free // self.track_stride)
 
     def prefill_end(self, start: int, length: int) -> int:
-        """Where the prompt chunk that begins at `start` ends, in a prompt that ends at `length`."""
+        """The end of the prompt chunk that begins at `start`, in a prompt that ends at `length`."""
         return min(length, (start // self.prefill_chunk + 1) * self.prefill_chunk)
 
     def prefill_keys(self, end: int) -> int:

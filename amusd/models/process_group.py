@@ -1,13 +1,15 @@
-"""A process group of torch for the ranks of one model, and nobody else.
+"""A process group of torch for the ranks of one model alone, and the watch over a rank that is lost.
 
-It is made directly and registered nowhere: there is no default group, and other roles never join. Where each rank has a
-GPU of its own it is NCCL, otherwise gloo over the loopback interface.
+The group is made directly and registered nowhere: there is no default group, and other roles never join. Where each
+rank has a GPU of its own it is NCCL, otherwise gloo over the loopback interface.
 
 gloo: an exchange blocks the host, and raises as soon as another rank is gone, or after `EXCHANGE_SECONDS`.
 
 NCCL: an exchange is put on the current stream, and the host goes on. Nothing is raised where another rank is gone: the
-kernel spins, and whatever waits for the device waits with it. So deadlines are the host's (`rank_watch.py`), and
-`abort` is what ends the kernel. Exchanges can be captured in a CUDA graph, under these rules:
+kernel spins, and the host may block in any call that needs the device (a wait, a copy, even a launch once the queue is
+full). So a thread (`Watch`) waits for the end of a socket to another rank, which the kernel reports at once, and aborts
+the group. The device goes on with numbers that mean nothing, and so does the host, which must ask `is_lost` before it
+uses them. Exchanges can be captured in a CUDA graph, under these rules:
 
 - Capture and replay are collective: all ranks capture the same exchanges in the same order, and replay the same graph.
   Exchanges outside of graphs (prompts) may stand between them, on the same stream.
@@ -26,7 +28,11 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import atexit
+import select
+import socket
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +42,6 @@ import torch
 from torch import Tensor
 
 from amusd.errors import RankLostError
-from amusd.models.rank_wire import first_line
 from amusd.types import Role
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
@@ -44,6 +49,8 @@ Backend: TypeAlias = Literal["gloo", "nccl"]
 EXCHANGE_SECONDS = 60.0
 """Longest that one rank waits for the others in the middle of a pass."""
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
+ABORT_SECONDS = 2.0
+"""Longest wait for the end of an abort; NCCL ends its kernels at once, but waits for graphs to be destroyed."""
 MOST_GATHERED_ROWS = 64
 """Rows up to which partial sums are gathered over NCCL; more are summed by NCCL.
 
@@ -55,7 +62,7 @@ rows at the same places in every mode; there NCCL adds, in float32, since a sum 
 
 
 def backend_for(devices: Sequence[str]) -> Backend:
-    """What connects ranks on these devices. NCCL refuses two ranks on one GPU."""
+    """The backend for ranks on these devices. NCCL refuses two ranks on one GPU."""
     on_gpus = all(device.startswith("cuda") for device in devices)
     return "nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"
 
@@ -82,10 +89,10 @@ class ProcessGroup:
             raise RankLostError(f"the ranks of the {role.value} did not meet: {first_line(error)}") from None
 
     def gather(self, part: Tensor) -> Tensor:
-        """[size, *part.shape]: everybody's part, in the order of ranks, the same bits everywhere.
+        """[size, *part.shape]: every rank's part, in the order of ranks, the same bits everywhere.
 
         All parts have one shape and dtype, and one dimension at least. Raises `RankLostError` when another rank is
-        gone or silent, over NCCL only if that is known already; this one is spent then.
+        gone or silent, over NCCL only if that is known already; the group is of no use then.
         """
         try:
             parts, work = self._gather(part)
@@ -105,11 +112,11 @@ class ProcessGroup:
         return total
 
     def join(self, part: Tensor) -> Tensor:
-        """[rows, n] -> [rows, size * n]: everybody's columns, in the order of ranks. Raises as `gather`."""
+        """[rows, n] -> [rows, size * n]: every rank's columns, in the order of ranks. Raises as `gather`."""
         return self.gather(part).transpose(0, 1).flatten(1)  # [rows, size, n] is copied
 
     def abort(self) -> None:
-        """End exchanges that the device is in. Over NCCL this may wait for graphs to be destroyed, for ever if need be.
+        """End the exchanges that the device is in. Over NCCL this may wait, for ever, for graphs to be destroyed.
 
         Over gloo nothing is left to be ended: an exchange ends with the connection to the rank that is gone.
         """
@@ -150,3 +157,38 @@ def _make(file: Path, rank: int, size: int, device: str, backend: Backend) -> An
     settings._timeout = timedelta(seconds=EXCHANGE_SECONDS)  # noqa: SLF001 - no public name
     settings._devices = [gloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001 - no public name
     return gloo(store, rank, size, settings)
+
+
+class Watch:
+    """Aborts a group once: when a socket to another rank ends, or on request."""
+
+    def __init__(self, sockets: Sequence[int], abort: Callable[[], None]) -> None:
+        """`sockets`: file numbers, open until `end` has returned. `abort` is called in a thread, and may block."""
+        self.is_lost = False
+        """A socket has ended: nothing that the device computes from now on may be used."""
+        self._asked, self._asking = socket.socketpair()
+        # A daemon, since nothing can end an abort that waits for a graph.
+        self._thread = threading.Thread(target=self._run, args=(sockets, abort), name="amusd-rank-watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Abort the group now, and return once that is done or `ABORT_SECONDS` have passed. Idempotent."""
+        self._asking.close()
+        self._thread.join(ABORT_SECONDS)
+        if self._thread.is_alive():  # it ends with the graphs, and must not return to an interpreter that has ended
+            atexit.register(self._thread.join, ABORT_SECONDS)
+
+    def _run(self, sockets: Sequence[int], abort: Callable[[], None]) -> None:
+        with self._asked, self._asking:
+            poller = select.poll()
+            poller.register(self._asked, select.POLLIN)
+            for number in sockets:
+                poller.register(number, 0)  # the end is always reported; words are for others to read
+            ended = {number for number, _ in poller.poll()}
+            self.is_lost = self._asked.fileno() not in ended
+        abort()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

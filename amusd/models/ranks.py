@@ -1,9 +1,9 @@
-"""How the ranks of one model find each other, and what passes between them.
+"""The meeting of the ranks of one model, and the commands and exchanges between them.
 
-The first rank, the leader, decides everything; before each of its passes it orders the others to do the same pass. An
-order is a few bytes over a socket file in a folder that only this user can enter: the kernel wakes a follower for an
-order, and ends the socket with the leader's process, so an idle follower needs no heartbeat. Tensors go through a
-process group, and while they do, a thread watches the sockets (`rank_watch.py`). All ranks are on one machine.
+The first rank, the leader, decides everything; before each of its passes it commands the others to compute the same
+pass. A command is a few bytes over a socket file in a folder that only this user can enter: the kernel wakes a follower
+for a command, and ends the socket with the leader's process, so an idle follower needs no heartbeat. Tensors go through
+a process group, and meanwhile a thread watches the sockets (`process_group.py`). All ranks are on one machine.
 """
 
 from __future__ import annotations
@@ -14,51 +14,104 @@ import socket
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.orders import Order
-from amusd.models.process_group import Backend, ProcessGroup
-from amusd.models.rank_watch import Watch
-from amusd.models.rank_wire import Wire, first_line, receive, report_of
-from amusd.models.sharding import Work, setting_of
+from amusd.models.language_model import LogitsDigest
+from amusd.models.passes import Pass
+from amusd.models.process_group import Backend, ProcessGroup, Watch, first_line
+from amusd.models.rank_commands import RankCommand
+from amusd.models.sharding import Ranks, setting_of
 from amusd.types import Role
 
+Wire: TypeAlias = "Connection[Any, Any]"
+
 IDLE_SECONDS = 1.0
-"""How long one wait for an order lasts; there may be any number of them while the leader lives."""
+"""Longest single wait for a command; a follower waits again as long as the leader lives."""
 _REASON_SECONDS = 1.0  # after an exchange has failed: how long the reason may take to arrive
-_ORDERS = "orders"
+_COMMANDS = "commands"
 _GROUP = "group"
 
 
-class Leader:
-    """The first rank. Satisfies `Ranks` once the followers have come."""
+class _ConnectedRanks(Ranks):
+    """A rank that meets the others in a process group."""
 
-    rank = 0
+    _others: str
+    """Those at the other end of this rank's sockets."""
+
+    def __init__(self, role: Role, rank: int, size: int, backend: Backend) -> None:
+        super().__init__(role, rank, size)
+        self.captures = backend == "nccl"
+        self._backend: Backend = backend
+        self._group: ProcessGroup | None = None
+        self._watch: Watch | None = None
+
+    def sum(self, part: Tensor) -> Tensor:
+        """See `Ranks`."""
+        return self._exchange(self._met.sum, part)
+
+    def join(self, part: Tensor) -> Tensor:
+        """See `Ranks`."""
+        return self._exchange(self._met.join, part)
+
+    def check(self) -> None:
+        """See `Ranks`."""
+        if self._watch is not None and self._watch.is_lost:
+            raise self._reason(self._gone())
+
+    def abort(self) -> None:
+        """See `Ranks`."""
+        if self._watch is not None:
+            self._watch.end()
+
+    def _meet(self, folder: Path, device: str, sockets: Sequence[int]) -> None:
+        self._group = ProcessGroup(folder / _GROUP, self.role, self.rank, self.size, device, self._backend)
+        self._watch = Watch(sockets, self._group.abort)
+
+    @property
+    def _met(self) -> ProcessGroup:
+        assert self._group is not None, "the others are not ready"
+        return self._group
+
+    def _exchange(self, exchange: Callable[[Tensor], Tensor], part: Tensor) -> Tensor:
+        try:
+            return exchange(part)
+        except RankLostError as error:
+            raise self._reason(error) from None
+
+    def _gone(self, why: str = "") -> RankLostError:
+        return RankLostError(f"{self._others} of the {self.role.value} is gone{why}")
+
+    def _reason(self, error: RankLostError) -> Exception:
+        """The error behind `error`, as far as this rank knows."""
+        return error
+
+
+class Leader(_ConnectedRanks):
+    """The first rank, connected once the followers have come."""
+
+    _others = "a rank"
 
     def __init__(self, role: Role, size: int, backend: Backend = "gloo") -> None:
         """Open the meeting place of the `size` ranks of a role. Raises `ConfigError` where there can be none."""
-        self.role = role
-        self.size = size
-        self.captures = backend == "nccl"
-        self._backend: Backend = backend
+        super().__init__(role, 0, size, backend)
         self._folder = Path(tempfile.mkdtemp(prefix="amusd-ranks-"))
         self._followers: dict[int, Wire] = {}
-        self._group: ProcessGroup | None = None
-        self._watch: Watch | None = None
         self._numbers: weakref.WeakKeyDictionary[PreallocatedCache, int] = weakref.WeakKeyDictionary()
         self._num_caches = 0
         self._dropped: list[int] = []
+        self._digests: dict[LogitsDigest, int] = {}
         try:
             self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._door.bind(str(self._folder / _ORDERS))
+            self._door.bind(str(self._folder / _COMMANDS))
             self._door.listen(size)
         except (OSError, AttributeError) as error:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -66,7 +119,7 @@ class Leader:
 
     @property
     def address(self) -> str:
-        """Where the followers find this rank."""
+        """The folder in which the followers find this rank."""
         return str(self._folder)
 
     def await_followers(self, device: str, timeout_seconds: float) -> None:
@@ -78,7 +131,7 @@ class Leader:
         deadline = time.monotonic() + timeout_seconds
         while len(self._followers) < self.size - 1:
             connection = self._accept(deadline)
-            self._followers[int(receive(connection, deadline)["rank"])] = connection
+            self._followers[int(_receive(connection, deadline)["rank"])] = connection
         self._door.close()
         waiting = {connection: rank for rank, connection in self._followers.items()}
         while waiting:
@@ -89,41 +142,16 @@ class Leader:
                 )
             for follower in ready:
                 assert isinstance(follower, Connection)
-                report = report_of(follower)
+                report = _report_of(follower)
                 if not report.get("ready"):
                     raise self._as_error(waiting[follower], report)
                 del waiting[follower]
-        self._send(b"{}")  # everybody is there: meet
-        self._group = ProcessGroup(self._folder / _GROUP, self.role, self.rank, self.size, device, self._backend)
+        self._send(b"{}")  # all are there: meet
+        self._meet(self._folder, device, [connection.fileno() for connection in self._followers.values()])
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._watch = Watch([connection.fileno() for connection in self._followers.values()], self._group.abort)
 
-    def sum(self, part: Tensor) -> Tensor:
-        """See `Ranks`."""
-        try:
-            return self._met.sum(part)
-        except RankLostError as error:
-            raise self._reason(error) from None
-
-    def join(self, part: Tensor) -> Tensor:
-        """See `Ranks`."""
-        try:
-            return self._met.join(part)
-        except RankLostError as error:
-            raise self._reason(error) from None
-
-    def check(self) -> None:
-        """See `Ranks`."""
-        if self._watch is not None and self._watch.is_lost:
-            raise self._reason(RankLostError(f"a rank of the {self.role.value} is gone"))
-
-    def abort(self) -> None:
-        """See `Ranks`."""
-        if self._watch is not None:
-            self._watch.end()
-
-    def announce(self, cache: PreallocatedCache, work: Work) -> None:
-        """Order the followers to do this. Raises `PeerError` when one is gone."""
+    def announce(self, cache: PreallocatedCache, work: Pass | None, kept: Sequence[int] = ()) -> None:
+        """Command the followers to do this. Raises `PeerError` when one is gone."""
         number = self._numbers.get(cache)
         if number is None:
             self._num_caches += 1
@@ -131,15 +159,21 @@ class Leader:
             weakref.finalize(cache, self._dropped.append, number).atexit = False
         dropped = tuple(self._dropped)
         del self._dropped[: len(dropped)]
-        order = Order(
+        digest = 0
+        if work is not None and work.wanted is not None:
+            digest = self._digests.setdefault(work.wanted.digest, len(self._digests) + 1)
+            work = replace(work, wanted=None)
+        command = RankCommand(
             cache=number,
             capacity=cache.capacity,
             spare=cache.spare,
             start=cache.length,
-            work=work,
             dropped=dropped,
+            work=work,
+            digest=digest,
+            kept=kept,
         )
-        self._send(order.to_bytes())
+        self._send(command.to_bytes())
 
     def close(self) -> None:
         """Let the followers end. Idempotent."""
@@ -150,17 +184,12 @@ class Leader:
         self._group = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    @property
-    def _met(self) -> ProcessGroup:
-        assert self._group is not None, "the followers have not come"
-        return self._group
-
     def _send(self, data: bytes) -> None:
         try:
             for connection in self._followers.values():
                 connection.send_bytes(data)
         except OSError as error:
-            raise self._reason(RankLostError(f"a rank of the {self.role.value} is gone: {error}")) from None
+            raise self._reason(self._gone(f": {error}")) from None
 
     def _accept(self, deadline: float) -> Wire:
         self._door.settimeout(max(0.001, deadline - time.monotonic()))
@@ -173,14 +202,14 @@ class Leader:
         return Connection(accepted.detach())
 
     def _reason(self, error: RankLostError) -> Exception:
-        """Whose end is behind `error`, as far as the followers' last words tell; else the error itself."""
+        """The end of a rank that is behind `error`, as the followers' last words tell; else the error itself."""
         deadline = time.monotonic() + _REASON_SECONDS
         waiting = {connection: rank for rank, connection in self._followers.items()}
         while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
             for connection in ready:
                 assert isinstance(connection, Connection)
-                report = report_of(connection)
-                if not report.get("lost"):  # who ends because of another is not the reason
+                report = _report_of(connection)
+                if not report.get("lost"):  # a rank that ends because of another is not the reason
                     return self._as_error(waiting[connection], report)
                 del waiting[connection]
         return error
@@ -193,22 +222,18 @@ class Leader:
         return PeerFailedError(f"rank {rank} of the {self.role.value} failed: {report['failure']}")
 
 
-class Follower:
-    """Another rank. Satisfies `Ranks` once it is `ready`."""
+class Follower(_ConnectedRanks):
+    """Another rank, connected once it is `ready`."""
+
+    _others = "rank 0"
 
     def __init__(self, address: str, role: Role, rank: int, size: int, backend: Backend = "gloo") -> None:
         """Come to the leader at `address`. Raises `RankLostError` when it is not there."""
-        self.role = role
-        self.rank = rank
-        self.size = size
-        self.captures = backend == "nccl"
-        self._backend: Backend = backend
+        super().__init__(role, rank, size, backend)
         self._folder = Path(address)
-        self._group: ProcessGroup | None = None
-        self._watch: Watch | None = None
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(str(self._folder / _ORDERS))
+            connection.connect(str(self._folder / _COMMANDS))
         except OSError as error:
             connection.close()
             raise RankLostError(f"rank 0 of the {role.value} is not on this machine, or gone: {error}") from None
@@ -218,12 +243,11 @@ class Follower:
     def ready(self, device: str, timeout_seconds: float) -> None:
         """The model is loaded: wait for the others to be ready too. Raises `RankLostError`."""
         self._say(ready=True)
-        receive(self._leader, time.monotonic() + timeout_seconds)
-        self._group = ProcessGroup(self._folder / _GROUP, self.role, self.rank, self.size, device, self._backend)
-        self._watch = Watch([self._leader.fileno()], self._group.abort)
+        _receive(self._leader, time.monotonic() + timeout_seconds)
+        self._meet(self._folder, device, [self._leader.fileno()])
 
-    def orders(self) -> Iterator[Order]:
-        """What the leader orders, until it ends."""
+    def commands(self) -> Iterator[RankCommand]:
+        """The leader's commands, until it ends."""
         while True:
             if not self._leader.poll(IDLE_SECONDS):
                 continue
@@ -231,32 +255,11 @@ class Follower:
                 data = self._leader.recv_bytes()
             except (EOFError, OSError):
                 return
-            yield Order.from_bytes(data)
-
-    def sum(self, part: Tensor) -> Tensor:
-        """See `Ranks`."""
-        return self._met.sum(part)
-
-    def join(self, part: Tensor) -> Tensor:
-        """See `Ranks`."""
-        return self._met.join(part)
-
-    def check(self) -> None:
-        """See `Ranks`."""
-        if self._watch is not None and self._watch.is_lost:
-            raise RankLostError(f"rank 0 of the {self.role.value} is gone")
-
-    def abort(self) -> None:
-        """See `Ranks`."""
-        if self._watch is not None:
-            self._watch.end()
-
-    def announce(self, cache: PreallocatedCache, work: Work) -> None:
-        """A follower gives no orders."""
+            yield RankCommand.from_bytes(data)
 
     def close(self, error: BaseException | None = None) -> None:
         """Leave; the leader is told why, unless it was a signal. Idempotent."""
-        with suppress(RankLostError):  # nobody is left to tell
+        with suppress(RankLostError):  # the leader is gone
             if isinstance(error, RankLostError):
                 self._say(lost=True)
             elif isinstance(error, Exception):
@@ -265,13 +268,28 @@ class Follower:
         self._leader.close()
         self._group = None
 
-    @property
-    def _met(self) -> ProcessGroup:
-        assert self._group is not None, "the others are not ready"
-        return self._group
-
     def _say(self, **values: Any) -> None:
         try:
             self._leader.send_bytes(json.dumps(values).encode())
         except OSError as error:
-            raise RankLostError(f"rank 0 of the {self.role.value} is gone: {error}") from None
+            raise self._gone(f": {error}") from None
+
+
+def _receive(connection: Wire, deadline: float) -> dict[str, Any]:
+    """The next message of the other end. Raises `RankLostError` when it ends or the deadline passes."""
+    try:
+        if connection.poll(max(0.0, deadline - time.monotonic())):
+            values: dict[str, Any] = json.loads(connection.recv_bytes())
+            return values
+    except (EOFError, OSError):
+        raise RankLostError("another rank of the same model is gone") from None
+    raise RankLostError("another rank of the same model says nothing")
+
+
+def _report_of(connection: Wire) -> dict[str, Any]:
+    """The message of a follower whose connection is readable; empty when it is gone."""
+    try:
+        values: dict[str, Any] = json.loads(connection.recv_bytes())
+    except (EOFError, OSError):
+        return {}
+    return values

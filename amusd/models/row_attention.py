@@ -16,6 +16,7 @@ do not depend on the batch, https://thinkingmachines.ai/blog/defeating-nondeterm
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,30 +98,16 @@ def attend_rows(
 
 
 @attend_rows.register_kernel("cuda")
-def _attend_rows_cuda(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    branches: Tensor,
-    row_paths: Tensor,
-    positions: Tensor,
-    scaling: float,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def _attend_rows_cuda(query: Tensor, *others: Any) -> Tensor:
     require_triton()
     from amusd.models import row_attention_triton
 
     with torch.cuda.device(query.device):  # Triton launches on the current device
-        return row_attention_triton.attend_rows(
-            query, keys, values, table, lengths, branches, row_paths, positions, scaling, softcap, sinks
-        )
+        return row_attention_triton.attend_rows(query, *others)
 
 
 @attend_rows.register_fake
-def _attend_rows_fake(query: Tensor, keys: Tensor, values: Tensor, *_others: object, **_options: object) -> Tensor:
+def _attend_rows_fake(query: Tensor, keys: Tensor, values: Tensor, *_others: object) -> Tensor:
     check_shapes(query, keys, values)
     return torch.empty(query.shape, dtype=query.dtype, device=query.device)
 

@@ -55,8 +55,8 @@ def attend_rows(
     row_paths: Tensor,
     positions: Tensor,
     scaling: float,
-    softcap: float,
-    sinks: Tensor | None,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `amusd.models.row_attention.attend_rows`. Raises `ValueError` if the slots of a head are not contiguous."""
     check_shapes(query, keys, values)

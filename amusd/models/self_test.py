@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amusd.models.language_model import KVCache, LanguageModel, PathModel
+from amusd.models.language_model import KVCache, LanguageModel
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
 """Blocks of the second run, round after round, cut where the model's rule cuts them."""
@@ -38,7 +38,7 @@ class WidthInvariance:
 def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> WidthInvariance:
     """Decode `num_tokens` greedily one by one, then pass the same tokens in ragged blocks, and compare the logits.
 
-    Where the model can, they are passed once more among other paths, in whatever track is free.
+    Where a pass has room, they are passed once more among other paths, in whatever track is free.
     """
     capacity = len(prompt) + num_tokens
     cache = model.new_cache(capacity)
@@ -51,10 +51,9 @@ def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_to
     cache.truncate(0)
     model.prefill(prompt[:-1], cache)
     again = _in_blocks(model, tokens[:-1], cache)
-    if isinstance(model, PathModel):
-        cache.truncate(0)
-        model.prefill(prompt[:-1], cache)
-        again += _in_paths(model, tokens[:-1], cache)
+    cache.truncate(0)
+    model.prefill(prompt[:-1], cache)
+    again += _in_paths(model, tokens[:-1], cache)
     num_equal, difference = 0, 0.0
     for position, logits in again:
         expected = rows[position - len(prompt) + 1]
@@ -74,7 +73,7 @@ def _in_blocks(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> l
     return found
 
 
-def _in_paths(model: PathModel, tokens: Sequence[int], cache: KVCache) -> list[tuple[int, Tensor]]:
+def _in_paths(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> list[tuple[int, Tensor]]:
     """The same from passes that begin with one token and hold the next one behind others; none where there is no room.
 
     The others come first, and so take the lower tracks.
@@ -87,7 +86,7 @@ def _in_paths(model: PathModel, tokens: Sequence[int], cache: KVCache) -> list[t
             continue
         others = [(tokens[start + 1] + number) % model.vocab_size for number in range(1, num_others + 1)]
         rows = [tokens[start], *others, tokens[start + 1]]
-        scores = model.forward_paths(rows, [0] * (num_others + 1), cache).logits
+        scores = model.forward(rows, cache, parents=[0] * (num_others + 1)).logits
         found += [(start, scores[0].clone()), (start + 1, scores[-1].clone())]
         model.keep([0, num_others + 1], cache)
     return found

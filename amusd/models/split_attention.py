@@ -22,13 +22,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.models.attention import MaskedAttention, additive
+from amusd.models.attention import AttentionInputs, additive, attend_masked
 from amusd.models.linear import can_multiply_bfloat16
 
 BLOCK = 128
 """Prefixes end at multiples of this; blocks of many rows are cut there."""
 _LEAST_PREFIX = ((64, BLOCK), (4, 8 * BLOCK), (1, 20 * BLOCK))
-"""From how many rows on, from how many slots on a prefix is worth its products: each takes about 20 us to begin."""
+"""(rows, slots): a pass of at least so many rows has a prefix from so many slots on. A product takes 20 us to begin."""
 _SHORT = 20 * BLOCK
 """Slots of a cache up to which passes of few rows are at least as fast in float32."""
 _PADDING = 32
@@ -38,13 +38,13 @@ _attend_with_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.de
 
 
 def cache_dtype(weights: torch.dtype, *, int8: bool) -> torch.dtype:
-    """As which keys and values are best kept on a CPU: bfloat16 where it multiplies such and no weight is finer."""
+    """The best dtype for keys and values on a CPU: bfloat16 where it multiplies that and no weight is finer."""
     narrow = int8 or weights is torch.bfloat16
     return torch.bfloat16 if narrow and can_multiply_bfloat16() else torch.float32
 
 
 def stored_dtype(products: torch.dtype, num_slots: int) -> torch.dtype:
-    """As which a cache of `num_slots` keeps keys and values that are multiplied as `products`.
+    """The dtype in which a cache of `num_slots` keeps keys and values that are multiplied as `products`.
 
     A short cache keeps float32: passes of few rows have no prefix there, and would convert all of it each time.
     """
@@ -52,7 +52,7 @@ def stored_dtype(products: torch.dtype, num_slots: int) -> torch.dtype:
 
 
 def prefix_of(shared: int, rows: int, dtype: torch.dtype) -> int:
-    """Where the prefix of `rows` rows ends that all see the slots [0, shared); `dtype`: of its products."""
+    """The end of the prefix of `rows` rows that all see the slots [0, shared); `dtype`: of its products."""
     if dtype is torch.float32:
         return 0  # one kernel does as well there
     prefix = shared // BLOCK * BLOCK
@@ -71,8 +71,8 @@ class SplitAttention:
     def of_chain(start: int, rows: int, end: int, dtype: torch.dtype) -> SplitAttention:
         """Rows at the slots [start, start + rows), each of which sees the slots up to its own.
 
-        Reads up to `end`, the last slots perhaps for nothing but an equal shape. Many rows are cut into blocks, which
-        do not. `dtype`: of the products over a prefix; keys and values in another one are converted.
+        Reads up to `end`, perhaps only to have an equal shape; many rows are cut into blocks that end with their last
+        row. `dtype`: of the products over a prefix; keys and values in another one are converted.
         """
         behind = start + rows
         if rows <= BLOCK or dtype is torch.float32:
@@ -89,22 +89,14 @@ class SplitAttention:
         prefix = prefix_of(shared, rows, dtype)
         return SplitAttention([_Block(slice(0, rows), visible[:, prefix:], end, dtype)])
 
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, layer: AttentionInputs) -> Tensor:
         """See `Attention`."""
-        if softcap is not None or sinks is not None or keys.shape[2] != values.shape[2]:
-            mask = additive(self._visible(keys.shape[1]), keys.dtype)
-            return MaskedAttention(mask).attend(query, keys, values, scaling, softcap, sinks)
+        query, keys, values = layer[:3]
+        if not layer.is_plain or keys.shape[2] != values.shape[2]:
+            return attend_masked(layer, self._visible(keys.shape[1]))
         if len(self._blocks) == 1:
-            return self._blocks[0].attend(query, keys, values, scaling)
-        return torch.cat([block.attend(query[block.rows], keys, values, scaling) for block in self._blocks])
+            return self._blocks[0].attend(query, keys, values, layer.scaling)
+        return torch.cat([block.attend(query[block.rows], keys, values, layer.scaling) for block in self._blocks])
 
     def _visible(self, num_slots: int) -> Tensor:
         """[rows, num_slots] bool: what each row sees."""

@@ -1,7 +1,8 @@
-"""Models of the sizes of public ones with random weights: what a pass costs can be measured without a checkpoint.
+"""Random weights in the sizes of public models, and a tokenizer for them: costs are measured without a checkpoint.
 
 Nothing is downloaded. A shape is a transformers configuration; its weights are drawn where they stay, in the dtype they
-stay in, and the same seed gives the same weights on one device.
+stay in, and the same seed gives the same weights on one device. The tokenizer takes any vocabulary and has a
+pronounceable word for every id.
 
 References:
     The config.json and parameter counts of these model cards: HuggingFaceTB/SmolLM2-135M, meta-llama/Llama-3.2-1B,
@@ -10,7 +11,9 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,10 +21,10 @@ import torch
 from torch import Tensor
 
 from amusd.config import ModelShape
-from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import check_options, device_errors, loaded_dtype, quiet_transformers, wrap_model
+from amusd.models.huggingface import compute_frequencies, device_errors, empty_model, loaded_dtype, wrap_model
 from amusd.models.load_options import LoadOptions
+from amusd.models.tokenizer import Conversation
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, *, factor: float, tied: bool) -> dict[str, Any]:
@@ -105,15 +108,20 @@ SMALLER: Mapping[ModelShape, ModelShape] = MappingProxyType(
 )
 """The shape that drafts for a target of each shape unless another one is named."""
 
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")
+_INDEX = {syllable: index for index, syllable in enumerate(_SYLLABLES)}
+_PIECES = re.compile(r" (?:[bdfghjklmnprstvz][aeiou])+(?![^ ])|.", re.DOTALL)
+"""A word as `decode` writes it, or any other character."""
+
 
 def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) -> CachedModel:
-    """A model of this shape with random weights. Beside these, memory holds at most a layer and the embeddings again.
+    """A model of this shape with random weights. Beside these, memory holds at most one layer and the embeddings again.
 
     Each of several ranks draws the whole model before it keeps its share. Raises `ConfigError` without that device, or
     when it is too small.
     """
     config = shape_config(SHAPES[shape])
-    check_options(config, options)
+    options.check(config)
     with device_errors(options.device):
         model = random_model(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)
     return wrap_model(model, options)
@@ -132,37 +140,74 @@ def random_model(config: Any, *, dtype: torch.dtype, device: str, seed: int) -> 
     Every product of a normed row has numbers around 1, whatever the width, so that eighty layers stay far from the
     limits of float16, and the layers outweigh the embedding, so that an answer is not one token repeated.
     """
-    from transformers import AutoModelForCausalLM
-
-    with quiet_transformers(), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=register_attention())
+    model = empty_model(config, dtype)
     if device == "meta":
         return model
     torch.empty(0, device=device)  # a device that is not there says so here more plainly than in the next line
     generator = torch.Generator(device).manual_seed(seed)
-    drawn: dict[Tensor, torch.nn.Parameter] = {}  # a tied weight has two places and is drawn once
-    for module, name, weight in _weights(model):
-        if weight not in drawn:
+    drawn: dict[Tensor, torch.nn.Parameter] = {}
+    weights: dict[str, torch.nn.Parameter] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if weight not in drawn:  # a tied weight has two places and is drawn once
             value = torch.empty(weight.shape, dtype=dtype, device=device)
-            _fill(value, generator)
+            if weight.ndim == 1:  # of a norm
+                value.fill_(1)
+            else:  # a matrix [out, in]
+                value.normal_(std=weight.shape[1] ** -0.5, generator=generator)
             drawn[weight] = torch.nn.Parameter(value, requires_grad=False)
-        setattr(module, name, drawn[weight])
-    # Its frequencies are buffers computed when it is made, so on `meta` there are none.
-    with torch.device(device):
-        model.base_model.rotary_emb = type(model.base_model.rotary_emb)(config)
+        weights[name] = drawn[weight]
+    model.load_state_dict(weights, assign=True)
+    compute_frequencies(model, device)
     return model
 
 
-def _weights(model: Any) -> Iterator[tuple[torch.nn.Module, str, Tensor]]:
-    """Every weight as (module, its name in there, the weight itself), a tied one at each of its places."""
-    for module in list(model.modules()):
-        for name, weight in list(module.named_parameters(recurse=False)):
-            yield module, name, weight
+class SyntheticTokenizer:
+    """A `Tokenizer` whose every id is one word after a space, whatever stands beside it.
+
+    `encode` gives such words their ids back, and other text an id for each byte, so its text is not what was encoded.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        """Ids are in `[0, vocab_size)`. Raises `ValueError` below 2."""
+        if vocab_size < 2:
+            raise ValueError(f"vocab_size={vocab_size} must be at least 2")
+        self._vocab_size = vocab_size
+        self.eos_token_ids: frozenset[int] = frozenset()  # an answer ends at its length, or at a stop string
+        self.fingerprint = hashlib.sha256(f"amusd synthetic {vocab_size}".encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """One id for each word that `decode` writes, one for each byte of anything else."""
+        ids: list[int] = []
+        for piece in _PIECES.findall(text):
+            word_id = _id_of(piece[1:]) if len(piece) > 1 else self._vocab_size
+            if word_id < self._vocab_size:
+                ids.append(word_id)
+            else:
+                ids.extend(byte % self._vocab_size for byte in piece.encode(errors="replace"))
+        return ids
+
+    def encode_chat(self, turns: Conversation) -> list[int]:
+        """Token ids of the contents, an empty line between them: there is no template."""
+        return self.encode("\n\n".join(turn["content"] for turn in turns))
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The words one after the other. Raises `ValueError` on an id out of range."""
+        return "".join(f" {self._word(token_id)}" for token_id in token_ids)
+
+    def _word(self, token_id: int) -> str:
+        """The id in bijective numeration, its digits the syllables: 0 is `ba`, 80 is `baba`."""
+        if not 0 <= token_id < self._vocab_size:
+            raise ValueError(f"a token id is out of range: {token_id}, between 0 and {self._vocab_size - 1} allowed")
+        left, word = token_id + 1, ""
+        while left:
+            left, digit = divmod(left - 1, len(_SYLLABLES))
+            word = _SYLLABLES[digit] + word
+        return word
 
 
-def _fill(weight: Tensor, generator: torch.Generator) -> None:
-    """Ones for the norms, which alone have one dimension here; normal numbers for the matrices [out, in]."""
-    if weight.ndim == 1:
-        weight.fill_(1)
-    else:
-        weight.normal_(std=weight.shape[1] ** -0.5, generator=generator)
+def _id_of(word: str) -> int:
+    """The inverse of `SyntheticTokenizer._word`."""
+    number = 0
+    for start in range(0, len(word), 2):
+        number = number * len(_SYLLABLES) + _INDEX[word[start : start + 2]] + 1
+    return number - 1

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from amusd.errors import ConfigError
-from amusd.models.checkpoint_folder import CONFIG, find_checkpoint, one_line_errors
+from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
 from amusd.models.huggingface import load_config, quiet_transformers
 
 _GENERATION = "generation_config.json"
@@ -27,7 +27,7 @@ Conversation: TypeAlias = Sequence[Mapping[str, str]]
 
 
 def user_turn(text: str) -> Conversation:
-    """A conversation that consists of one message."""
+    """A conversation of one message."""
     return ({"role": "user", "content": text},)
 
 
@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest that two tokenizers share exactly if they give every text the same ids."""
+        """Hex digest; equal for two tokenizers exactly if they give every text the same ids."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -62,23 +62,14 @@ class HuggingFaceTokenizer:
     """The tokenizer of a transformers checkpoint. Satisfies `Tokenizer`."""
 
     def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
+        """`eos_token_ids`: those of the generation configuration, the configuration and the tokenizer together."""
         self._tokenizer = tokenizer
-        self._eos_token_ids = eos_token_ids
-        self._fingerprint = _fingerprint(tokenizer)
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """End-of-sequence ids of the generation configuration, the configuration and the tokenizer together."""
-        return self._eos_token_ids
-
-    @property
-    def fingerprint(self) -> str:
-        """Sha256 over vocabulary, merges and added tokens; a padded embedding does not change it."""
-        return self._fingerprint
+        self.eos_token_ids = eos_token_ids
+        self.fingerprint = _fingerprint(tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations have a form of their own; without one their contents are encoded as they are."""
+        """Whether conversations are formatted by a template; without one their contents are encoded as they are."""
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
@@ -86,10 +77,10 @@ class HuggingFaceTokenizer:
         return list(self._tokenizer.encode(text))
 
     def encode_chat(self, turns: Conversation) -> list[int]:
-        """Token ids under the chat template, generation prompt included.
+        """Token ids under the chat template, generation prompt included; without one, those of the contents.
 
-        Without a template, those of the contents, an empty line between them. Raises `ConfigError` when the template
-        refuses the conversation (some want the roles to alternate), fails, or takes longer than `TEMPLATE_SECONDS`.
+        The contents are then separated by empty lines. Raises `ConfigError` when the template refuses the conversation
+        (some want the roles to alternate), fails, or takes longer than `TEMPLATE_SECONDS`.
         """
         if not self.has_chat_template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
@@ -119,8 +110,8 @@ class HuggingFaceTokenizer:
 def _stopped_in_time(render: Callable[[], str]) -> str:
     """Call `render`, which runs a chat template. Raises `TimeoutError` after `TEMPLATE_SECONDS` of processor time.
 
-    A template is compiled to Python functions, whose lines Python traces for us: that works in any thread. One long
-    operation, like a huge power, is not interrupted.
+    A template is compiled to Python functions, whose lines are traced, which works in any thread. One long operation,
+    like a huge power, is not interrupted.
     """
     end = time.thread_time() + TEMPLATE_SECONDS
 
@@ -164,7 +155,7 @@ class IncrementalDecoder:
         return piece
 
     def flush(self) -> str:
-        """What is still held: an incomplete character, as its replacement character."""
+        """The text still held: an incomplete character, as its replacement character."""
         text = self._tokenizer.decode(self._window)
         piece = text[self._num_given :]
         self._num_read, self._num_given = len(self._window), len(text)
@@ -172,7 +163,7 @@ class IncrementalDecoder:
 
 
 def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
-    """The tokenizer of a checkpoint (a folder or hub name). Raises `ConfigError` if none there fits the model."""
+    """The tokenizer of a checkpoint (a folder or hub name). Raises `ConfigError` if it has none that fits the model."""
     from transformers import AutoTokenizer, GenerationConfig
 
     config = load_config(path).get_text_config(decoder=True)
@@ -210,7 +201,7 @@ def _as_ids(value: int | list[int] | None) -> frozenset[int]:
 
 
 def _fingerprint(tokenizer: Any) -> str:
-    """Sha256 over what maps text to ids: not over templates, padding or how the files are laid out."""
+    """Sha256 over all that maps text to ids; templates, padding and the layout of files do not change it."""
     content: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab())}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:

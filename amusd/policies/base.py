@@ -1,69 +1,72 @@
 """The seam between the target worker and a schedule.
 
-A policy is a pure function of what the session shows and of measured times. It never sees a token, so whether a
-candidate is verified can never depend on its own value (an independence condition of exact sampling).
+A policy is a pure function of session state and measured times. It never sees a token, so whether a candidate is
+verified cannot depend on its own value (an independence condition of exact sampling).
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """What a policy may look at. Times in seconds."""
+    """All that a policy may look at. Times in seconds; estimates are running ones, of the latest passes."""
 
     num_candidates: int
     """Candidates ready for verification."""
     max_candidates: int
-    """How many the next pass can take."""
+    """Candidates that the next pass can take."""
     may_get_more: bool
-    """The draft has not said that it is done with the present committed prefix."""
+    """Whether a further candidate may come: the draft has not said that it is done with this committed prefix."""
     draft_restarting: bool
-    """The draft starts anew behind the committed prefix (its chain was contradicted, or had ended)."""
+    """Whether the draft starts anew behind the committed prefix: its chain was contradicted, or had ended."""
     waited_seconds: float
-    """Since the last pass ended."""
+    """Time since the last pass ended."""
     pass_seconds: float
-    """Running estimate of one target pass; 0 before the first."""
+    """Estimate of one target pass; 0 before the first."""
     chances: tuple[float, ...] = ()
-    """Of each candidate at hand: estimate that it and those before it are accepted."""
+    """Estimate, for each candidate at hand, that it and those before it are accepted."""
     acceptance: float = 0.5
-    """Running estimate for one candidate behind the right prefix."""
+    """Estimate of the acceptance rate of candidates behind the right prefix."""
     tokens_per_second: float = 0.0
-    """Running estimate of what is committed; 0 before the first pass."""
+    """Estimate of the committed tokens per second while drafting; 0 before the first pass."""
     candidate_seconds: float = 0.0
-    """Running estimate of the wait for a candidate; 0 before the first one."""
+    """Estimate of the wait for one more candidate; 0 before the first wait."""
     longest_wait: float = math.inf
-    """After so long a candidate is not to be expected any more; infinite before the first one."""
+    """The time after which a candidate is not expected any more; infinite before the first wait."""
     draft_is_mute: bool = False
-    """No candidate has come since it was waited for in vain, or since it joined amid the answer."""
-    rejection_loss: float = 0.0
-    """Running estimate, in tokens, of what a rejection costs beyond the candidate itself."""
+    """Whether no candidate has come since a wait in vain, or since the draft joined amid the answer."""
     lead_gain: float = 0.0
-    """Running estimate, in tokens, of what one more candidate at its beginning would bring a pass."""
+    """Estimate of what a pass would gain by one more candidate at its beginning, in tokens."""
     row_seconds: float = 0.0
-    """Running estimate of what one more candidate adds to a pass."""
+    """Estimate of the time that one more candidate adds to a pass."""
     drafting_pays: bool = True
-    """Decoding alone has not been found to be quicker."""
+    """Whether to draft at all: decoding alone has not been found to be faster."""
     plain_tokens_per_second: float = 0.0
-    """What decoding alone was found to commit; before it was tried, what it may commit at most."""
+    """Committed tokens per second of decoding alone; before it was tried, the most that it may commit."""
 
     @property
     def path_chance(self) -> float:
-        """Estimate that all candidates at hand are accepted; 1 where there are none."""
+        """Estimate that all candidates at hand are accepted; 1 if there are none."""
         return self.chances[-1] if self.chances else 1.0
+
+    def lacks(self, num_candidates: int) -> bool:
+        """Whether fewer are at hand, one more may come, and the next pass has room for it."""
+        return self.may_get_more and self.num_candidates < min(num_candidates, self.max_candidates)
 
     @property
     def can_grow(self) -> bool:
-        """The next pass has room for one more candidate, and one may come."""
-        return self.may_get_more and self.num_candidates < self.max_candidates
+        """Whether one more candidate may come and the next pass has room for it."""
+        return self.lacks(self.max_candidates)
 
     @property
     def gain(self) -> float:
-        """Estimate, in tokens, of what one more candidate brings; behind a rejected one less is prepared."""
-        return self.path_chance * (self.acceptance - (1 - self.acceptance) * self.rejection_loss)
+        """Estimate of the tokens that one more candidate brings: one if it and all before it are accepted."""
+        return self.path_chance * self.acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,58 +75,45 @@ class Verify:
 
     num_candidates: int
     reason: str = field(default="", compare=False)
-    """For the timeline, where it is not always the same."""
+    """For the timeline; empty if the policy has only one."""
     min_chance: float = 0.0
-    """Candidates beside the likeliest path that are less likely than this are not worth their row."""
+    """A candidate beside the likeliest path that is less likely than this is left out."""
     tells_draft: bool = True
-    """The draft hears what the pass commits. Else it comes to rest; the next verdict that it gets tells all."""
+    """Whether the draft hears what the pass commits. If not, it comes to rest; its next verdict tells it all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again when something arrives, or after this long."""
+    """Decide again when a message arrives, or after `seconds`."""
 
     seconds: float
     reason: str = field(default="", compare=False)
-    """Likewise."""
+    """As in `Verify`."""
 
 
 Decision: TypeAlias = Verify | Wait
 
 
 def because(decision: Decision) -> dict[str, str]:
-    """Its reason, as a field of an event; nothing where it gives none."""
+    """Return the decision's reason as a field of an event; empty if it has none."""
     return {"reason": decision.reason} if decision.reason else {}
 
 
-class Policy(Protocol):
-    """When the target verifies, and what the draft is told about running ahead."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy(ABC):
+    """Decides when the target verifies, and tells the draft how far and how wide to run ahead."""
 
-    @property
-    def max_lookahead(self) -> int:
-        """How many tokens the draft may be ahead of the committed prefix it knows."""
-        ...
+    max_lookahead: int = 1
+    """Tokens that the draft may be ahead of the committed prefix it knows."""
+    tokens_per_message: int = 1
+    """Candidates that the draft collects before it sends them."""
+    fan_out: int = 1
+    """The most candidates that a draft step makes behind a token; 1: the draft keeps to one chain."""
+    rows_per_step: int = 1
+    """The most nodes of a tree that one draft step computes."""
+    breadth: int = 1
+    """The most candidates of one position that a pass verifies, if it can verify several; 1: one path."""
 
-    @property
-    def tokens_per_message(self) -> int:
-        """Candidates are sent once this many are ready."""
-        ...
-
-    @property
-    def fan_out(self) -> int:
-        """Candidates that a draft step makes behind a token at most; 1: the draft keeps to one chain."""
-        ...
-
-    @property
-    def rows_per_step(self) -> int:
-        """Nodes of a tree that one draft step computes at most."""
-        ...
-
-    @property
-    def breadth(self) -> int:
-        """Candidates of one position that a pass verifies at most, where it can verify several; 1: one path."""
-        ...
-
+    @abstractmethod
     def decide(self, view: TargetView) -> Decision:
-        """What the target does next."""
-        ...
+        """Decide what the target does next."""

@@ -1,16 +1,15 @@
-"""What a policy knows of the pair at work: running estimates, from outcomes that are decided and times that are past.
+"""Running estimates of the pair at work, from outcomes that are decided and times that are past.
 
-acceptance          of a candidate behind the right prefix: accepted / tested, where the first rejected candidate of
-a pass was tested and those behind it were not
-tokens_per_second   committed, waits included
-candidate_seconds   waited for a candidate: all time that was waited, by the candidates that it brought; the first one
-behind a verdict that nobody foresaw takes longer than one more behind those at hand
-rejection_loss      after a rejection the draft has to start anew more often than after full acceptance; the tokens that
-the wait for its first candidate costs then
-lead_gain           what one more candidate at hand would have brought the last passes; nothing to those that were full,
-or for which none could come
-chances             of each candidate at hand, with those before it: the draft's own estimate, corrected by how often
-its first candidate is accepted against what it says; where it says nothing, by the acceptance alone
+acceptance          acceptance rate of candidates behind the right prefix: accepted / tested. The first rejected
+                    candidate of a pass was tested, those behind it were not
+tokens_per_second   committed tokens per second, waits included
+candidate_seconds   wait for one more candidate: all time waited, divided by the candidates that it brought. The first
+                    one behind a verdict that was not foreseen takes longer than one more behind those at hand
+lead_gain           tokens that one more candidate at its beginning would have brought a recent pass; 0 for passes that
+                    were full, or for which none could come
+chances             probability, for each candidate at hand, that it and those before it are accepted: the draft's own
+                    estimate, corrected by how often its first candidate is accepted compared with it; a power of the
+                    acceptance if the draft gives none
 """
 
 from __future__ import annotations
@@ -20,26 +19,43 @@ import operator
 from collections.abc import Sequence
 from itertools import accumulate
 
-from amusd.policies.token_rate import TokenRate
-
 HALF_LIFE = 64
 """Tested candidates after which an outcome counts half."""
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.5, 4.0
-"""What is assumed before anything is known, and how many tested candidates that is worth."""
+"""The acceptance assumed at first, and the number of tested candidates that this assumption is worth."""
 MEMORY = 0.9
-"""Weight of the past in the running estimates of time."""
+"""Weight of the past in the running estimates of time, for each pass or wait."""
 FORGETTING = 0.98
-"""Weight of past waits after each pass, so that waiting is tried again where it has been in vain."""
+"""Weight of past waits after each pass, so that waiting is tried again where it was in vain."""
 LEAST_WAIT = 0.05
-"""Of a candidate: how many the shortest wait so far always counts for."""
+"""Weight of the shortest wait so far, in candidates."""
 LONGEST_WAIT = 3.0
-"""Times the usual: how long a wait lasts, and counts, at most. One stall of the machine must not end all waiting, and
-a draft that has become slow is noticed all the same, by and by. Usual is the mean weighted by length, in which waits
-that take no time, for the others of several candidates that come at once, do not count."""
+"""The longest that a wait lasts, and counts, as a multiple of the usual wait: one stall of the machine must not end all
+waiting, and a draft that has become slow is noticed by and by. The usual wait is the mean weighted by length, in which
+waits of no length, for further candidates of several that come at once, do not count."""
+
+
+class TokenRate:
+    """Tokens per second, the past weighing less."""
+
+    def __init__(self, memory: float) -> None:
+        """`memory`: weight of the past, for each pass."""
+        self._memory = memory
+        self._num_tokens = self._seconds = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """0 before the first pass."""
+        return self._num_tokens / self._seconds if self._seconds else 0.0
+
+    def passed(self, num_tokens: int, seconds: float) -> None:
+        """Take in a pass that committed `num_tokens` in `seconds`."""
+        self._num_tokens = self._memory * self._num_tokens + num_tokens
+        self._seconds = self._memory * self._seconds + seconds
 
 
 class _Waits:
-    """Time waited for candidates of one kind."""
+    """Waits for candidates of one kind: the first of a pass, or one more."""
 
     def __init__(self) -> None:
         self._seconds = self._squares = self._num_candidates = 0.0
@@ -47,18 +63,18 @@ class _Waits:
 
     @property
     def seconds(self) -> float:
-        """For a candidate; 0 before anything was waited for."""
+        """Seconds for each candidate; 0 before the first wait."""
         if self._shortest is None:
             return self._seconds
         return (self._seconds + LEAST_WAIT * self._shortest) / (self._num_candidates + LEAST_WAIT)
 
     @property
     def longest(self) -> float:
-        """As which a longer one counts; infinite before anything was waited for."""
+        """The most seconds that a wait counts for; infinite before the first one."""
         return LONGEST_WAIT * self._squares / self._seconds if self._seconds else math.inf
 
     def waited(self, seconds: float, *, came: bool) -> None:
-        """So long, and a candidate came or not."""
+        """Take in a wait, which brought a candidate or not."""
         seconds = min(seconds, self.longest)
         self._seconds = MEMORY * self._seconds + seconds
         self._squares = MEMORY * self._squares + seconds**2
@@ -67,14 +83,14 @@ class _Waits:
             self._shortest = seconds if self._shortest is None else min(self._shortest, seconds)
 
     def passed(self) -> None:
-        """A pass is over."""
+        """Forget a little, as a pass is over."""
         self._seconds *= FORGETTING
         self._squares *= FORGETTING
         self._num_candidates *= FORGETTING
 
 
 class Estimates:
-    """Of one drafter under one kind of policy; kept from one answer to the next."""
+    """The estimates of one drafter under one kind of policy; kept from one answer to the next."""
 
     def __init__(self) -> None:
         self._num_accepted = PRIOR_ACCEPTANCE * PRIOR_WEIGHT
@@ -83,7 +99,6 @@ class Estimates:
         self._waits_for_first = _Waits()
         self._waits_for_more = _Waits()
         self._lead_gain = 0.0
-        self._foreseen = {True: 0.5, False: 0.5}
         self._num_first = self._said_first = PRIOR_WEIGHT
 
     @property
@@ -97,18 +112,12 @@ class Estimates:
         return self._rate.tokens_per_second
 
     def candidate_seconds(self, num_candidates: int) -> float:
-        """Where so many are at hand; 0 before anything was waited for."""
+        """Return the wait for one more than `num_candidates`; 0 before the first wait."""
         return self._waits(num_candidates).seconds
 
     def longest_wait(self, num_candidates: int) -> float:
-        """Where so many are at hand: seconds after which a candidate is not to be expected any more."""
+        """Return the seconds after which one more than `num_candidates` is not expected any more."""
         return self._waits(num_candidates).longest
-
-    @property
-    def rejection_loss(self) -> float:
-        """In tokens."""
-        less_often = max(0.0, self._foreseen[True] - self._foreseen[False])
-        return less_often * self.tokens_per_second * self._waits_for_first.seconds
 
     @property
     def lead_gain(self) -> float:
@@ -116,22 +125,18 @@ class Estimates:
         return self._lead_gain
 
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
-        """`weights`: what the draft says of each candidate at hand, or nothing."""
+        """Return the chance of each candidate at hand. `weights`: the draft's own estimates, or nothing."""
         if not weights:
             return tuple(self.acceptance**number for number in range(1, num_candidates + 1))
         correction = min(1.0, self._num_first / self._said_first)
         return tuple(accumulate((correction * weight for weight in weights), operator.mul))
 
-    def passed(
-        self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, foreseen: bool, gain: float = 0.0
-    ) -> None:
-        """A pass is over; `seconds` since the one before it was.
+    def passed(self, *, num_judged: int, num_accepted: int, num_tokens: int, seconds: float, gain: float = 0.0) -> None:
+        """Take in a pass that ended `seconds` after the one before it.
 
-        `foreseen`: the draft need not start anew. `gain`: tokens that one more candidate was expected to bring.
+        `gain`: tokens that one more candidate was expected to bring.
         """
         self._lead_gain = MEMORY * self._lead_gain + (1 - MEMORY) * gain
-        all_accepted = num_accepted == num_judged
-        self._foreseen[all_accepted] = MEMORY * self._foreseen[all_accepted] + (1 - MEMORY) * foreseen
         self._waits_for_first.passed()
         self._waits_for_more.passed()
         num_tested = num_accepted + (num_accepted < num_judged)
@@ -141,13 +146,13 @@ class Estimates:
         self._rate.passed(num_tokens, seconds)
 
     def judged_first(self, weight: float, *, accepted: bool) -> None:
-        """The first candidate of a pass was judged, of which the draft had said `weight`."""
+        """Take in how the first candidate of a pass was judged, whose probability the draft had put at `weight`."""
         kept = 0.5 ** (1 / HALF_LIFE)
         self._num_first = kept * self._num_first + accepted
         self._said_first = kept * self._said_first + weight
 
     def waited(self, num_candidates: int, seconds: float, *, came: bool) -> None:
-        """With so many at hand; one more came or none."""
+        """Take in a wait with `num_candidates` at hand, which brought one more or none."""
         self._waits(num_candidates).waited(seconds, came=came)
 
     def _waits(self, num_candidates: int) -> _Waits:

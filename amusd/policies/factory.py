@@ -1,23 +1,30 @@
-"""From the configuration of a request to its policy."""
+"""The policy that the configuration of a request names."""
 
 from __future__ import annotations
 
 from amusd.config import DecodingConfig
 from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
-from amusd.policies.branching import BranchingPolicy
-from amusd.policies.chain import ChainPolicy
-from amusd.policies.lockstep import AutoregressivePolicy, SynchronousPolicy
-from amusd.policies.windowed import WindowedPolicy
+from amusd.policies.fixed import (
+    AutoregressivePolicy,
+    BranchingPolicy,
+    ChainPolicy,
+    SynchronousPolicy,
+    WindowedPolicy,
+)
 from amusd.types import Mode
 
 
 def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy:
-    """The policy that `decoding` names; `auto` prepares for several verdicts where the draft and the rule can."""
+    """Make the policy that `decoding` names. `can_branch`: draft and acceptance rule allow trees."""
     if decoding.mode is Mode.AUTOREGRESSIVE:
         return AutoregressivePolicy()
     if decoding.mode is Mode.SYNCHRONOUS:
-        return SynchronousPolicy(decoding.num_speculative_tokens, decoding.draft_timeout_seconds)
+        return SynchronousPolicy(
+            max_lookahead=decoding.num_speculative_tokens,
+            tokens_per_message=decoding.num_speculative_tokens,
+            timeout_seconds=decoding.draft_timeout_seconds,
+        )
     if decoding.policy == "auto":
         return AutoPolicy(
             max_lookahead=decoding.max_lookahead,
@@ -36,7 +43,11 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
             breadth=decoding.verify_breadth,
         )
     if decoding.policy == "windowed":
-        return WindowedPolicy(decoding.num_speculative_tokens, decoding.draft_timeout_seconds)
+        return WindowedPolicy(
+            max_lookahead=2 * decoding.num_speculative_tokens,
+            tokens_per_message=decoding.num_speculative_tokens,
+            timeout_seconds=decoding.draft_timeout_seconds,
+        )
     return ChainPolicy(
         max_lookahead=decoding.max_lookahead,
         tokens_per_message=decoding.tokens_per_message,
@@ -46,5 +57,5 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
 
 
 def policy_name(decoding: DecodingConfig) -> str | None:
-    """What results call the policy: None outside asynchronous mode."""
+    """Return the name of the policy in results; None outside asynchronous mode."""
     return decoding.policy if decoding.mode is Mode.ASYNCHRONOUS else None

@@ -1,6 +1,6 @@
-"""What a target has seen of the pair at work, as the view that its policy decides on.
+"""What a target has seen of the pair at work, and the view of it that its policy decides on.
 
-The real target and the simulated one keep one each: a policy cannot tell them apart.
+The real target and the simulated one have one each, so a policy cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -8,48 +8,48 @@ from __future__ import annotations
 import math
 
 from amusd.policies.base import TargetView
-from amusd.policies.estimates import Estimates
-from amusd.policies.payoff import Payoff
+from amusd.policies.drafting_switch import DraftingSwitch
+from amusd.policies.estimates import MEMORY, Estimates
 from amusd.policies.row_cost import RowCost
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import PassOutcome
 
-PASS_TIME_MEMORY = 0.8
-"""Weight of the past in the running estimate of a pass."""
 NEARLY = 0.9
-"""So much of the longest wait was in vain: clocks and wake-ups are not exact."""
+"""The part of the longest wait after which a wait counts as in vain: clocks and wake-ups are not exact."""
 OUTLIER = 10.0
-"""So many times that estimate, and a pass was held up by something else than its rows."""
+"""A pass this many times as long as usual was held up by something else than its rows."""
 
 
 class Observer:
-    """Of one target, over all its answers. Times in nanoseconds of one clock."""
+    """Watches one target over all its answers. Times in nanoseconds of one clock."""
 
     def __init__(self) -> None:
         self._pass_seconds = 0.0
         self._row_cost, self._num_sequences = RowCost(), 1
-        self._estimates, self._payoff = Estimates(), Payoff()
-        self._of_drafters: dict[tuple[str | None, bool], tuple[Estimates, Payoff]] = {}
+        self._estimates, self._switch = Estimates(), DraftingSwitch()
+        self._of_drafters: dict[tuple[str | None, bool], tuple[Estimates, DraftingSwitch]] = {}
         self._last_end_ns: int | None = None
         self._first_weight: float | None = None
         self._gain = 0.0
-        self._draft_knows = True  # what is committed
-        self._mute_at: int | None = None  # candidates at hand with which one more is not waited for
+        self._draft_knows = True
+        """Whether the draft was told what is committed."""
+        self._mute_at: int | None = None
+        """Candidates at hand when the draft fell silent: no further one is waited for before one has come."""
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
-        """An answer begins. What drafters do, and one with and without trees, is kept apart."""
+        """Begin an answer. Each drafter, with and without trees, has estimates of its own."""
         key = drafter, has_tree
-        self._estimates, self._payoff = self._of_drafters.setdefault(key, (Estimates(), Payoff()))
+        self._estimates, self._switch = self._of_drafters.setdefault(key, (Estimates(), DraftingSwitch()))
         self._last_end_ns = None
         self._draft_knows = True
         self._mute_at = None
 
     def draft_joined(self) -> None:
-        """Amid the answer, all of which it takes in first: it is not waited for before it has brought something."""
+        """Wait for nothing before the draft, which joined amid the answer and has to take it in, brings something."""
         self._mute_at = 0
 
     def view(self, session: TargetSession, *, max_candidates: int, waited_ns: int) -> TargetView:
-        """`max_candidates`: what the next pass can take; `waited_ns`: since it could have begun."""
+        """Return what the policy may look at. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
         weights, num_candidates = session.weights, session.num_candidates
         self._first_weight = next(iter(weights), None)
         if self._mute_at is not None and num_candidates > self._mute_at:
@@ -67,17 +67,16 @@ class Observer:
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
             longest_wait=self._estimates.longest_wait(num_candidates),
             draft_is_mute=self._mute_at is not None,
-            rejection_loss=self._estimates.rejection_loss,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
-            drafting_pays=self._payoff.drafting_pays,
-            plain_tokens_per_second=self._payoff.plain_tokens_per_second,
+            drafting_pays=self._switch.drafting_pays,
+            plain_tokens_per_second=self._switch.plain_tokens_per_second,
         )
-        self._gain = max(0.0, view.gain) if view.can_grow else 0.0
+        self._gain = view.gain if view.can_grow else 0.0
         return view
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
-        """For a message, with so many candidates at hand before and after it."""
+        """Take in a wait for a message, with the number of candidates at hand before and after it."""
         came, seconds = num_after > num_before, ns / 1e9
         longest = min(self._estimates.longest_wait(num_before), self._pass_seconds or math.inf)
         if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
@@ -90,26 +89,24 @@ class Observer:
         end_ns: int,
         outcome: PassOutcome,
         *,
-        foreseen: bool,
         rests: bool = False,
         is_alone: bool = False,
         num_rows: int | None = None,
         num_sequences: int = 1,
     ) -> None:
-        """The pass on which the last view was decided is over.
+        """Take in the pass that the last view was decided for.
 
-        `foreseen`: the draft does not start anew behind it. `rests`: it is not told of it, so that what it could have
-        brought is not known, and nothing can come from it before the next pass. `is_alone`: there is none to be heard,
-        which says nothing of what drafting brings. `num_rows`: of all `num_sequences` in the pass, where there are
-        several: each row costs all of them its time, so that its price is the time of as many.
+        `rests`: the draft is not told of it, so it cannot bring anything before the next pass. `is_alone`: no draft can
+        be heard, so the pass says nothing of what drafting brings. `num_rows`: the rows of all `num_sequences` in the
+        pass. A row delays all sequences, so its cost is its time once for each.
         """
         self._draft_knows = not rests
         if self._mute_at is not None:
             self._mute_at = 0
         pass_seconds = (end_ns - start_ns) / 1e9
-        memory = PASS_TIME_MEMORY if self._pass_seconds else 0.0
-        is_outlier = bool(memory) and pass_seconds > OUTLIER * self._pass_seconds
-        self._pass_seconds = memory * self._pass_seconds + (1 - memory) * pass_seconds
+        usual_seconds = self._pass_seconds or pass_seconds
+        is_outlier = pass_seconds > OUTLIER * usual_seconds
+        self._pass_seconds = MEMORY * usual_seconds + (1 - MEMORY) * pass_seconds
         own_rows = 1 + outcome.num_candidates + outcome.num_alternatives
         if not is_outlier:
             self._row_cost.passed(own_rows if num_rows is None else num_rows, end_ns - start_ns)
@@ -124,8 +121,7 @@ class Observer:
                 num_accepted=outcome.num_accepted,
                 num_tokens=outcome.num_tokens,
                 seconds=seconds,
-                foreseen=foreseen,
                 gain=0.0 if is_alone else self._gain,
             )
         if not is_alone:
-            self._payoff.passed(num_tokens=outcome.num_tokens, seconds=seconds, pass_seconds=pass_seconds, rests=rests)
+            self._switch.passed(num_tokens=outcome.num_tokens, seconds=seconds, pass_seconds=pass_seconds, rests=rests)

@@ -1,8 +1,8 @@
-"""What a further row adds to a pass of a model, found from passes themselves.
+"""The time that a further row adds to a pass of a model, found from passes themselves.
 
-Rows of one pass share its fixed cost (weights are read once), so the first ones are nearly free; how nearly is a
-matter of model and machine. A straight line through recent passes tells it: time over rows. A draft's steps have one,
-and a target's passes another.
+Rows of one pass share its fixed cost (weights are read once), so the first ones are nearly free; how nearly depends on
+model and machine. It is the slope of a straight line through recent passes: time over rows. The steps of a draft have
+one line, the passes of a target another.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ from __future__ import annotations
 MEMORY = 0.98
 """Weight of the past, for each pass."""
 DRAFT_ROW_SHARE = 0.06
-"""Of a draft step with one row, before steps of different sizes were seen."""
+"""The cost of a further row as a share of a draft step with one row, before steps of different sizes were seen."""
 FORGETTING = 0.99
 """Weight of the price of a row after each pass that says nothing of it."""
 MIN_VARIATION = 8.0
-"""Weighted sum of squared deviations of the number of rows that a line is fitted to."""
+"""The least weighted sum of squared deviations of the number of rows that a line is fitted to."""
 
 
 class RowCost:
-    """A line through recent passes, those of the past weighing less."""
+    """A line through recent passes, the past weighing less."""
 
     def __init__(self, prior_row_share: float = 0.0) -> None:
-        """`prior_row_share`: what a further row is taken to add until passes of different sizes were seen."""
+        """`prior_row_share`: the share assumed until passes of different sizes were seen."""
         self._num = self._rows = self._ns = self._rows_squared = self._rows_ns = 0.0
         self._row_share = prior_row_share
         self._row_ns = 0.0
 
     @property
     def row_share(self) -> float:
-        """Of a pass with one row, in [0, 1]."""
+        """The time of a further row as a share of a pass with one row, in [0, 1]."""
         return self._row_share
 
     def share_for_each_of(self, num_sequences: int) -> float:
-        """The same of one more row for each of so many sequences, of a pass with one row for each."""
+        """Return the share that one more row for each sequence adds to a pass with one row for each."""
         return self._row_share * num_sequences / (1 + self._row_share * (num_sequences - 1))
 
     @property
     def row_ns(self) -> float:
-        """Nanoseconds; 0 before passes of different sizes were seen."""
+        """The time of a further row in nanoseconds; 0 before passes of different sizes were seen."""
         return self._row_ns
 
     def passed(self, num_rows: int, ns: int) -> None:
-        """A pass over `num_rows` took this long."""
+        """Take in a pass over `num_rows` that took `ns`."""
         self._num = MEMORY * self._num + 1
         self._rows = MEMORY * self._rows + num_rows
         self._ns = MEMORY * self._ns + ns

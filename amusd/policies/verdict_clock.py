@@ -1,9 +1,9 @@
-"""When the next verdict is due: what a draft that prepares for it should know before it starts another step.
+"""When the next verdict is due, and whether the draft should wait for it instead of starting another step.
 
-A step that is under way when a verdict arrives is not lost if the verdict was foreseen: it is a part of what comes
-next. If it was not, the step is for nothing and delays what the target waits for. So a draft whose next step would run
-into the verdict waits for it, unless what the step gains in the one case outweighs what it loses in the other. Only
-speed depends on this: under matching, when something was drafted has no say in the answer.
+A step that is under way when a verdict arrives is useful if the verdict was foreseen: it is a part of what comes next.
+If it was not, the step is for nothing and delays the candidates that the target waits for. So a draft whose next step
+would run into the verdict waits for it, unless the expected gain of the step is greater than its expected loss. Only
+speed depends on this: under matching, the time of drafting does not change the answer.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 MEMORY = 0.8
 """Weight of the past in the running estimates."""
 OUTCOME_MEMORY = 0.95
-"""The same for how often a verdict was foreseen."""
+"""Weight of the past in the share of verdicts that were foreseen."""
 DEVIATIONS = 2.0
-"""How long beyond its time a verdict is waited for, in mean deviations."""
+"""How long a verdict that is late is waited for, in mean deviations."""
 
 
 class VerdictClock:
-    """Running estimates of a pass and of a step. All times in nanoseconds of one clock."""
+    """Estimates when passes and steps end. All times in nanoseconds of one clock."""
 
     def __init__(self) -> None:
         self._pass_start_ns: int | None = None
@@ -27,7 +27,7 @@ class VerdictClock:
         self._foreseen = 0.5
 
     def heard(self, now_ns: int, *, goes_on: bool) -> None:
-        """A verdict came. `goes_on`: it was foreseen, the target has candidates and starts its next pass at once."""
+        """Take in a verdict. `goes_on`: it was foreseen; the target has candidates and starts its next pass at once."""
         self._foreseen = OUTCOME_MEMORY * self._foreseen + (1 - OUTCOME_MEMORY) * goes_on
         if self._pass_start_ns is not None:
             pass_ns = now_ns - self._pass_start_ns
@@ -40,16 +40,16 @@ class VerdictClock:
         self._pass_start_ns = now_ns if goes_on else None
 
     def sent(self, now_ns: int) -> None:
-        """Candidates went out: a target that waited for some starts its pass."""
+        """Take in that candidates were sent: a target that waited for some starts its pass."""
         if self._pass_start_ns is None:
             self._pass_start_ns = now_ns
 
     def stepped(self, duration_ns: int) -> None:
-        """A step took this long."""
+        """Take in a step that took `duration_ns`."""
         self._step_ns = MEMORY * self._step_ns + (1 - MEMORY) * duration_ns if self._step_ns else float(duration_ns)
 
     def patience_ns(self, now_ns: int) -> int:
-        """How long to wait for the verdict instead of starting a step; 0: a step fits, or nothing is known."""
+        """Return how long to wait for the verdict instead of starting a step; 0: a step fits, or nothing is known."""
         if self._pass_start_ns is None or self._pass_ns is None:
             return 0
         due_ns = self._pass_start_ns + self._pass_ns

@@ -33,8 +33,7 @@ from typing import Any
 from amusd.errors import InvariantError, PeerProtocolError
 from amusd.protocol.committed_prefix import CommittedPrefix
 from amusd.protocol.messages import CERTAINTY, Candidate, Verdict
-from amusd.protocol.tracks import Tracks
-from amusd.protocol.verification import Block, PassOutcome
+from amusd.protocol.verification import Block, PassOutcome, Tracks
 
 MAX_NODES = 4096
 """Candidates in one tree at most: far more than a draft can compute in a few passes."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from amusd.config import EngineConfig
 from amusd.runtime.gpus import Gpu
 from amusd.runtime.placement import drafts_with_model, gpu_number, sharing
-from amusd.runtime.seats import in_role
+from amusd.runtime.rank_layout import in_role
 from amusd.types import Role
 
 FASTER = 1.1

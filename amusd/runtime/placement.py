@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from amusd.config import EngineConfig
-from amusd.runtime.seats import in_role, num_ranks_of
+from amusd.runtime.rank_layout import in_role, num_ranks_of
 from amusd.types import Role
 
 

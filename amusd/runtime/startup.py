@@ -16,22 +16,21 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import ConfigError, PeerLostError
 from amusd.models.cached_model import CachedModel
-from amusd.models.explanation import explain_drafter, explain_target
+from amusd.models.embedded_target import Report
 from amusd.models.language_model import LanguageModel
-from amusd.models.loading import load_draft_model, load_target
-from amusd.models.orders import follow
+from amusd.models.loading import explain_drafter, explain_target, load_draft_model, load_target
 from amusd.models.process_group import backend_for
+from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
-from amusd.models.zoo import Report
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
 from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.seats import Seat, in_role, num_ranks_of
+from amusd.runtime.rank_layout import RoleRank, in_role, num_ranks_of
 from amusd.runtime.succession import FIRST_INCARNATION, LOOK_SECONDS, DraftSource, Succession
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder
@@ -169,26 +168,26 @@ def _await_followers(leader: Leader, config: EngineConfig) -> None:
     leader.await_followers(device, config.startup_timeout_seconds)
 
 
-def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> None:
-    """Another rank of a role than the first, which is at `address`: load its part and do what that one orders.
+def run_follower(command: str, config: RunConfig, own: RoleRank, address: str) -> None:
+    """Another rank of a role than the first, which is at `address`: load its part and compute what that one commands.
 
     Returns when the leader ends, or another rank is lost. Whatever else goes wrong is reported to the leader, and
     raised.
     """
     engine = config.engine_for(command)
-    devices = in_role(devices_of(engine), engine, seat.role)
+    devices = in_role(devices_of(engine), engine, own.role)
     try:
-        follower = Follower(address, seat.role, seat.rank, len(devices), backend_for(devices))
+        follower = Follower(address, own.role, own.rank, len(devices), backend_for(devices))
     except PeerLostError:
         return  # it has ended, and has said why
     try:
-        device = claim_device(engine, seat.role, seat.rank)
-        if seat.role is Role.TARGET:
+        device = claim_device(engine, own.role, own.rank)
+        if own.role is Role.TARGET:
             model, _ = load_target(engine, device, ranks=follower)
         else:
             model, _ = load_draft_model(engine.drafters[0], engine, device, ranks=follower)
         follower.ready(device, engine.startup_timeout_seconds)
-        follow(model, follower.orders())
+        follow(model, follower.commands())
     except PeerLostError as error:
         follower.close(error)  # the leader says so
     except BaseException as error:

@@ -139,7 +139,6 @@ class TargetSequence:
             start_ns,
             end_ns,
             outcome,
-            foreseen=not self.session.draft_restarting,
             rests=not self.decision.tells_draft,
             is_alone=not may_hear,
         )

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from amusd.config import Distribution
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import DigestRequest, KVCache, LanguageModel, PathModel
+from amusd.models.language_model import DigestRequest, KVCache, LanguageModel
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import Acceptance, accept_along, accept_equal
@@ -60,7 +60,7 @@ class Verifier:
 
     def begin(self, session: TargetSession, num_candidates: int, breadth: int, min_chance: float = 0.0) -> Block:
         """The next block; with alternatives, up to `breadth` candidates of a position, where the pass has room."""
-        if breadth > 1 and isinstance(self._model, PathModel):
+        if breadth > 1:
             num_tracks = min(breadth, self._model.num_tracks(session.committed_length - 1))
             max_rows = self._model.width
             return session.begin(num_candidates, num_tracks=num_tracks, max_rows=max_rows, min_chance=min_chance)
@@ -115,15 +115,14 @@ class Verifier:
 
     def _judge_paths(self, block: Block, cache: KVCache) -> tuple[Acceptance, int]:
         """A pass over several paths; the cache keeps the accepted one."""
-        assert isinstance(self._model, PathModel)
         if self._sampler is None:
-            choices = self._model.choose_paths(block.token_ids, block.parents, cache)  # [1 + candidates]
+            choices = self._model.choose(block.token_ids, cache, block.parents)  # [1 + candidates]
             acceptance, rows = accept_along(choices.__getitem__, block.next_row, len(choices))
         else:
             wanted = None
             if (digest := self._sampler.digest) is not None:
                 wanted = DigestRequest(digest, self._sampler.path_inputs(block))
-            output = self._model.forward_paths(block.token_ids, block.parents, cache, wanted)
+            output = self._model.forward(block.token_ids, cache, wanted, block.parents)
             acceptance, rows = self._sampler.accept_paths(output.logits, block, output.digests)
         self._model.keep(rows, cache)
         return acceptance, time.monotonic_ns()

@@ -9,14 +9,15 @@ from typing import Any
 
 from amusd.config import RunConfig
 from amusd.console import Console, percent, table
-from amusd.simulate.inputs import drawn, same_in_both
+from amusd.simulate.inputs import drawn
 from amusd.simulate.schedules import Bench, best_of, waiting_policies
 from amusd.simulation.closed_forms import upper_bound
+from amusd.simulation.cost import Shared
 from amusd.simulation.simulator import Simulator
 
 
 def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
-    """Each acceptance with each ratio of speeds: the tuned schedules, which of them wins, by how much, and `auto`."""
+    """Return a cell for each acceptance and ratio of speeds: the tuned schedules, which wins, its lead, and `auto`."""
     settings = config.simulate
     cells = list(product(settings.grid_accepts, settings.grid_ratios))
     report = console.steps(len(cells))
@@ -32,7 +33,7 @@ def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) 
     draft_ms = costs.passes[min(costs.passes)].alone.mean_ms / ratio
     costs = replace(
         costs,
-        draft_token=same_in_both(draft_ms, settings.jitter),
+        draft_token=Shared.of_ms(draft_ms, settings.jitter),
         tree_steps={},
         tree_row_ns=round(costs.tree_row_share * draft_ms * 1e6),
     )
@@ -60,7 +61,7 @@ def _cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) 
 
 
 def grid_text(cells: Sequence[dict[str, Any]]) -> str:
-    """One line for each acceptance: who wins, its speed-up, and by how much it beats the next; and that in words."""
+    """Return a table: for each acceptance the winners, their speed-ups and their leads over the next, and a legend."""
     by_place = {(cell["accept"], cell["ratio"]): cell for cell in cells}
     ratios = list(dict.fromkeys(cell["ratio"] for cell in cells))
     header = ("accept \\ verify/draft", *(f"{ratio:g}" for ratio in ratios))

@@ -1,4 +1,4 @@
-"""What a prediction rests on: times and answers, as given or as measured in a run."""
+"""The inputs of a prediction: times and answers, as given or as measured in a run."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from amusd.simulation.simulator import Simulator
 from amusd.simulation.tokens import Answer, drawn_answers, replayed_answers
 
 TREE_ROW_SHARE = 0.06
-"""Of a draft step: what each node beyond the first adds where nothing is known. Measured on the embedded draft, whose
-step of eight nodes takes 1.4 times that of one."""
+"""What each node beyond the first adds to a draft step, as a share of it, if nothing is known. Measured on the embedded
+draft, whose step of eight nodes takes 1.4 times that of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a prediction rests on."""
+    """The machine to simulate, and where its figures come from."""
 
     simulator: Simulator
     acceptance: dict[str, Any]
-    """How its answers were had, for the result."""
+    """Where its answers come from, for the result."""
     points: tuple[MeasuredPoint, ...] = ()
     """Measured runs that the map shows."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For a result: all that the rows follow from, but the knobs."""
+        """Return all that the rows follow from except the knobs, for a result."""
         simulator = self.simulator
         return {
             "acceptance": self.acceptance,
@@ -48,7 +48,7 @@ class Inputs:
 
 
 def inputs_of(config: RunConfig) -> Inputs:
-    """Times and answers, measured or as given; what is given wins. Raises `ConfigError` for what is missing or wrong.
+    """Collect times and answers, measured or as given; a given value wins. Raises `ConfigError`.
 
     Passes are as wide as `compare` would make them for the same block lengths.
     """
@@ -96,7 +96,7 @@ def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[
 
 
 def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
-    """Of the run whose answers are replayed, where it drafted trees; else as given."""
+    """Return that of the run whose answers are replayed, if it drafted trees; else the given one."""
     if calibration is None or config.accept is not None or calibration.accept_next is None:
         return config.drafter.accept_next
     return calibration.accept_next
@@ -104,9 +104,7 @@ def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
 
 def _costs(config: RunConfig, measured: Costs | None) -> Costs:
     settings = config.simulate
-    costs = (
-        _with_spread(measured, settings.jitter) if measured else Costs(passes={}, draft_token=same_in_both(0.0, 0.0))
-    )
+    costs = _with_spread(measured, settings.jitter) if measured else Costs(passes={}, draft_token=Shared.of_ms(0.0))
     given: dict[str, Any] = {
         "row_ns": round(settings.row_ms * 1e6),
         "sequence_ns": round(settings.sequence_ms * 1e6),
@@ -114,13 +112,13 @@ def _costs(config: RunConfig, measured: Costs | None) -> Costs:
         "knee_rows": settings.knee_rows,
     }
     if config.verify_ms is not None:
-        given["passes"] = {0: same_in_both(config.verify_ms, settings.jitter)}
+        given["passes"] = {0: Shared.of_ms(config.verify_ms, settings.jitter)}
     if config.draft_ms is not None:
-        given |= {"draft_token": same_in_both(config.draft_ms, settings.jitter), "tree_steps": {}}
+        given |= {"draft_token": Shared.of_ms(config.draft_ms, settings.jitter), "tree_steps": {}}
     if config.delay_ms is not None:
         given["to_target"] = given["to_draft"] = Duration.of_ms(config.delay_ms)
     if settings.overhead_ms is not None:
-        given |= {"host": same_in_both(settings.overhead_ms, 0.0), "host_before_verdict": 1.0}
+        given |= {"host": Shared.of_ms(settings.overhead_ms), "host_before_verdict": 1.0}
     if settings.draft_row_ms is not None:
         given |= {"tree_row_ns": round(settings.draft_row_ms * 1e6), "tree_steps": {}}
     costs = replace(costs, **given)
@@ -142,11 +140,6 @@ def _with_spread(costs: Costs, spread: float) -> Costs:
 
 
 def drawn(settings: SimulateConfig, accept: float) -> tuple[Answer, ...]:
-    """Answers in which each token is right with probability `accept`."""
+    """Make answers in which a share `accept` of the tokens is right."""
     num_answers = max(settings.num_answers, settings.batch_size)
     return drawn_answers(accept, num_answers=num_answers, num_tokens=settings.num_tokens, seed=settings.seed)
-
-
-def same_in_both(milliseconds: float, spread: float) -> Shared:
-    """A time that is the same alone and beside the other worker."""
-    return Shared.same(Duration.of_ms(milliseconds, spread))

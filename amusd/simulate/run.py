@@ -1,23 +1,34 @@
-"""All of `amusd simulate`: the schedules on one machine, the map where one is asked for, and both as text."""
+"""All of `amusd simulate`: every schedule on one machine, the map if one is asked for, and both as text."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.console import Console
+from amusd.console import Console, percent, table
+from amusd.policies.factory import policy_name
 from amusd.simulate.grid import grid_of, grid_text
 from amusd.simulate.inputs import Inputs
-from amusd.simulate.rows import advice, rows_of, table_of
-from amusd.simulate.schedules import Bench, waiting_policies
+from amusd.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial, waiting_policies
+from amusd.types import Mode
+
+LEGEND = """\
+tokens: candidates of a block or window (num_speculative_tokens); waits for: so many candidates before a pass
+(min_candidates); in turns: half of the batch drafts while the other half is verified; chosen: configured, or the
+fastest of those tried; x plain, x best sync: times as fast as plain decoding and the best synchronous length;
+accepted: of the candidates judged; tokens/pass: committed by a target pass; idle t/d: share of the time in which
+target and draft compute nothing; wasted: of the drafted tokens, those never accepted"""
+"""What the table's names and columns mean."""
 
 
 def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
-    """All rows, and the map where one is asked for; the documented JSON without `run_dir`.
+    """Return the documented JSON without `run_dir`: all rows, and the map if one is asked for.
 
-    `events_folder` gets the events of the first answer, decoded alone under the configured policy.
+    The events of the first answer, decoded alone under the configured policy, are written to `events_folder`.
     """
     settings, simulator = config.simulate, inputs.simulator
     waiting = waiting_policies(simulator)
@@ -33,7 +44,7 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
     trials.append(bench.asynchronous("auto"))
     result: dict[str, Any] = {
         "complete": True,
-        "rows": rows_of(trials, plain, can_branch=simulator.can_branch),
+        "rows": _rows(trials, plain, can_branch=simulator.can_branch),
         "inputs": inputs.as_dict(),
     }
     if settings.grid:
@@ -45,12 +56,121 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
 
 
 def simulate_text(result: dict[str, Any]) -> str:
-    """What `simulate` found, for a person."""
+    """Return what `simulate` found as text for a person."""
     batch_size = result["inputs"]["batch_size"]
-    texts = [table_of(result["rows"], in_batches=batch_size > 1)]
+    texts = [_table(result["rows"], in_batches=batch_size > 1)]
     if batch_size > 1:
         texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
     if "grid" in result:
         texts.append(grid_text(result["grid"]))
     texts.append(advice(result["rows"]))
     return "\n\n".join(texts)
+
+
+def _rows(trials: Sequence[Trial], plain: Trial, *, can_branch: bool) -> list[dict[str, Any]]:
+    """Return a row of the result for each trial, compared with `plain` and with the best blocks."""
+    best_synchronous = next(
+        trial
+        for trial in trials
+        if trial.decoding.mode is Mode.SYNCHRONOUS and trial.num_groups == 1 and trial.choice == BEST
+    )
+    return [_row(trial, plain, best_synchronous, can_branch=can_branch) for trial in trials]
+
+
+def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: bool) -> dict[str, Any]:
+    decoding, metrics = trial.decoding, trial.outcome.metrics.as_dict()
+    policy = policy_name(decoding)
+    branches = policy in ("branching", "auto") and can_branch
+    ratios = [
+        reference.total_ns / answer.total_ns
+        for reference, answer in zip(plain.outcome.answers, trial.outcome.answers, strict=True)
+    ]
+    return {
+        "mode": decoding.mode.value,
+        "policy": policy,
+        "choice": trial.choice,
+        "num_groups": trial.num_groups,
+        "num_speculative_tokens": decoding.num_speculative_tokens
+        if decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
+        else None,
+        "min_candidates": decoding.min_candidates if policy in WAITING else None,
+        "fan_out": decoding.fan_out if branches else None,
+        "rows_per_step": decoding.rows_per_step if branches else None,
+        "speedup": trial.over(plain),
+        # As in `compare`: the median over the answers, not the ratio of all time.
+        "speedup_vs_autoregressive": statistics.median(ratios),
+        "speedup_vs_best_synchronous": None if decoding.mode is Mode.AUTOREGRESSIVE else trial.over(best_synchronous),
+        "tokens_per_verification": metrics["mean_acceptance_length"],
+        **metrics,
+        "tokens_per_second": trial.outcome.throughput.tokens_per_second,
+        "mean_latency_ms": statistics.fmean(answer.total_ns for answer in trial.outcome.answers) / 1e6,
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
+    """Return a line for each schedule, and what the columns mean."""
+    header: tuple[str, ...] = (
+        "schedule",
+        "tokens/s",
+        "x plain",
+        "x best sync",
+        "accepted",
+        "tokens/pass",
+        "idle t/d",
+        "wasted",
+        *(["s/answer"] if in_batches else []),
+        "chosen",
+    )
+    chosen: dict[str, set[str]] = {}
+    for row in rows:
+        chosen.setdefault(_row_name(row), set()).add(row["choice"])
+    lines: list[tuple[str, ...]] = []
+    for name, row in {_row_name(row): row for row in rows}.items():
+        plain = row["mode"] == Mode.AUTOREGRESSIVE.value
+        has_choice = row["num_speculative_tokens"] is not None or row["min_candidates"] is not None
+        lines.append(
+            (
+                name,
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['speedup']:.2f}",
+                "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
+                "" if plain else percent(row["acceptance_rate"]),
+                f"{row['tokens_per_verification']:.2f}",
+                percent(row["target_idle_fraction"]) + ("" if plain else "/" + percent(row["draft_idle_fraction"])),
+                "" if plain else percent(row["wasted_draft_fraction"]),
+                *([f"{row['mean_latency_ms'] / 1000:.2f}"] if in_batches else []),
+                ", ".join(sorted(chosen[name] - {TRIED})) if has_choice else "",
+            )
+        )
+    return f"{table(header, lines)}\n\n{LEGEND}"
+
+
+def advice(rows: Sequence[dict[str, Any]]) -> str:
+    """Return overrides of the command line for the fastest row that a run can have, and those of `auto` beside it."""
+    can_run = [row for row in rows if row["num_groups"] == 1]
+    best = max(can_run, key=lambda row: float(row["tokens_per_second"]))
+    if best["mode"] == Mode.AUTOREGRESSIVE.value:
+        return "Use mode=autoregressive: no schedule with a draft is faster here."
+    text = f"Use {_overrides(best)}: {_gain(best)}."
+    if best["policy"] == "auto":
+        return text
+    auto = next(row for row in can_run if row["policy"] == "auto")
+    return f"{text} policy=auto, which finds its own setting: {_gain(auto)}."
+
+
+def _overrides(row: dict[str, Any]) -> str:
+    keys = ("mode", "policy", "num_speculative_tokens", "min_candidates")
+    return " ".join(f"{key}={row[key]}" for key in keys if row[key] is not None)
+
+
+def _gain(row: dict[str, Any]) -> str:
+    return f"{row['speedup']:.2f} x plain, {row['speedup_vs_best_synchronous']:.2f} x best sync"
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    name = str(row["policy"] or row["mode"])
+    if row["num_groups"] > 1:
+        name += " in turns"
+    if row["num_speculative_tokens"] is not None:
+        return f"{name}, {row['num_speculative_tokens']} tokens"
+    return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"

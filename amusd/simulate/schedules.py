@@ -12,24 +12,24 @@ from amusd.simulation.simulator import Outcome, Simulator
 from amusd.types import Mode
 
 CONFIGURED, TRIED, BEST = "configured", "tried", "best"
-"""Why a row is there: its knobs were asked for, or are one of several values tried, of which one was the best."""
+"""Why a row is there: its knobs are the configured ones, one of several values tried, or the fastest of those."""
 
 WAITING: tuple[AsynchronousPolicy, ...] = ("chain", "branching")
-"""Policies that are tried with every wait for candidates."""
+"""Policies that are tried with every `min_candidates`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One schedule, and what it came to."""
+    """One schedule and its outcome."""
 
     decoding: DecodingConfig
     outcome: Outcome
     choice: str
     num_groups: int = 1
-    """Of the batch, which take turns."""
+    """Parts of the batch that take turns."""
 
     def over(self, other: Trial) -> float:
-        """How many times as fast as `other`."""
+        """Return how many times as fast as `other` it is."""
         return self.outcome.throughput.over(other.outcome.throughput)
 
 
@@ -39,20 +39,20 @@ class Bench:
 
     simulator: Simulator
     decoding: DecodingConfig
-    """The configured one; trials differ from it in what they are about."""
+    """The configured schedule; each trial changes the knobs that it is about."""
     report: Callable[[str], None] = lambda _name: None
     _outcomes: dict[tuple[DecodingConfig, int], Outcome] = field(default_factory=dict)
 
     def plain(self) -> Trial:
-        """The target alone."""
+        """Try the target alone."""
         return self._trial(CONFIGURED, mode=Mode.AUTOREGRESSIVE)
 
     def synchronous(self, lengths: Iterable[int]) -> list[Trial]:
-        """Blocks of each length; the fastest is marked."""
+        """Try blocks of each length; the fastest is marked."""
         return self._best_of("num_speculative_tokens", lengths, mode=Mode.SYNCHRONOUS)
 
     def in_turns(self, lengths: Iterable[int]) -> list[Trial]:
-        """The same by halves of the batch: one drafts while the other is verified; none where there is but one answer.
+        """Try blocks by halves of the batch: one drafts while the other is verified. None if there is only one answer.
 
         References:
             MineDraft, https://arxiv.org/abs/2603.18016.
@@ -62,15 +62,15 @@ class Bench:
         return self._best_of("num_speculative_tokens", lengths, num_groups=2, mode=Mode.SYNCHRONOUS)
 
     def windowed(self, lengths: Iterable[int]) -> list[Trial]:
-        """Windows of each length; the fastest is marked."""
+        """Try windows of each length; the fastest is marked."""
         return self._best_of("num_speculative_tokens", lengths, mode=Mode.ASYNCHRONOUS, policy="windowed")
 
     def asynchronous(self, policy: AsynchronousPolicy) -> Trial:
-        """As configured."""
+        """Try `policy` with the configured knobs."""
         return self._trial(CONFIGURED, mode=Mode.ASYNCHRONOUS, policy=policy)
 
     def tuned(self, policy: AsynchronousPolicy, waits: Iterable[int]) -> list[Trial]:
-        """With each wait for candidates; the fastest is marked."""
+        """Try `policy` with each `min_candidates`; the fastest is marked."""
         return self._best_of("min_candidates", waits, mode=Mode.ASYNCHRONOUS, policy=policy)
 
     def _best_of(self, knob: str, values: Iterable[int], **changes: Any) -> list[Trial]:
@@ -86,12 +86,12 @@ class Bench:
 
 
 def waiting_policies(simulator: Simulator) -> tuple[AsynchronousPolicy, ...]:
-    """Those of them that this machine can run."""
+    """Return those of `WAITING` that this machine can run."""
     return WAITING if simulator.can_branch else ("chain",)
 
 
 def best_of(trials: Iterable[Trial]) -> Trial:
-    """The one that is marked as such."""
+    """Return the trial that is marked as the best."""
     return next(trial for trial in trials if trial.choice == BEST)
 
 

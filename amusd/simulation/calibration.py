@@ -12,8 +12,8 @@ from pathlib import Path
 
 from amusd.errors import ConfigError
 from amusd.simulation.cost import NOTHING, Costs, Duration, Shared
+from amusd.simulation.outcomes import accept_next_of, trace_of
 from amusd.simulation.tokens import Trace, trace_rate
-from amusd.simulation.tree_calibration import accept_next_of
 from amusd.tracing.drafted import drafts_tree
 from amusd.tracing.messages import SEND, Flow
 from amusd.tracing.recorder import Event
@@ -26,27 +26,26 @@ class Calibration:
 
     costs: Costs
     traces: tuple[Trace, ...]
-    """One for each sequence with the draft of which at least one token was compared."""
+    """One for each sequence in which at least one token of the draft was compared."""
     drafter: str
     accept_next: float | None = None
-    """Of a draft that makes several guesses: how likely each further one is right where those before it are wrong. None
-    where no tree of the run shows it."""
+    """Probability that a further guess of a tree is right if those before it are wrong; None if no tree shows it."""
 
     @property
     def acceptance(self) -> float:
-        """Share of right tokens among all that were compared."""
+        """The share of right tokens among all that were compared."""
         return statistics.fmean(outcome for trace in self.traces for outcome in trace if outcome is not None)
 
     @property
     def known_fraction(self) -> float:
-        """Share of positions whose draft token was compared."""
+        """The share of positions whose draft token was compared."""
         return statistics.fmean(outcome is not None for trace in self.traces for outcome in trace)
 
 
 def calibrate(run_directory: Path, drafter: str, key: str = "calibration") -> Calibration:
-    """Read a run. `drafter`: which one counts, where the run had several. `key`: what named the run, for errors.
+    """Read a run. Raises `ConfigError` if its events do not tell what a simulation has to know.
 
-    Raises `ConfigError` when the run's events do not tell what a simulation has to know.
+    `drafter`: which one counts if the run had several. `key`: the setting that named the run, for errors.
     """
     try:
         timeline = read_timeline(run_directory)
@@ -60,67 +59,27 @@ def calibrate(run_directory: Path, drafter: str, key: str = "calibration") -> Ca
     kept = {number for number, name in sequences.items() if name in (None, chosen)}
     target = {number: events for number, events in by_sequence(timeline.target).items() if number in kept}
     draft = {number: events for number, events in by_sequence(timeline.draft).items() if number in kept}
-    found = (_trace(events, draft[number]) for number, events in target.items() if number in draft)
-    traces = tuple(trace for trace in found if trace_rate(trace) is not None)
+    pairs = [(events, draft[number]) for number, events in target.items() if number in draft]
+    traces = tuple(trace for trace in (trace_of(*pair) for pair in pairs) if trace_rate(trace) is not None)
     if not traces:
         raise ConfigError(
             f"{key}={run_directory}: its events/ show no draft token that was compared with the target's; "
             "name the run directory of generate or compare"
         )
     measured = _Measured(target, draft, timeline)
-    accept_next = accept_next_of((target[number], draft[number]) for number in target if number in draft)
-    return Calibration(measured.costs(), traces, chosen, accept_next)
-
-
-def _trace(events: Sequence[Event], draft: Sequence[Event]) -> Trace:
-    """Which of the draft's own tokens were the target's, from the events of one sequence.
-
-    A pass says it of the candidates up to the first rejected one; a token committed before the draft's own arrived is
-    compared by the draft when its verdict comes. Where a draft had nothing to propose (a lookup that found nothing) it
-    was not right.
-    """
-    passes = [event for event in events if event.name == "target_pass"]
-    if not passes:
-        return ()
-    committed = start = passes[0].fields["committed_length"] - passes[0].fields["num_tokens"]
-    known: dict[int, bool] = {}
-    for event in events:
-        fields = event.fields
-        if event.name == "target_pass":
-            num_accepted, num_rescued = fields["num_accepted"], fields.get("num_rescued", 0)
-            known.update((committed + i, True) for i in range(num_accepted))
-            if num_rescued:  # in place of the draft's own token, which was wrong
-                known[committed + num_accepted - num_rescued] = False
-            if num_accepted < min(fields["num_judged"], fields["num_tokens"]):
-                known[committed + num_accepted] = False
-            committed = fields["committed_length"]
-    is_chain, base = not drafts_tree(draft), start
-    for event in draft:
-        fields = event.fields
-        if event.name == "draft_prefill":
-            base = fields["num_tokens"]
-        elif event.name == "draft_step" and not fields["num_tokens"]:
-            known.setdefault(fields["length"], False)
-        elif event.name in ("advance", "rollback") and is_chain:
-            end = fields["committed_length"] - fields["num_adopted"]  # of what the chain had of it
-            for position in range(base, end):
-                known.setdefault(position, True)
-            if fields["num_discarded"]:
-                known.setdefault(end, False)
-            base = fields["committed_length"]
-    return tuple(known.get(position) for position in range(start, committed))
+    return Calibration(measured.costs(), traces, chosen, accept_next_of(pairs))
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The events of both workers, by sequence, and what can be read off them."""
+    """The events of both workers by sequence, and the times that they show."""
 
     target: dict[int, list[Event]]
     draft: dict[int, list[Event]]
     timeline: Timeline
 
     def costs(self) -> Costs:
-        """All times; those of the link are medians, because a message is timed in both processes at once."""
+        """Return all times. Those of the link are medians, because a message is timed in both processes at once."""
         host = self._host()
         before = _median(self._before_verdict())
         host_ns = statistics.median(host.together.samples)
@@ -148,7 +107,11 @@ class _Measured:
         )
 
     def _passes(self) -> dict[int, Shared]:
-        """By number of candidates; what was not measured is that of the nearest number, then of the other situation."""
+        """Return the times of a pass by number of candidates.
+
+        A number that was not measured alone, or not together, has the time of the nearest number that was; if none
+        was, that of the other situation.
+        """
         draft_work = _Spans(self.draft, DRAFT_WORK)
         found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
         for event in _named(self.target, "target_pass"):
@@ -163,23 +126,23 @@ class _Measured:
         return {n: Shared(nearest(n, together=False), nearest(n, together=True)) for n in numbers}
 
     def _draft_token(self, chains: Sequence[Sequence[Event]]) -> Shared:
-        """Per token, with the draft's own time between two steps. Steps without a proposal are left out."""
+        """Return the time per token, the draft's own time between two steps included; steps without tokens left out."""
         found: dict[bool, list[int]] = {False: [], True: []}
         for num_tokens, together, ns in self._steps(chains):
             found[together] += [round(ns / num_tokens)] * num_tokens
         return _shared(found)
 
     def _tree_steps(self, trees: Sequence[Sequence[Event]]) -> dict[int, Shared]:
-        """By number of nodes, likewise."""
+        """Return the same time per step, by number of nodes."""
         found: dict[int, dict[bool, list[int]]] = defaultdict(lambda: {False: [], True: []})
         for num_nodes, together, ns in self._steps(trees):
             found[num_nodes][together].append(ns)
         return {num_nodes: _shared(times) for num_nodes, times in sorted(found.items())}
 
     def _steps(self, sequences: Sequence[Sequence[Event]]) -> Iterator[tuple[int, bool, int]]:
-        """Of each draft step: how many tokens, whether the target worked meanwhile, how long until the next can start.
+        """Yield each draft step: its tokens, whether the target worked meanwhile, nanoseconds until the next can start.
 
-        Between two steps without a message between them the draft had room to go on.
+        The pause between two steps is measured where no message lies between them, so that the draft could go on.
         """
         target_work = _Spans(self.target, TARGET_WORK)
         pause = _median(
@@ -194,7 +157,7 @@ class _Measured:
                 yield event.fields["num_tokens"], together, event.duration_ns + (pause or 0)
 
     def _host(self) -> Shared:
-        """From one pass to the next, less what was spent waiting: without a draft, and with one."""
+        """Return the time from one pass to the next without the waits: without a draft (alone), and with one."""
         found: dict[bool, list[int]] = {False: [], True: []}
         for number, events in self.target.items():
             last: Event | None = None
@@ -209,7 +172,7 @@ class _Measured:
         return _shared(found)
 
     def _before_verdict(self) -> Iterator[int]:
-        """From the end of a pass to the sending of its verdict."""
+        """Yield nanoseconds from the end of a pass to the sending of its verdict."""
         for events in self.target.values():
             last: Event | None = None
             for event in events:
@@ -220,20 +183,20 @@ class _Measured:
 
 
 class _Spans:
-    """When a worker worked: the simulation asks the same when a pass or step begins."""
+    """When a worker worked, asked at the start of a pass or step, as the simulation does."""
 
     def __init__(self, events: dict[int, list[Event]], names: Sequence[str]) -> None:
         chosen = (event for sequence in events.values() for event in sequence if event.name in names)
         self._spans = sorted((event.start_ns, event.end_ns) for event in chosen)
 
     def contain(self, time_ns: int) -> bool:
-        """Whether the worker worked at that time."""
+        """Return whether the worker worked at that time."""
         index = bisect.bisect_right(self._spans, time_ns, key=lambda span: span[0]) - 1
         return index >= 0 and time_ns < self._spans[index][1]
 
 
 def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: str) -> int | None:
-    """Median time of the messages that were sent while the receiver was waiting for one; None without any."""
+    """Return the median time of the messages that were sent while the receiver waited for one; None without any."""
     waits = {number: [event for event in events if event.name == wait] for number, events in receiver.items()}
     found = []
     for flow in flows:
@@ -245,13 +208,13 @@ def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: str) -
 
 
 def _shared(found: dict[bool, list[int]]) -> Shared:
-    """Times with the other worker at rest and at work; where one was never seen, those of the other."""
+    """Return the times with the other worker at rest and at work; one that was never seen is taken from the other."""
     alone, together = found[False] or found[True] or [0], found[True] or found[False] or [0]
     return Shared(Duration(tuple(alone)), Duration(tuple(together)))
 
 
 def _slope(steps: dict[int, Shared]) -> int:
-    """What one node adds, between the fewest and the most that were measured; 0 where that shows nothing."""
+    """Return the nanoseconds that one node adds, between the fewest and the most measured; 0 if that shows nothing."""
     if len(steps) < 2:
         return 0
     fewest, most = min(steps), max(steps)

@@ -1,4 +1,4 @@
-"""A calibration as one JSON file: what a run has shown without its events, or times that were put together by hand.
+"""A calibration as one JSON file: what a run has shown, without its events, or times that were put together by hand.
 
 format        FORMAT
 about         where the figures come from, as text
@@ -13,28 +13,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from amusd.errors import ConfigError
 from amusd.simulation.calibration import Calibration, calibrate
 from amusd.simulation.cost import Costs, Duration, Shared
-from amusd.simulation.tokens import Trace, trace_rate
+from amusd.simulation.tokens import trace_rate
 
 FORMAT = "amusd calibration 1"
 
-_SHARED = ("draft_token", "host")
-_SHARED_BY_NUMBER = ("passes", "tree_steps")
-_DURATIONS = ("target_prefill", "draft_prefill", "advance", "rollback", "to_target", "to_draft")
 _OUTCOMES: Mapping[str, bool | None] = {"1": True, "0": False, "?": None}
 _LETTERS = {outcome: letter for letter, outcome in _OUTCOMES.items()}
 
 
 def load_calibration(path: Path, drafter: str, key: str = "calibration") -> Calibration:
-    """The calibration in a file that `write_calibration` wrote, or that of a run directory (`calibrate`).
+    """Return the calibration in a file that `write_calibration` wrote, or that of a run directory (`calibrate`).
 
-    `drafter`: which one counts, where a run had several. `key`: what named the path, for errors. Raises `ConfigError`.
+    `drafter`: which one counts if a run had several. `key`: the setting that named the path, for errors. Raises
+    `ConfigError`.
     """
     if not path.is_file():
         return calibrate(path, drafter, key)
@@ -62,7 +60,7 @@ def write_calibration(path: Path, calibration: Calibration, about: str) -> None:
 def _calibration(document: Any) -> Calibration:
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']!r} is not {FORMAT!r}")
-    traces = tuple(_trace(text) for text in document["traces"])
+    traces = tuple(tuple(_OUTCOMES[letter] for letter in text) for text in document["traces"])
     if not any(trace_rate(trace) is not None for trace in traces):
         raise ValueError("no trace says whether a token was right")
     return Calibration(
@@ -73,44 +71,27 @@ def _calibration(document: Any) -> Calibration:
     )
 
 
-def _trace(text: str) -> Trace:
-    return tuple(_OUTCOMES[letter] for letter in text)
-
-
 def _costs_as_dict(costs: Costs) -> dict[str, Any]:
-    found = {field.name: getattr(costs, field.name) for field in dataclasses.fields(Costs)}
-    for name in _SHARED:
-        found[name] = _shared_as_dict(found[name])
-    for name in _SHARED_BY_NUMBER:
-        found[name] = {str(number): _shared_as_dict(shared) for number, shared in sorted(found[name].items())}
-    for name in _DURATIONS:
-        found[name] = _duration_as_dict(found[name])
-    return found
+    return {field.name: _encoded(getattr(costs, field.name)) for field in dataclasses.fields(Costs)}
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Duration):
+        return {"samples_ns": list(value.samples)} | ({"spread": value.spread} if value.spread else {})
+    if isinstance(value, Shared):
+        return {"alone": _encoded(value.alone), "together": _encoded(value.together)}
+    if isinstance(value, Mapping):
+        return {str(number): _encoded(shared) for number, shared in sorted(value.items())}
+    return value
 
 
 def _costs(values: Mapping[str, Any]) -> Costs:
     found = dict(values)
-    for name in _SHARED:
-        found[name] = _shared(found[name])
-    for name in _SHARED_BY_NUMBER:
-        found[name] = {int(number): _shared(shared) for number, shared in found[name].items()}
-    for name in _DURATIONS:
-        found[name] = _duration(found[name])
+    for name, decode in _DECODERS.items():
+        found[name] = decode(found[name])
     if not found["passes"]:
         raise ValueError("no time of a target pass")
     return Costs(**found)
-
-
-def _shared_as_dict(shared: Shared) -> dict[str, Any]:
-    return {"alone": _duration_as_dict(shared.alone), "together": _duration_as_dict(shared.together)}
-
-
-def _shared(values: Mapping[str, Any]) -> Shared:
-    return Shared(_duration(values["alone"]), _duration(values["together"]))
-
-
-def _duration_as_dict(duration: Duration) -> dict[str, Any]:
-    return {"samples_ns": list(duration.samples)} | ({"spread": duration.spread} if duration.spread else {})
 
 
 def _duration(values: Mapping[str, Any]) -> Duration:
@@ -118,3 +99,22 @@ def _duration(values: Mapping[str, Any]) -> Duration:
     if not samples or min(samples) < 0:
         raise ValueError(f"times must be at least 0, and at least one: {values['samples_ns']}")
     return Duration(samples, float(values.get("spread", 0.0)))
+
+
+def _shared(values: Mapping[str, Any]) -> Shared:
+    return Shared(_duration(values["alone"]), _duration(values["together"]))
+
+
+def _shared_by_number(values: Mapping[str, Any]) -> dict[int, Shared]:
+    return {int(number): _shared(shared) for number, shared in values.items()}
+
+
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("passes", "tree_steps"), _shared_by_number),
+    **dict.fromkeys(("draft_token", "host"), _shared),
+    **dict.fromkeys(
+        ("target_prefill", "draft_prefill", "advance", "rollback", "to_target", "to_draft"),
+        _duration,
+    ),
+}
+"""The fields of `Costs` that hold times."""

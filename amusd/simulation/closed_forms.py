@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 def tokens_per_verification(a: float, num_candidates: int) -> float:
-    """Mean tokens of a pass over `num_candidates`, the target's own included (https://arxiv.org/abs/2211.17192)."""
+    """Return the mean tokens of a pass over `num_candidates`, the target's own included (https://arxiv.org/abs/2211.17192)."""
     return num_candidates + 1.0 if a == 1 else (1 - a ** (num_candidates + 1)) / (1 - a)
 
 
@@ -29,7 +29,7 @@ def synchronous(a: float, c: float, num_tokens: int, *, overhead: float = 0.0) -
 
 
 def best_synchronous(a: float, c: float, lengths: Sequence[int], *, overhead: float = 0.0) -> tuple[float, int]:
-    """The best speed-up over block lengths, and the length."""
+    """Return the best speed-up over block lengths, and the length."""
     return max((synchronous(a, c, length, overhead=overhead), length) for length in lengths)
 
 
@@ -49,8 +49,8 @@ def chain(a: float, c: float, min_candidates: int, *, delay: float = 0.0, restar
     """A draft that never pauses; after a rejection the target waits for `min_candidates`.
 
     AMUSD, https://arxiv.org/abs/2410.17375; PipeSpec, https://arxiv.org/abs/2505.01572. `restart_loss`: the part of a
-    draft step that is lost because a rollback finds the draft amid it. Of a step that a pass's end interrupts, the form
-    forgets what is done already: where c is not whole, it is a few percent too low.
+    draft step that is lost because a rollback finds the draft amid it. The form forgets what is done already of a step
+    that a pass's end interrupts: if c is not whole, it is a few percent too low.
     """
     steps = math.floor(c)
     if a == 1:
@@ -68,7 +68,7 @@ def chain(a: float, c: float, min_candidates: int, *, delay: float = 0.0, restar
 def best_chain(
     a: float, c: float, waits: Sequence[int], *, delay: float = 0.0, restart_loss: float = 0.0
 ) -> tuple[float, int]:
-    """The best speed-up over the waits, and the smallest wait that has it."""
+    """Return the best speed-up over the waits, and the smallest wait that has it."""
     return max(
         ((chain(a, c, wait, delay=delay, restart_loss=restart_loss), wait) for wait in waits),
         key=lambda found: (found[0], -found[1]),
@@ -76,7 +76,7 @@ def best_chain(
 
 
 def upper_bound(a: float, c: float) -> float:
-    """What no schedule with one chain of candidates can exceed.
+    """Return the speed-up that no schedule with one chain of candidates can exceed.
 
     Every rejection needs a pass, and accepted tokens are drafted one after another.
     """

@@ -1,4 +1,4 @@
-"""What each piece of work costs: lists of measured times, or one time with a spread. Whole nanoseconds."""
+"""The times of each piece of work, in whole nanoseconds: lists of measured ones, or one with a spread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Times that are drawn from, each as likely as any other."""
+    """Times to draw from, each as likely as any other."""
 
     samples: tuple[int, ...]
     """In nanoseconds; at least one."""
@@ -21,11 +21,11 @@ class Duration:
 
     @classmethod
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Duration:
-        """One time, with a spread."""
+        """Return one time with a spread."""
         return cls((round(milliseconds * 1e6),), spread)
 
     def draw(self, random: Random) -> int:
-        """One of the times."""
+        """Draw one of the times."""
         ns = self.samples[0] if len(self.samples) == 1 else self.samples[int(random.random() * len(self.samples))]
         if self.spread:
             ns = round(ns * (1 + self.spread * math.sqrt(3) * (2 * random.random() - 1)))
@@ -46,12 +46,12 @@ class Duration:
 
 
 NOTHING = Duration((0,))
-"""Takes no time."""
+"""The duration of work that takes no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A piece of work whose cost depends on what the other worker does: they may share cores, memory or power."""
+    """The times of work that the other worker may disturb: they may share cores, memory or power."""
 
     alone: Duration
     """While the other worker rests."""
@@ -60,11 +60,16 @@ class Shared:
 
     @classmethod
     def same(cls, duration: Duration) -> Shared:
-        """The other worker makes no difference."""
+        """Return the same duration for both situations."""
         return cls(duration, duration)
 
+    @classmethod
+    def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Shared:
+        """Return one time with a spread for both situations."""
+        return cls.same(Duration.of_ms(milliseconds, spread))
+
     def when(self, other_works: bool) -> Duration:
-        """The one that holds."""
+        """Return the duration that holds."""
         return self.together if other_works else self.alone
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,39 +84,39 @@ class Costs:
     """The times of a pair of workers and of the link between them."""
 
     passes: Mapping[int, Shared]
-    """Of a target pass, by number of candidates, alternatives included; for one that is not named, the nearest."""
+    """A target pass, by number of candidates, alternatives included; a number that is not named takes the nearest."""
     draft_token: Shared
-    """Of a draft step, for each token that it drafts."""
+    """A draft step on a chain, for each token that it drafts."""
     row_ns: int = 0
     """Added to a target pass for each row beyond the first: for each candidate, and for each further sequence."""
     sequence_ns: int = 0
     """Added to a target pass for each sequence beyond the first, whatever its rows: reading its cache."""
     tree_steps: Mapping[int, Shared] = field(default_factory=dict)
-    """Of a draft step that computes so many nodes of a tree; for a number that is not named, the nearest. One node
-    costs what a token does where nothing is named at all."""
+    """A draft step on a tree, by number of nodes; a number that is not named takes the nearest. If no number is named
+    at all, one node costs what a token of a chain does."""
     tree_row_ns: int = 0
-    """Added to a step for each node that it has beyond the nearest number; of chains, for each further sequence."""
+    """Added to a draft step for each node beyond the nearest number, and on chains for each further sequence."""
     draft_sequence_ns: int = 0
-    """As `sequence_ns`, added to a draft step."""
+    """Added to a draft step for each sequence beyond the first."""
     knee_rows: int | None = None
-    """From here on a pass or step costs in proportion to its rows: computing takes longer than reading the weights."""
+    """Beyond this number of rows, a pass or step takes time in proportion: computing outlasts reading the weights."""
     host: Shared = field(default_factory=lambda: Shared.same(NOTHING))
-    """Of the target's host after each pass: decoding without a draft (`alone`), and with one."""
+    """The target's host after each pass: decoding without a draft (`alone`), and with one (`together`)."""
     host_before_verdict: float = 1.0
-    """The share of that time that passes before the verdict is on its way."""
+    """The share of the host's time that passes before the verdict is sent."""
     target_prefill: Duration = NOTHING
     draft_prefill: Duration = NOTHING
     advance: Duration = NOTHING
-    """Of a verdict that throws nothing away, on the draft."""
+    """The draft takes in a verdict that throws nothing away."""
     rollback: Duration = NOTHING
-    """Of one that does."""
+    """The draft takes in a verdict that throws something away."""
     to_target: Duration = NOTHING
     """From the draft's sending to the target's receiving."""
     to_draft: Duration = NOTHING
-    """The other way."""
+    """From the target's sending to the draft's receiving."""
 
     def pass_ns(self, num_candidates: int, draft_works: bool, random: Random, *, num_sequences: int = 1) -> int:
-        """How long the target's next pass takes, over the candidates of so many sequences together."""
+        """Draw the time of a target pass over `num_candidates` in all, of `num_sequences` together."""
         num_rows = num_candidates + num_sequences
         more = self._below_knee(num_rows) - 1
         shared = self.passes.get(more)
@@ -121,14 +126,14 @@ class Costs:
         return self._beyond_knee(ns, num_rows) + self.sequence_ns * (num_sequences - 1)
 
     def step_ns(self, num_tokens: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
-        """How long the draft's next step takes: so many tokens one after another, of each sequence."""
+        """Draw the time of a draft step on chains: `num_tokens` one after another, for each sequence."""
         duration = self.draft_token.when(target_works)
         more_ns = self.tree_row_ns * (self._below_knee(num_sequences) - 1)
         ns = sum(self._beyond_knee(duration.draw(random) + more_ns, num_sequences) for _ in range(num_tokens))
         return ns + num_tokens * self.draft_sequence_ns * (num_sequences - 1)
 
     def tree_step_ns(self, num_nodes: int, target_works: bool, random: Random, *, num_sequences: int = 1) -> int:
-        """How long the draft's next step takes on trees, with so many nodes in all."""
+        """Draw the time of a draft step on trees with `num_nodes` in all."""
         steps, counted = self.tree_steps or {1: self.draft_token}, self._below_knee(num_nodes)
         nearest = min(steps, key=lambda known: (abs(known - counted), known))
         ns = max(0, steps[nearest].when(target_works).draw(random) + self.tree_row_ns * (counted - nearest))
@@ -144,17 +149,17 @@ class Costs:
 
     @property
     def steps_per_pass(self) -> float:
-        """Draft steps per target pass, neither disturbed by the other. A step takes a nanosecond at least."""
+        """Draft steps per a target pass, neither disturbed by the other. A step takes at least a nanosecond."""
         return self.passes[min(self.passes)].alone.mean_ms / max(self.draft_token.alone.mean_ms, 1e-6)
 
     @property
     def tree_row_share(self) -> float:
-        """What a further node adds to a step, relative to the smallest step."""
+        """The time that a further node adds to a step, relative to the smallest step."""
         smallest = self.tree_steps[min(self.tree_steps)] if self.tree_steps else self.draft_token
         return self.tree_row_ns / 1e6 / smallest.alone.mean_ms
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in milliseconds, for a result."""
+        """Return all of it in milliseconds, for a result."""
         return {
             "target_pass": {str(num): shared.as_dict() for num, shared in sorted(self.passes.items())},
             "row_ms": self.row_ns / 1e6,

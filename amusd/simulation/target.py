@@ -158,12 +158,10 @@ class TargetActor:
             **because(self._decision),
         )
         tells_draft = self._decision.tells_draft
-        foreseen = not session.draft_restarting
         self._observer.passed(
             start_ns,
             start_ns + pass_ns,
             outcome,
-            foreseen=foreseen,
             rests=not tells_draft,
             num_rows=done.num_rows,
             num_sequences=done.num_sequences,

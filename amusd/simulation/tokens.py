@@ -1,10 +1,10 @@
-"""Which tokens are what: the target's at each position is fixed, and the draft's own is right or wrong there.
+"""The tokens of a simulation: the target's at each position is fixed, and the draft's own is right or wrong there.
 
-Whether it is right depends on the position alone, so every schedule meets the same answers, and their difference is
-not one of luck. Behind a wrong token of its own the draft goes on as before; nothing of that is ever accepted.
+Whether it is right depends on the position alone, so every schedule meets the same answers, and luck makes no
+difference between them. After a wrong token the draft goes on as before; nothing of that is ever accepted.
 
-A draft that makes several guesses at a position has its own token first; at which place the right one stands depends on
-the position alone, too.
+A draft that makes several guesses at a position has its own token first. The place of the right one depends on the
+position alone, too.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ Answer: TypeAlias = tuple[bool, ...]
 """For each position of an answer: is the draft's own token there, behind the right prefix, the target's?"""
 
 Trace: TypeAlias = tuple[bool | None, ...]
-"""The same as far as a run has shown it; None where the draft's token was never compared."""
+"""An answer as far as a run has shown it; None where the draft's token was never compared."""
 
 
 def target_token(position: int) -> int:
-    """The target's id at a position of the answer."""
+    """Return the target's id at a position of the answer."""
     return 2 * position
 
 
 def draft_token(position: int, is_right: bool, place: int = 0) -> int:
-    """What the draft proposes there; wrong guesses at different places differ."""
+    """Return the draft's id at that position; wrong guesses at different places differ."""
     return 2 * position if is_right else 2 * (position + place) + 1
 
 
 def vocab_size(num_tokens: int, num_places: int = 1) -> int:
-    """Ids that answers of this length need, with so many guesses at each position."""
+    """Return how many ids answers of this length need, with `num_places` guesses at each position."""
     return 2 * (num_tokens + num_places - 1)
 
 
 def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Answer, ...]:
-    """A share `accept` of all tokens is right, at random positions: independent draws less the luck in their number.
+    """Make answers in which exactly a share `accept` of all tokens is right, at random positions.
 
     A token that is right at one `accept` is right at every higher one.
     """
@@ -50,7 +50,7 @@ def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int
 
 
 def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[float, ...]:
-    """How likely each guess is right: the first `accept`, each further one `accept_next` where none before it is."""
+    """Return each guess's probability: `accept` for the first, then `accept_next` times what is left."""
     weights, left = [accept], 1.0 - accept
     for _ in range(num_places - 1):
         weights.append(left * accept_next)
@@ -59,7 +59,7 @@ def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[f
 
 
 def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str) -> tuple[int, ...]:
-    """For each position the place of the target's token among the draft's guesses; `num_places`: it is none of them.
+    """Return, for each position, the place of the target's token among the draft's guesses; `num_places` if it is none.
 
     More places only add to what fewer have shown.
     """
@@ -72,13 +72,13 @@ def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str)
 
 
 def trace_rate(trace: Trace) -> float | None:
-    """Share of right tokens among those that were compared; None when none was."""
+    """Return the share of right tokens among those that were compared; None if none was."""
     known = [outcome for outcome in trace if outcome is not None]
     return sum(known) / len(known) if known else None
 
 
 def replayed_answers(traces: Sequence[Trace], seed: int) -> tuple[Answer, ...]:
-    """What the traces know, and for the rest draws at each trace's own rate; traces that know nothing are left out."""
+    """Return the traces, unknown tokens drawn at each trace's own rate; traces that know nothing are left out."""
     answers = []
     for index, trace in enumerate(traces):
         rate = trace_rate(trace)

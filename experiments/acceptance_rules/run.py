@@ -38,10 +38,10 @@ from amusd.config import (
 from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import load_embedded_draft
+from amusd.models.embedded_target import embedded_target_path
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.zoo import embedded_target_path
 from amusd.sampling.sampler import DRAFT_SUPPORT, DraftSampler, TokenSampler
 from amusd.types import Mode
 from amusd.workload import load_prompts

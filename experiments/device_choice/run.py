@@ -23,11 +23,11 @@ from torch import Tensor
 
 from amusd.config import Distribution, WorkloadConfig
 from amusd.models.cached_model import CachedModel
+from amusd.models.embedded_target import embedded_target_path
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer
-from amusd.models.zoo import embedded_target_path
 from amusd.sampling.digest import NUM_LIKELY, Digests
 from amusd.sampling.logits import LogitsProcessor
 from amusd.sampling.sampler import TokenSampler

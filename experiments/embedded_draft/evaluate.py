@@ -28,11 +28,11 @@ from amusd.config import DrafterConfig, WorkloadConfig
 from amusd.drafters.ngram import NgramDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
+from amusd.models.embedded_target import embedded_target_path
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer
-from amusd.models.zoo import embedded_target_path
 from amusd.workload import load_prompts
 
 MAX_NEW_TOKENS = 128

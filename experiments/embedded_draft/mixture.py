@@ -23,9 +23,9 @@ from amusd.drafters.ngram import SHARES, NgramCache, shares_of
 from amusd.drafters.tree import LOOKUP_WEIGHT
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
+from amusd.models.embedded_target import embedded_target_path
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.zoo import embedded_target_path
 
 GRID = (0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92, 0.96)
 DEPTHS = (1, 2, 4, 8)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from amusd.models.draft_file import DraftWeights, digest_of, write_draft
-from amusd.models.embedded_draft import DRAFT_FILE
+from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, digest_of, write_draft
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from amusd.models.zoo import embedded_target_path
+from amusd.models.embedded_target import embedded_target_path
 
 TOP_K = 50
 """Sampled text comes from this many tokens at each step."""

@@ -26,7 +26,7 @@ from student import Student
 from teacher import load_teacher, stop_ids
 from torch import Tensor
 
-from amusd.models.draft_file import read_draft
+from amusd.models.embedded_draft import read_draft
 
 HELD_OUT_ROWS = 96
 """Rows that no run learns from, whatever its share of the data."""

@@ -49,7 +49,7 @@ def measure(request: Request) -> list[Document]:
     from amusd.cli import export_embedded_draft
     from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, WorkloadConfig
     from amusd.engine import Engine
-    from amusd.models.zoo import embedded_target_path
+    from amusd.models.embedded_target import embedded_target_path
     from amusd.runtime.cores import allowed_cores, cores_for, pin_to
     from amusd.types import Role
     from amusd.workload import load_prompts

@@ -13,7 +13,7 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.synthetic import SyntheticDrafter
-from amusd.models.table import TableModel
+from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 6
 CAPACITY = 60

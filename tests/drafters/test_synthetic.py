@@ -10,7 +10,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, ReferenceDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.language_model import Chooser, KVCache
-from amusd.models.table import TableModel
+from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 20
 PROMPT = (3, 1, 4, 1, 5)

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from amusd.drafters.ngram import SHARES
-from amusd.models.draft_file import read_draft
-from amusd.models.embedded_draft import load_embedded_draft
+from amusd.models.embedded_draft import load_embedded_draft, read_draft
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 

@@ -63,7 +63,7 @@ class HashCache:
 
 
 class HashModel:
-    """A `PathModel`. `spend` takes the time of a pass."""
+    """A `LanguageModel`. `spend` takes the time of a pass."""
 
     vocab_size = VOCAB_SIZE
     output_ids = None
@@ -87,12 +87,21 @@ class HashModel:
     def max_rows(self, start: int) -> int:
         return 9
 
-    def choose(self, token_ids: Sequence[int], cache: HashCache) -> list[int]:
-        choices = self._append(token_ids, cache)
+    def choose(self, token_ids: Sequence[int], cache: HashCache, parents: Sequence[int] | None = None) -> list[int]:
+        if parents is None:
+            choices = self._append(token_ids, cache)
+            self._spend("pass")
+            return choices
+        assert len(token_ids) <= self.width
+        cache.rows = [prefix_hash.extend(cache.hashes[-1], token_ids[0])]
+        for token_id, parent in zip(token_ids[1:], parents, strict=True):
+            cache.rows.append(prefix_hash.extend(cache.rows[parent], token_id))
         self._spend("pass")
-        return choices
+        return [next_token(value) for value in cache.rows]
 
-    def forward(self, token_ids: Sequence[int], cache: HashCache, wanted: object = None) -> ModelOutput:
+    def forward(
+        self, token_ids: Sequence[int], cache: HashCache, wanted: object = None, parents: object = None
+    ) -> ModelOutput:
         raise NotImplementedError("greedy decoding chooses")
 
     @property
@@ -101,19 +110,6 @@ class HashModel:
 
     def num_tracks(self, start: int) -> int:
         return 1 + start % 4
-
-    def forward_paths(
-        self, token_ids: Sequence[int], parents: Sequence[int], cache: HashCache, wanted: object = None
-    ) -> ModelOutput:
-        raise NotImplementedError("greedy decoding chooses")
-
-    def choose_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: HashCache) -> list[int]:
-        assert len(token_ids) <= self.width
-        cache.rows = [prefix_hash.extend(cache.hashes[-1], token_ids[0])]
-        for token_id, parent in zip(token_ids[1:], parents, strict=True):
-            cache.rows.append(prefix_hash.extend(cache.rows[parent], token_id))
-        self._spend("pass")
-        return [next_token(value) for value in cache.rows]
 
     def keep(self, rows: Sequence[int], cache: HashCache) -> None:
         cache.hashes += [cache.rows[row] for row in rows]

@@ -23,10 +23,7 @@ from protocol.mutants import Unhashed
 
 from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
-from amusd.policies.branching import BranchingPolicy
-from amusd.policies.chain import ChainPolicy
-from amusd.policies.lockstep import SynchronousPolicy
-from amusd.policies.windowed import WindowedPolicy
+from amusd.policies.fixed import BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.handshake import await_hello
@@ -66,13 +63,29 @@ def scenario_of(seed: int) -> Scenario:
     draw = random.Random(f"scenario {seed}")
     live = seed % 2 == 1
     lookahead = draw.randint(2, 10)
+    block = max(1, lookahead // 2)
     policies: tuple[Policy, ...] = (
-        ChainPolicy(lookahead, draw.randint(1, 5), draw.randint(0, 3), 1.0),
-        ChainPolicy(lookahead, draw.randint(1, 5), draw.randint(0, 3), 1.0),
-        WindowedPolicy(max(1, lookahead // 2), 0.2),
-        SynchronousPolicy(max(1, lookahead // 2), 0.2),
-        BranchingPolicy(lookahead, draw.randint(1, 3), draw.randint(1, 4), draw.randint(0, 3), 1.0),
-        BranchingPolicy(lookahead, draw.randint(1, 3), draw.randint(1, 4), draw.randint(0, 3), 1.0),
+        *(
+            ChainPolicy(
+                max_lookahead=lookahead,
+                tokens_per_message=draw.randint(1, 5),
+                min_candidates=draw.randint(0, 3),
+                max_wait_passes=1.0,
+            )
+            for _ in range(2)
+        ),
+        WindowedPolicy(max_lookahead=2 * block, tokens_per_message=block, timeout_seconds=0.2),
+        SynchronousPolicy(max_lookahead=block, tokens_per_message=block, timeout_seconds=0.2),
+        *(
+            BranchingPolicy(
+                max_lookahead=lookahead,
+                fan_out=draw.randint(1, 3),
+                rows_per_step=draw.randint(1, 4),
+                min_candidates=draw.randint(0, 3),
+                max_wait_passes=1.0,
+            )
+            for _ in range(2)
+        ),
         AutoPolicy(max_lookahead=lookahead, fan_out=1, rows_per_step=1, max_wait_passes=1.0),
         AutoPolicy(max_lookahead=lookahead, fan_out=3, rows_per_step=4, max_wait_passes=1.0, breadth=3),
     )

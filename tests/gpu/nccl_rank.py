@@ -1,6 +1,6 @@
-"""A second rank of a small model, as a process: `nccl_rank.py ADDRESS DEVICE BACKEND CAPTURES NUM_ORDERS`.
+"""A second rank of a small model, as a process: `nccl_rank.py ADDRESS DEVICE BACKEND CAPTURES NUM_COMMANDS`.
 
-It follows; with NUM_ORDERS, it does so many orders and kills itself at the next one.
+It follows; with NUM_COMMANDS, it obeys so many commands and kills itself at the next one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
-from amusd.models.orders import Order, follow
 from amusd.models.process_group import Backend
+from amusd.models.rank_commands import RankCommand, follow
 from amusd.models.ranks import Follower
 from amusd.models.sharding import ALONE, Ranks
 from amusd.types import Role
@@ -50,18 +50,18 @@ def small_model(device: str, *, captures: bool, ranks: Ranks = ALONE) -> CachedM
     return wrap_model(source, options)
 
 
-def run(address: str, device: str, backend: str, captures: str, num_orders: str = "") -> None:
+def run(address: str, device: str, backend: str, captures: str, num_commands: str = "") -> None:
     follower = Follower(address, Role.TARGET, 1, 2, cast("Backend", backend))
 
-    def orders() -> Iterator[Order]:
-        for number, order in enumerate(follower.orders()):
-            if num_orders and number == int(num_orders):
+    def commands() -> Iterator[RankCommand]:
+        for number, command in enumerate(follower.commands()):
+            if num_commands and number == int(num_commands):
                 os.kill(os.getpid(), signal.SIGKILL)
-            yield order
+            yield command
 
     model = small_model(device, captures=bool(int(captures)), ranks=follower)
     follower.ready(device, DEADLINE_SECONDS)
-    follow(model, orders())
+    follow(model, commands())
     follower.close()
 
 

@@ -133,7 +133,7 @@ def test_paths_and_trees_of_graphs_choose_what_passes_computed_anew_choose(folde
             wrong = (tokens[-1] + 1) % model.num_ids
             rows = [tokens[-1], wrong, model.choose(tokens[-1:], cache)[0]]
             cache.truncate(cache.length - 1)
-            found = model.choose_paths(rows, [0, 0], cache)
+            found = model.choose(rows, cache, [0, 0])
             assert found[0] == rows[2]
             model.keep([0, 2], cache)
             tokens += [rows[2], found[2]]
@@ -149,7 +149,7 @@ def test_a_prepared_model_verifies_paths_without_asking_the_device(folder: Path)
     model.prepare(cache)
     model.prefill(TOKENS[:-1], cache)
     with nothing_asked_of_the_device():
-        model.choose_paths([TOKENS[-1], 5, 6, 7], [0, 0, 2], cache)
+        model.choose([TOKENS[-1], 5, 6, 7], cache, [0, 0, 2])
         model.keep([0, 2, 3], cache)
         model.choose([9], cache)
 

@@ -41,11 +41,17 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def two_ranks(*, captures: bool, num_orders: int | None = None) -> Iterator[tuple[Leader, CachedModel]]:
-    """A leader here and a follower in a process, which dies at an order where `num_orders` says so."""
+def two_ranks(*, captures: bool, num_commands: int | None = None) -> Iterator[tuple[Leader, CachedModel]]:
+    """A leader here and a follower in a process, which dies at a command where `num_commands` says so."""
     leader = Leader(Role.TARGET, 2, "nccl")
     checkout = Path(__file__).parents[2]
-    arguments = [leader.address, DEVICES[1], "nccl", str(int(captures)), *([] if num_orders is None else [num_orders])]
+    arguments = [
+        leader.address,
+        DEVICES[1],
+        "nccl",
+        str(int(captures)),
+        *([] if num_commands is None else [num_commands]),
+    ]
     command = [sys.executable, str(Path(__file__).with_name("nccl_rank.py")), *map(str, arguments)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(checkout)})
     try:
@@ -58,7 +64,7 @@ def two_ranks(*, captures: bool, num_orders: int | None = None) -> Iterator[tupl
             code = process.wait(FOUND_SECONDS)
         finally:
             process.kill()
-    assert code == (0 if num_orders is None else -signal.SIGKILL)
+    assert code == (0 if num_commands is None else -signal.SIGKILL)
 
 
 def decoded(model: CachedModel) -> list[list[int]]:
@@ -80,7 +86,7 @@ def test_two_gpus_choose_what_one_does(captures: bool) -> None:
 
 @pytest.mark.parametrize("captures", [False, True], ids=["computed anew", "graphs"])
 def test_a_rank_that_is_killed_amid_a_pass_is_named_at_once_and_the_device_goes_on(captures: bool) -> None:
-    with two_ranks(captures=captures, num_orders=6) as (_, model):
+    with two_ranks(captures=captures, num_commands=6) as (_, model):
         with ThreadPoolExecutor(1) as pool:
             passes = pool.submit(lambda: [decoded(model) for _ in range(3)])
             error = passes.exception(FOUND_SECONDS)

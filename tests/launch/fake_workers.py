@@ -13,7 +13,7 @@ from pathlib import Path
 
 from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError, RankLostError
-from amusd.runtime.seats import Seat
+from amusd.runtime.rank_layout import RoleRank
 from amusd.runtime.succession import FIRST_INCARNATION, DraftSource
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
@@ -102,9 +102,9 @@ def _await_file(path: Path) -> None:
         time.sleep(0.01)
 
 
-def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> None:
+def run_follower(command: str, config: RunConfig, own: RoleRank, address: str) -> None:
     prompt = _prompt_of(Path(str(config.run_dir)))
-    if seat.role is Role.DRAFT:
+    if own.role is Role.DRAFT:
         assert address in (_ranks_of(1), _ranks_of(2))
         killed = Path(str(config.run_dir)) / "killed"
         if prompt == "draft rank is killed" and not killed.exists():
@@ -115,7 +115,7 @@ def run_follower(command: str, config: RunConfig, seat: Seat, address: str) -> N
     if prompt == "follower refuses":
         raise ConfigError("device cuda:1: no such device")
     if prompt == "follower crashes":
-        raise ValueError(f"a bug in rank {seat.rank} of {command}")
+        raise ValueError(f"a bug in rank {own.rank} of {command}")
     if prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
 

@@ -14,7 +14,7 @@ from runtime.gpu_doubles import pretend_gpus
 from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for
-from amusd.runtime.seats import seats
+from amusd.runtime.rank_layout import rank_layout
 from amusd.types import Role
 from launch.devices import NCCL_SETTINGS, claim_hardware, mps_folder
 from launch.main import main
@@ -105,8 +105,8 @@ def test_all_ranks_of_a_machine_find_the_same_devices_and_one_of_them_says_what_
     monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
     monkeypatch.setattr("launch.devices.pin_to", lambda _cores: None)
     config = RunConfig(target_tensor_parallel_size=sizes[0], draft_tensor_parallel_size=sizes[1])
-    for seat in seats(config.engine()):
-        claimed = claim_hardware(config, seat.role, local_world_size=local_world_size, rank=seat.rank)
+    for entry in rank_layout(config.engine()):
+        claimed = claim_hardware(config, entry.role, local_world_size=local_world_size, rank=entry.rank)
         assert claimed.hardware.devices == devices
     shares = local_world_size == sum(sizes) and len(set(devices)) < len(devices) and num_gpus > 0
     assert capsys.readouterr().err.count("\n") == shares

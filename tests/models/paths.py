@@ -11,7 +11,7 @@ from models.blocks import random_ids
 from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
-from amusd.protocol.tracks import Tracks
+from amusd.protocol.verification import Tracks
 
 
 @dataclass
@@ -70,7 +70,7 @@ def decode_in_paths(model: CachedModel, token_ids: Sequence[int], start: int, se
             logits.append(model.forward(right[:1], cache).logits[0].clone())
             continue
         paths = random_paths(rng, right, model.max_rows(at), model.num_tracks(at), model.width)
-        scores = model.forward_paths(paths.token_ids, paths.parents, cache).logits
+        scores = model.forward(paths.token_ids, cache, parents=paths.parents).logits
         assert cache.length == at
         logits += [scores[row].clone() for row in paths.right]
         model.keep(paths.right, cache)

@@ -1,6 +1,6 @@
 """A rank that is a process, and kills itself: `rank_process.py follower ADDRESS` or `rank_process.py leader`.
 
-It exchanges one sum for its first order, and is gone before the next one.
+It exchanges one sum for its first command, and is gone before the next one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 import torch
 
 from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.passes import Pass
 from amusd.models.ranks import Follower, Leader
-from amusd.models.sharding import Work
 from amusd.types import Role
 
 DEADLINE_SECONDS = 60.0
@@ -22,7 +22,7 @@ DEADLINE_SECONDS = 60.0
 def follow_and_die(address: str) -> None:
     follower = Follower(address, Role.DRAFT, 1, 2)
     follower.ready("cpu", DEADLINE_SECONDS)
-    next(follower.orders())
+    next(follower.commands())
     follower.sum(torch.ones(1, 1))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -32,7 +32,7 @@ def lead_and_die() -> None:
     sys.stdout.write(leader.address + "\n")
     sys.stdout.flush()
     leader.await_followers("cpu", DEADLINE_SECONDS)
-    leader.announce(PreallocatedCache(capacity=1, allocated=1, dtype=torch.float32), Work([1]))
+    leader.announce(PreallocatedCache(capacity=1, allocated=1, dtype=torch.float32), Pass([1], with_logits=False))
     leader.sum(torch.ones(1, 1))
     os.kill(os.getpid(), signal.SIGKILL)
 

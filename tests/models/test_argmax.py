@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.errors import NotFiniteError
-from amusd.models.argmax import argmax_rows
+from amusd.models.language_model import argmax_rows
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 NAN, INF = float("nan"), float("inf")

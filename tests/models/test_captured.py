@@ -169,8 +169,8 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
         cache.truncate(0)
         model.prefill(token_ids[:length], cache)
         for rows in (2, 3, 4):
-            model.choose_paths(token_ids[:rows], [0] * 2 if rows == 3 else list(range(rows - 1)), cache)
-        model.choose_paths([5, 6, 7], [0, 0], cache)
+            model.choose(token_ids[:rows], cache, [0] * 2 if rows == 3 else list(range(rows - 1)))
+        model.choose([5, 6, 7], cache, [0, 0])
         model.keep([0, 2], cache)
         model.extend([7], cache, 1 + length % 2)
     for slot in range(60):
@@ -201,7 +201,7 @@ def test_a_prompt_behind_a_path_that_was_kept_is_read_in_the_order_of_its_positi
     plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "amusd")
     cache, expected_cache = replayed.new_cache(60), plain.new_cache(60)
     replayed.prefill(random_ids(9), cache)
-    replayed.choose_paths([5, 6, 7, 8], [0, 0, 2], cache)
+    replayed.choose([5, 6, 7, 8], cache, [0, 0, 2])
     replayed.keep([0, 2, 3], cache)
     assert not cache.is_in_order(12)
     rest = random_ids(21, seed=4)
@@ -243,7 +243,7 @@ def test_a_logit_that_is_no_finite_number_comes_with_the_tokens(value: float) ->
     network._model.get_output_embeddings().weight.data[3].fill_(value)
     for ask in (
         lambda: replayed.choose([8, 9], cache),
-        lambda: replayed.choose_paths([8, 9, 10], [0, 0], cache),
+        lambda: replayed.choose([8, 9, 10], cache, [0, 0]),
         lambda: replayed.extend([8], cache, STEPS),
     ):
         cache.truncate(3)

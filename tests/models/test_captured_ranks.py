@@ -18,7 +18,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.graphs import Replay
 from amusd.models.language_model import DigestRequest
 from amusd.models.numerics import Numerics
-from amusd.models.orders import follow
+from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE, Ranks
 from amusd.types import Role
@@ -92,7 +92,7 @@ def decoded(model: CachedModel) -> list[list[int]]:
     assert digests is not None
     chosen.append(digests[:, 0].tolist())
     if model.num_tracks(cache.length) > 1:
-        chosen.append(model.choose_paths(block, [0, 0], cache))
+        chosen.append(model.choose(block, cache, [0, 0]))
         model.keep([0, 2], cache)
     chosen.append(model.extend(block[:1], cache, 5))
     cache.truncate(0)
@@ -128,7 +128,7 @@ def test_ranks_capture_and_replay_the_same_in_one_order_and_choose_what_one_rank
         try:
             model = model_on(follower, RULES[rule], captures[rank])
             follower.ready("cpu", DEADLINE_SECONDS)
-            follow(model, follower.orders())
+            follow(model, follower.commands())
         except BaseException as error:
             follower.close(error)
             raise

@@ -260,7 +260,7 @@ def test_no_key_beyond_those_announced_is_read() -> None:
     for cache in (fresh, poisoned):
         model.prefill(token_ids[:40], cache)
     with torch.inference_mode():  # where the memory was allocated
-        for storage in poisoned._joint.values():
+        for storage in poisoned._memory.values():
             storage[:, 64:] = torch.nan  # 64: the border of the block below
     expected = model.forward(token_ids[40:], fresh).logits
     assert torch.equal(model.forward(token_ids[40:], poisoned).logits, expected)
@@ -286,8 +286,8 @@ def test_it_writes_where_slots_say() -> None:
         torch.testing.assert_close(
             logits, stock_logits(stock_model(CASES["grouped heads"]), token_ids), rtol=1e-4, atol=1e-4
         )
-    for layer, storage in plain._joint.items():
-        assert torch.equal(storage, slotted._joint[layer])
+    for layer, storage in plain._memory.items():
+        assert torch.equal(storage, slotted._memory[layer])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

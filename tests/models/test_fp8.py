@@ -11,8 +11,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from amusd.errors import UnsupportedModelError
-from amusd.models.fp8 import FP8, ConvertedFp8Linear, Fp8Linear, linear_maker, to_fp8, why_not_fp8
-from amusd.models.linear import Linear, Weights
+from amusd.models.linear import (
+    FP8,
+    ConvertedFp8Linear,
+    Fp8Linear,
+    Linear,
+    Weights,
+    make_linear,
+    to_fp8,
+    why_not_fp8,
+)
 
 OUT, IN = 48, 64
 LARGEST = 448.0
@@ -131,7 +139,7 @@ def test_weights_are_counted_as_they_are_held() -> None:
 @pytest.fixture
 def capability(monkeypatch: pytest.MonkeyPatch) -> Any:
     def pretend(major: int, minor: int) -> None:
-        monkeypatch.setattr("amusd.models.fp8.device_capability", lambda _device: (major, minor))
+        monkeypatch.setattr("amusd.models.linear.device_capability", lambda _device: (major, minor))
 
     return pretend
 
@@ -171,7 +179,7 @@ def test_cuda_takes_the_layout(rows: int, bias: bool, outputs: int, inputs: int,
     """torch checks dtypes, strides, multiples of 16 and the shapes of scales of a fake tensor on a GPU."""
     capability(9, 0)
     with FakeTensorMode():
-        linear = linear_maker(torch.bfloat16)(on_fake_gpu(outputs, inputs, bias=bias))
+        linear = make_linear(on_fake_gpu(outputs, inputs, bias=bias), torch.bfloat16)
         assert isinstance(linear, Fp8Linear)
         result = linear(torch.empty(rows, inputs, dtype=torch.bfloat16, device=GPU))
     assert (result.shape, result.dtype, result.device) == ((rows, outputs), torch.bfloat16, GPU)
@@ -191,14 +199,14 @@ def test_sizes_that_cuda_does_not_take_are_converted_at_each_product(
     capability(9, 0)
     with FakeTensorMode():
         weights = on_fake_gpu(outputs, inputs)
-        linear = linear_maker(torch.bfloat16)(weights)
+        linear = make_linear(weights, torch.bfloat16)
         assert isinstance(linear, ConvertedFp8Linear)
         assert linear(torch.empty(3, inputs, dtype=torch.bfloat16, device=GPU)).shape == (3, outputs)
         assert linear.nbytes == outputs * inputs + outputs * 6, "a GPU holds the weights in FP8"
 
 
 def test_weights_without_scales_are_left_to_other_layers() -> None:
-    linear = linear_maker(torch.float32)(Weights(torch.ones(OUT, IN)))
+    linear = make_linear(Weights(torch.ones(OUT, IN)), torch.float32)
     assert not isinstance(linear, (Fp8Linear, ConvertedFp8Linear))
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
-from amusd.models.fp8 import to_fp8
 from amusd.models.huggingface import load_model
+from amusd.models.linear import to_fp8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks

@@ -15,11 +15,10 @@ from torch import Tensor
 from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import UnsupportedModelError
 from amusd.models import linear
-from amusd.models.explanation import explain_drafter
 from amusd.models.huggingface import load_model
-from amusd.models.int8 import Int8Linear, quantize_rows, why_not_int8
+from amusd.models.linear import Int8Linear, to_int8, why_not_int8
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import draft_dtype, target_dtype
+from amusd.models.loading import draft_dtype, explain_drafter, target_dtype
 from amusd.models.numerics import Numerics
 
 SMALLEST_STEP = 6.2e-5
@@ -65,12 +64,12 @@ def test_a_weight_takes_a_byte() -> None:
 
 def test_what_was_quantized_once_stays_as_it_is() -> None:
     """The embedded draft ships in int8: what is computed with is what was shipped."""
-    values, scales = quantize_rows(random_tensor(20, 50, seed=1))
+    values, scales = to_int8(random_tensor(20, 50, seed=1))
     assert values.abs().amax(dim=1).eq(127).all()
-    again, scales_again = quantize_rows(values.float() * scales)
+    again, scales_again = to_int8(values.float() * scales)
     assert torch.equal(values, again)
     torch.testing.assert_close(scales, scales_again)
-    assert torch.equal(quantize_rows(torch.zeros(2, 3))[0], torch.zeros(2, 3, dtype=torch.int8))
+    assert torch.equal(to_int8(torch.zeros(2, 3))[0], torch.zeros(2, 3, dtype=torch.int8))
 
 
 def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +78,10 @@ def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.Monke
     if torch.backends.quantized.engine in ("x86", "fbgemm"):
         assert why_not_int8(CPU) == "this CPU has no VNNI"
     with monkeypatch.context() as patch:
-        patch.setattr("amusd.models.int8._ENGINES", ("another",))
+        patch.setattr("amusd.models.linear._INT8_ENGINES", ("another",))
         assert "here, allowed: another" in str(why_not_int8(CPU))
     with monkeypatch.context() as patch:
-        patch.setattr("amusd.models.int8._QUANTIZED", "removed")
+        patch.setattr("amusd.models.linear._MAKE_QUANTIZED", "removed")
         assert why_not_int8(CPU) == "this build of torch lacks them"
 
 
@@ -104,7 +103,7 @@ def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypat
     options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=64, dtype="int8")
     with pytest.raises(UnsupportedModelError, match=r"dtype=int8: only the lean decoder .*: model_impl=transformers"):
         load_model(tmp_path, replace(options, model_impl="transformers"))
-    monkeypatch.setattr("amusd.models.huggingface.why_not_int8", lambda _device: "no reason")
+    monkeypatch.setattr("amusd.models.load_options.why_not_int8", lambda _device: "no reason")
     with pytest.raises(UnsupportedModelError, match="dtype=int8: there are no fast int8 products: no reason"):
         load_model(tmp_path, options)
     with pytest.raises(UnsupportedModelError, match="no reason"):

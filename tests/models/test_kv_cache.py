@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -173,6 +173,29 @@ def test_rows_that_are_kept_move_to_their_places(kind: str) -> None:
         assert torch.equal(moved, expected)
     with pytest.raises(ValueError, match="not one over paths"):
         cache.keep([0])
+
+
+def _advance(cache: PreallocatedCache) -> None:
+    cache.begin(1, 9)
+    _write(cache, key_values(1), "joint")
+    cache.advance(1)
+
+
+@pytest.mark.parametrize("forget", [_advance, lambda cache: cache.truncate(3)], ids=["another pass", "a rollback"])
+def test_the_rows_of_a_pass_over_paths_cannot_be_kept_later(forget: Callable[[PreallocatedCache], None]) -> None:
+    cache = new_cache()
+    cache.begin(4, 4)
+    _write(cache, key_values(4), "joint")
+    cache.advance(4)
+    slots = [4, 5, 20]
+    cache.begin(3, ALLOCATED, slots=torch.tensor(slots))
+    _write(cache, key_values(3), "joint")
+    cache.path_slots = slots
+    forget(cache)
+    length = cache.length
+    with pytest.raises(ValueError, match="not one over paths"):
+        cache.keep([0, 2])
+    assert cache.length == length
 
 
 def _write(cache: PreallocatedCache, states: Tensor, kind: str) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from amusd.models.linear import PackedLinear, PlainLinear, can_pack, make_linear, why_not_packed
+from amusd.models.linear import PackedLinear, PlainLinear, Weights, can_pack, make_linear, why_not_packed
 
 SHAPES = [(1, 1), (3, 5), (16, 16), (31, 200), (97, 33), (128, 64), (577, 576), (64, 1537)]
 """[out, in]"""
@@ -123,7 +123,7 @@ def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_
 def test_what_can_be_packed_is_packed(dtype: torch.dtype) -> None:
     weight = random_tensor(4, 6, seed=1, dtype=dtype)
     assert can_pack(weight)
-    assert isinstance(make_linear(weight, None), PackedLinear)
+    assert isinstance(make_linear(Weights(weight), weight.dtype), PackedLinear)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,7 +132,7 @@ def test_the_weight_may_be_a_view_and_may_change_afterwards(dtype: torch.dtype) 
     view = source.t()[::2]  # [6, 9], not contiguous
     rows = random_tensor(8, 9, seed=2, dtype=dtype)
     expected = PackedLinear(view.contiguous(), None)(rows)
-    linear = make_linear(view, None)
+    linear = make_linear(Weights(view), dtype)
     source.zero_()
     assert torch.equal(linear(rows), expected)
 
@@ -142,7 +142,7 @@ def test_other_dtypes_are_left_plain(dtype: torch.dtype) -> None:
     weight = random_tensor(4, 6, seed=1, dtype=dtype)
     assert not can_pack(weight)
     assert why_not_packed(CPU, dtype) == f"there are no packed products in {str(dtype)[6:]}"
-    linear = make_linear(weight, None)
+    linear = make_linear(Weights(weight), weight.dtype)
     assert isinstance(linear, PlainLinear)
     rows = random_tensor(3, 6, seed=2, dtype=dtype)
     assert torch.equal(linear(rows), rows @ weight.t())
@@ -162,14 +162,14 @@ class _WithoutOperators:
 def test_without_the_operators_weights_stay_plain(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops, "mkldnn", _WithoutOperators())
     assert why_not_packed(CPU, dtype) == "this build of torch lacks oneDNN's packed products"
-    assert isinstance(make_linear(random_tensor(4, 6, seed=1, dtype=dtype), None), PlainLinear)
+    assert isinstance(make_linear(Weights(random_tensor(4, 6, seed=1, dtype=dtype)), dtype), PlainLinear)
 
 
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
 def test_without_onednn_weights_stay_plain(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_has_mkldnn", False)
     assert why_not_packed(CPU, dtype) == "this build of torch has no oneDNN"
-    assert isinstance(make_linear(random_tensor(4, 6, seed=1, dtype=dtype), None), PlainLinear)
+    assert isinstance(make_linear(Weights(random_tensor(4, 6, seed=1, dtype=dtype)), dtype), PlainLinear)
 
 
 def test_where_onednn_has_no_bfloat16_only_float32_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:

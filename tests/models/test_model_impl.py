@@ -16,9 +16,9 @@ from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import why_not_covered
 from amusd.models.embedded_draft import load_embedded_draft
-from amusd.models.explanation import explain_drafter, explain_target
 from amusd.models.huggingface import load_model, wrap_model
 from amusd.models.load_options import LoadOptions
+from amusd.models.loading import explain_drafter, explain_target
 from amusd.models.numerics import Numerics
 
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
@@ -117,7 +117,7 @@ def test_the_adapter_is_explained_by_the_key_that_asked_for_it(tmp_path: Path) -
 def test_the_decoder_is_explained_with_its_weights(
     reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amusd.models.explanation.why_not_packed", lambda _device, _dtype: reason)
+    monkeypatch.setattr("amusd.models.load_options.why_not_packed", lambda _device, _dtype: reason)
     weights = "packed weights: oneDNN float32" if reason is None else f"weights as they are: {reason}"
     assert explained(tmp_path, tiny.tiny_config(), dtype="float32") == f"lean decoder ({weights})"
 

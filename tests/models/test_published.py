@@ -19,9 +19,8 @@ from amusd.models import decoder
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import open_checkpoint
 from amusd.models.compatibility import position_limit
-from amusd.models.huggingface import load_model
+from amusd.models.huggingface import load_model, mapped_model
 from amusd.models.load_options import LoadOptions
-from amusd.models.mapped_model import mapped_model
 from amusd.models.numerics import Numerics
 
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)

@@ -13,11 +13,11 @@ from models.published import CONFIGS, write_config
 
 from amusd.config import DrafterConfig
 from amusd.errors import UnsupportedModelError
-from amusd.models.explanation import explain_drafter
+from amusd.models.compatibility import is_fp8, why_not_run
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
+from amusd.models.loading import explain_drafter
 from amusd.models.numerics import Numerics
-from amusd.models.quantization import is_fp8, why_not_run
 
 OPTIONS = LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=64)
 WEIGHTS = {
@@ -209,7 +209,7 @@ OLD_GPU = "weights converted at each product, products in bfloat16: FP8 products
 def test_the_products_of_fp8_are_explained(
     device: str, capability: tuple[int, int], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amusd.models.fp8.device_capability", lambda _device: capability)
+    monkeypatch.setattr("amusd.models.linear.device_capability", lambda _device: capability)
     folder_of(tmp_path, FP8_DYNAMIC)
     drafter = DrafterConfig(kind="hf", model=str(tmp_path), dtype="bfloat16")
     assert explain_drafter(drafter, device) == f"lean decoder (FP8 weights and rows: {text})"

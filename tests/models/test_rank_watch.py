@@ -19,18 +19,18 @@ import torch
 from models.fake_nccl import HangingNccl
 
 from amusd.errors import PeerFailedError, RankLostError
-from amusd.models import process_group, rank_watch
+from amusd.models import process_group
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.process_group import EXCHANGE_SECONDS
-from amusd.models.rank_watch import Watch
+from amusd.models.passes import Pass
+from amusd.models.process_group import EXCHANGE_SECONDS, Watch
 from amusd.models.ranks import Follower, Leader
-from amusd.models.sharding import ALONE, Ranks, Work
+from amusd.models.sharding import ALONE, Ranks
 from amusd.types import Role
 
 DEADLINE_SECONDS = 30.0
 assert DEADLINE_SECONDS < EXCHANGE_SECONDS, "what is found by a deadline would pass for what is found at once"
 PROCESS = Path(__file__).with_name("rank_process.py")
-PASS = Work([1], with_logits=True)
+PASS = Pass([1])
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +71,10 @@ def test_the_end_of_a_socket_aborts_the_group_which_is_known_to_be_lost_before()
     with own:
         watch = Watch([own.fileno()], abort)
         made.set()
-        other.sendall(b"an order, which is for others to read")
+        other.sendall(b"a command, which is for others to read")
         watch._thread.join(0.1)  # it would notice within that time if it listened to words
         assert watch._thread.is_alive()
-        assert own.recv(100) == b"an order, which is for others to read"
+        assert own.recv(100) == b"a command, which is for others to read"
         assert not watch.is_lost
         other.close()
         watch._thread.join(DEADLINE_SECONDS)
@@ -108,9 +108,9 @@ def test_a_group_that_is_ended_on_request_is_not_lost() -> None:
 
 
 def test_an_abort_that_waits_for_graphs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_watch, "ABORT_SECONDS", 0.05)
+    monkeypatch.setattr(process_group, "ABORT_SECONDS", 0.05)
     at_exit: list[object] = []
-    monkeypatch.setattr(rank_watch.atexit, "register", lambda function, *_: at_exit.append(function))
+    monkeypatch.setattr(process_group.atexit, "register", lambda function, *_: at_exit.append(function))
     graphs_destroyed = threading.Event()
     own, other = socket.socketpair()
     with own, other:
@@ -158,7 +158,7 @@ def hanging_pair(
 def test_a_follower_that_goes_while_the_device_hangs_is_named_and_the_kernels_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with hanging_pair(monkeypatch, lambda follower: next(follower.orders())) as (leader, groups, _):
+    with hanging_pair(monkeypatch, lambda follower: next(follower.commands())) as (leader, groups, _):
         leader.check()
         leader.announce(a_cache(), PASS)
         leader.sum(torch.ones(1, 1))  # returns at once: the device hangs, not the host
@@ -172,7 +172,7 @@ def test_a_follower_that_goes_while_the_device_hangs_is_named_and_the_kernels_en
 
 def test_a_follower_that_fails_while_the_device_hangs_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(follower: Follower) -> None:
-        next(follower.orders())
+        next(follower.commands())
         raise ValueError("out of memory")
 
     with hanging_pair(monkeypatch, fail) as (leader, _, _):
@@ -185,7 +185,7 @@ def test_a_follower_whose_leader_goes_while_the_device_hangs_ends(monkeypatch: p
     computing = threading.Event()
 
     def compute(follower: Follower) -> None:
-        next(follower.orders())
+        next(follower.commands())
         computing.set()
         await_pass(follower, lambda: False)
 
@@ -200,7 +200,7 @@ def test_a_follower_whose_leader_goes_while_the_device_hangs_ends(monkeypatch: p
 
 
 def test_a_pass_that_takes_too_long_is_aborted_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    with hanging_pair(monkeypatch, lambda follower: list(follower.orders())) as (leader, groups, _):
+    with hanging_pair(monkeypatch, lambda follower: list(follower.commands())) as (leader, groups, _):
         leader.abort()
         leader.check()  # nobody is gone
         assert any(group.kernels_ended.is_set() for group in groups)
@@ -249,8 +249,8 @@ def test_a_leader_that_is_killed_amid_a_pass_is_noticed() -> None:
     follower = Follower(address, Role.DRAFT, 1, 2)
     try:
         follower.ready("cpu", DEADLINE_SECONDS)
-        orders = follower.orders()
-        assert next(orders).work.token_ids == [1]
+        commands = follower.commands()
+        assert next(commands).work.token_ids == [1]
         assert follower.sum(torch.ones(1, 1)).item() == 2
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(follower.sum, torch.ones(1, 1))
@@ -258,7 +258,7 @@ def test_a_leader_that_is_killed_amid_a_pass_is_noticed() -> None:
                 second.result(DEADLINE_SECONDS)
         with pytest.raises(RankLostError, match=r"^rank 0 of the draft is gone$"):
             await_pass(follower, lambda: False)
-        assert list(orders) == []
+        assert list(commands) == []
     finally:
         follower.close()
         process.kill()

@@ -21,11 +21,10 @@ from models.test_decoder import Case, lean_model, stock_model
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
-from amusd.models.orders import Order, follow
-from amusd.models.process_group import backend_for
+from amusd.models.passes import Pass, PathRows
+from amusd.models.process_group import ProcessGroup, backend_for
+from amusd.models.rank_commands import RankCommand, follow
 from amusd.models.ranks import Follower, Leader
-from amusd.models.sharding import Work
-from amusd.models.tree_pass import PathRows
 from amusd.types import Role
 
 DEADLINE_SECONDS = 20.0
@@ -42,15 +41,15 @@ def come_and_follow(address: str, rank: int, size: int) -> list[int]:
     follower = Follower(address, Role.DRAFT, rank, size)
     starts: list[int] = []
 
-    def orders() -> Iterator[Order]:
-        for order in follower.orders():
-            starts.append(order.start)
-            yield order
+    def commands() -> Iterator[RankCommand]:
+        for command in follower.commands():
+            starts.append(command.start)
+            yield command
 
     try:
         model = lean_model(STOCK, ranks=follower)
         follower.ready("cpu", DEADLINE_SECONDS)
-        follow(model, orders())
+        follow(model, commands())
     except BaseException as error:
         follower.close(error)
         raise
@@ -100,7 +99,7 @@ def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
         follower = Follower(address, Role.TARGET, rank, size)
         model = lean_model(STOCK, rule, ranks=follower)
         follower.ready("cpu", DEADLINE_SECONDS)
-        follow(model, follower.orders())
+        follow(model, follower.commands())
         follower.close()
 
     with meeting(2, life) as (leader, followers):
@@ -112,39 +111,39 @@ def test_rows_kept_of_several_paths_are_kept_on_every_rank() -> None:
 
 
 def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
-    received: list[Order] = []
+    received: list[RankCommand] = []
 
     def life(address: str, rank: int, size: int) -> None:
         follower = Follower(address, Role.DRAFT, rank, size)
         follower.ready("cpu", DEADLINE_SECONDS)
-        received.extend(follower.orders())
+        received.extend(follower.commands())
 
     with meeting(2, life) as (leader, followers):
         leader.await_followers("cpu", DEADLINE_SECONDS)
         model = lean_model(STOCK)
         caches = [model.new_cache(8), model.new_cache(9)]
         for cache in caches:
-            leader.announce(cache, Work([1, 2], with_logits=True))
+            leader.announce(cache, Pass([1, 2]))
         del cache, caches[0]
         gc.collect()
         for _ in range(2):
-            leader.announce(caches[0], Work([3]))
+            leader.announce(caches[0], Pass([3], with_logits=False))
     followers[0].result(DEADLINE_SECONDS)
-    assert [(order.cache, order.capacity, order.dropped) for order in received] == [
+    assert [(command.cache, command.capacity, command.dropped) for command in received] == [
         (1, 8, ()),
         (2, 9, ()),
         (2, 9, (1,)),
         (2, 9, ()),
     ]
     assert received[0].work.token_ids == [1, 2]
-    assert [order.work.with_logits for order in received] == [True, True, False, False]
+    assert [command.work.with_logits for command in received] == [True, True, False, False]
 
 
 def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
     def go(address: str, rank: int, size: int) -> None:
         follower = Follower(address, Role.DRAFT, rank, size)
         follower.ready("cpu", DEADLINE_SECONDS)
-        next(follower.orders())
+        next(follower.commands())
         follower.close()
 
     def life(address: str, rank: int, size: int) -> None:
@@ -162,7 +161,7 @@ def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
     def life(address: str, rank: int, size: int) -> None:
         follower = Follower(address, Role.DRAFT, rank, size)
         follower.ready("cpu", DEADLINE_SECONDS)
-        next(follower.orders())
+        next(follower.commands())
         follower.close(ValueError("out of paper\nand of ink"))
 
     with meeting(2, life) as (leader, _):
@@ -170,6 +169,82 @@ def test_a_follower_that_fails_amid_a_pass_says_why() -> None:
         leader.await_followers("cpu", DEADLINE_SECONDS)
         with pytest.raises(PeerFailedError, match=r"^rank 1 of the draft failed: out of paper$"):
             model.forward([1, 2], model.new_cache(8))
+
+
+class FailingExchanges:
+    """A process group that fails at one of its exchanges, counted from 0, and is gone then as with its process."""
+
+    def __init__(self, group: ProcessGroup, number: int) -> None:
+        self._group: ProcessGroup | None = group
+        self.num_left = number
+
+    def sum(self, part: torch.Tensor) -> torch.Tensor:
+        return self._live().sum(part)
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        return self._live().join(part)
+
+    def _live(self) -> ProcessGroup:
+        if self.num_left == 0:
+            self._group = None
+            raise ValueError("out of paper")
+        assert self._group is not None
+        self.num_left -= 1
+        return self._group
+
+
+NUM_EXCHANGES = 3 * (2 * STOCK.config.num_hidden_layers + 1) - 1
+"""Of a chunk of a prompt, whose logits nobody needs, a pass and a pass over a tree."""
+
+
+def _three_passes(model: CachedModel) -> None:
+    cache = model.new_cache(20, spare=8)
+    model.prefill(random_ids(5), cache)
+    model.forward([1, 2], cache)
+    model.forward_tree([3, 4], np.arange(5), [[12], [12, 14]], cache)
+
+
+@pytest.mark.parametrize("number", range(NUM_EXCHANGES + 1))
+@pytest.mark.parametrize("fails", ["leader", "follower"])
+def test_a_rank_that_fails_at_any_exchange_ends_all_with_its_reason(fails: str, number: int) -> None:
+    """Nobody waits for it, and nobody goes on; behind the last exchange nothing fails."""
+
+    def life(address: str, rank: int, size: int) -> None:
+        follower = Follower(address, Role.DRAFT, rank, size)
+        try:
+            model = lean_model(STOCK, ranks=follower)
+            follower.ready("cpu", DEADLINE_SECONDS)
+            if fails == "follower" and rank == 2:
+                follower._group = FailingExchanges(follower._met, number)  # type: ignore[assignment]  # a double
+            follow(model, follower.commands())
+        except BaseException as error:
+            follower.close(error)
+            raise
+        follower.close()
+
+    with meeting(3, life) as (leader, followers):
+        model = lean_model(STOCK, ranks=leader)
+        leader.await_followers("cpu", DEADLINE_SECONDS)
+        exchanges = FailingExchanges(leader._met, number if fails == "leader" else NUM_EXCHANGES)
+        leader._group = exchanges  # type: ignore[assignment]  # a double
+        if number == NUM_EXCHANGES:
+            _three_passes(model)
+            assert exchanges.num_left == 0
+        elif fails == "leader":
+            with pytest.raises(ValueError, match="out of paper"):
+                _three_passes(model)
+        else:
+            with pytest.raises(PeerFailedError, match=r"^rank 2 of the draft failed: out of paper$"):
+                _three_passes(model)
+        exchanges._group = None  # the group ends with its last owner
+        leader.close()
+        errors = [follower.exception(DEADLINE_SECONDS) for follower in followers]
+    if number == NUM_EXCHANGES:
+        assert errors == [None, None]
+    elif fails == "leader":
+        assert {type(error) for error in errors} == {RankLostError}
+    else:
+        assert [type(error) for error in errors] == [RankLostError, ValueError]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +311,7 @@ def test_followers_compute_trees_too() -> None:
         torch.testing.assert_close(compute(model), expected, atol=1e-4, rtol=1e-4)
         with pytest.raises(ValueError, match="each row needs its own"):
             model.forward_tree([1, 2], prefix, [[13], [13]], model.new_cache(10, spare=6))
-    assert followers[0].result(DEADLINE_SECONDS) == [0, 9], "an order was given for a pass that cannot be"
+    assert followers[0].result(DEADLINE_SECONDS) == [0, 9], "a pass that cannot be was commanded"
 
 
 slots = st.lists(st.integers(0, 9999), min_size=1, max_size=40)
@@ -246,9 +321,11 @@ nodes = st.builds(PathRows, prefixes, st.lists(slots, min_size=1, max_size=16))
 
 @settings(deadline=None)
 @given(rows=nodes)
-def test_the_nodes_of_an_order_arrive_as_they_were(rows: PathRows) -> None:
-    order = Order(cache=1, capacity=9, spare=3, start=4, work=Work((1,), with_logits=True, nodes=rows), dropped=())
-    arrived = Order.from_bytes(order.to_bytes()).work.nodes
+def test_the_rows_of_a_command_arrive_as_they_were(rows: PathRows) -> None:
+    command = RankCommand(cache=1, capacity=9, spare=3, start=4, work=Pass((1,), rows))
+    work = RankCommand.from_bytes(command.to_bytes()).work
+    assert work is not None
+    arrived = work.rows
     assert arrived is not None
     assert arrived.prefix.dtype == np.int64
     assert np.array_equal(arrived.prefix, rows.prefix)
@@ -256,27 +333,28 @@ def test_the_nodes_of_an_order_arrive_as_they_were(rows: PathRows) -> None:
 
 
 @given(
-    order=st.builds(
-        Order,
+    command=st.builds(
+        RankCommand,
         cache=st.integers(1, 9),
         capacity=st.integers(1, 9999),
         spare=st.integers(0, 99),
         start=st.integers(0, 9999),
-        work=st.builds(
-            Work,
+        work=st.none()
+        | st.builds(
+            Pass,
             token_ids=st.lists(st.integers(0, 200_000), max_size=40),
             with_logits=st.booleans(),
-            nodes=st.none(),
-            kept=st.lists(st.integers(0, 30), max_size=8),
+            rows=st.none(),
             steps=st.integers(1, 8),
-            digest=st.integers(0, 4),
-            prepares=st.booleans(),
+            wanted=st.none(),
         ),
+        digest=st.integers(0, 4),
+        kept=st.lists(st.integers(0, 30), max_size=8),
         dropped=st.lists(st.integers(1, 9), max_size=3).map(tuple),
     )
 )
-def test_an_order_arrives_as_it_was_given(order: Order) -> None:
-    assert Order.from_bytes(order.to_bytes()) == order
+def test_a_command_arrives_as_it_was_given(command: RankCommand) -> None:
+    assert RankCommand.from_bytes(command.to_bytes()) == command
 
 
 @pytest.mark.parametrize(

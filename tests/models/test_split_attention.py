@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from amusd.models import split_attention
-from amusd.models.attention import MaskedAttention, additive
+from amusd.models.attention import AttentionInputs, attend_masked
 from amusd.models.numerics import TRACK_STRIDE
 from amusd.models.split_attention import BLOCK, SplitAttention, cache_dtype, prefix_of
 
@@ -37,9 +37,10 @@ class Layer:
         heads = self.keys.shape[0] * self.groups
         return torch.randn(rows, heads, self.keys.shape[2], generator=torch.Generator().manual_seed(seed))
 
-    def attend(self, attention: SplitAttention | MaskedAttention, query: Tensor, end: int) -> Tensor:
+    def attend(self, attention: SplitAttention, query: Tensor, end: int) -> Tensor:
         """[rows, heads, dim], from the slots before `end`."""
-        return attention.attend(query, self.keys[:, :end], self.values[:, :end], query.shape[2] ** -0.5)
+        layer = AttentionInputs(query, self.keys[:, :end], self.values[:, :end], query.shape[2] ** -0.5)
+        return attention.attend(layer)
 
     def exact(self, query: Tensor, visible: Tensor) -> Tensor:
         """The same in float64; `visible`: [rows, slots]."""
@@ -168,10 +169,10 @@ def test_bounded_scores_and_sinks_go_through_a_mask(rows: int, with_sinks: bool)
     options = {"sinks": torch.linspace(-1, 1, query.shape[1])} if with_sinks else {"softcap": 2.0}
     keys, values = cache.keys[:, :end], cache.values[:, :end]
     split = SplitAttention.of_chain(start, rows, end, torch.bfloat16)
-    masked = MaskedAttention(additive(seen_by_chain(start, rows, end), torch.bfloat16))
-    expected = masked.attend(query, keys, values, 0.2, **options)
-    assert torch.equal(split.attend(query, keys, values, 0.2, **options), expected)
-    assert not torch.equal(split.attend(query, keys, values, 0.2), expected)
+    inputs = AttentionInputs(query, keys, values, 0.2, **options)
+    expected = attend_masked(inputs, seen_by_chain(start, rows, end))
+    assert torch.equal(split.attend(inputs), expected)
+    assert not torch.equal(split.attend(AttentionInputs(query, keys, values, 0.2)), expected)
 
 
 def test_keys_are_kept_in_bfloat16_only_where_a_cpu_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import draft_shape, load_draft_model, load_target
 from amusd.models.numerics import Numerics
-from amusd.models.synthetic import SHAPES, SMALLER, load_synthetic, random_model, shape_config
-from amusd.models.synthetic_tokenizer import SyntheticTokenizer
+from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, random_model, shape_config
 
 PUBLISHED = {
     "smollm2-135m": 134_515_008,

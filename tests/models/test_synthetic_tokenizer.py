@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.models.synthetic_tokenizer import SyntheticTokenizer
+from amusd.models.synthetic import SyntheticTokenizer
 from amusd.models.tokenizer import IncrementalDecoder, Tokenizer, user_turn
 from amusd.sampling.stopping import StopChecker
 from amusd.types import FinishReason

@@ -24,7 +24,7 @@ from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
-from amusd.models.tree_pass import lay_out_paths
+from amusd.models.passes import lay_out_paths
 
 WIDTH, PROMPT, SPARE = 8, 11, 24
 NUM_SLOTS = PROMPT + SPARE
@@ -115,6 +115,20 @@ def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(model: Cach
                 tree.free.append(node.slot)
         rng.shuffle(tree.free)
     assert tree.cache.length == PROMPT
+
+
+@pytest.mark.parametrize("model", [MODEL, REPLAYED], ids=["computed anew", "replayed"])
+def test_a_narrow_pass_sees_nothing_of_a_wide_one_before_it(model: CachedModel) -> None:
+    """The buffers of a captured pass still hold slots and paths of the wide one; fewer and shorter ones follow."""
+    tree = Tree(model, random_ids(PROMPT))
+    chain: list[Node] = []
+    for token_id in random_ids(3, seed=1):
+        chain.append(Node(token_id, chain[-1] if chain else None))
+    check(tree, STOCK, [*chain, *(Node(token_id, chain[-1]) for token_id in random_ids(WIDTH - 3, seed=2))])
+    for seed, parent in enumerate((None, chain[0], chain[1]), start=3):
+        first = Node(random_ids(1, seed)[0], parent)
+        check(tree, STOCK, [first, Node(5, first)])
+        check(tree, STOCK, [Node(6, first)])
 
 
 @pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
@@ -277,13 +291,44 @@ def test_paths_fit_at_the_very_end_of_a_replayed_cache() -> None:
     model = wrap_model(lm, LoadOptions(numerics=rule, max_model_len=96, capture=run_each_time))
     cache = model.new_cache(96)
     model.prefill(random_ids(93), cache)
-    chosen = model.choose_paths([5, 6, 7, 8, 9], [0, 0, 0, 3], cache)
-    expected = model.forward_paths([5, 6, 7, 8, 9], [0, 0, 0, 3], cache).logits.argmax(-1).tolist()
+    chosen = model.choose([5, 6, 7, 8, 9], cache, [0, 0, 0, 3])
+    expected = model.forward([5, 6, 7, 8, 9], cache, parents=[0, 0, 0, 3]).logits.argmax(-1).tolist()
     assert chosen == expected
     model.keep([0, 3, 4], cache)
     assert cache.length == 96
     with pytest.raises(ValueError, match="not one over paths"):
         model.keep([0], cache)
+
+
+@pytest.mark.parametrize("replayed", [False, True], ids=["computed anew", "replayed"])
+def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool) -> None:
+    """And rows of a pass can be kept right behind it alone, whatever kind of pass came in between."""
+    rule = Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3) if replayed else FIXED
+    lm = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
+    options = LoadOptions(numerics=rule, max_model_len=96, capture=run_each_time if replayed else None)
+    model = wrap_model(lm, options)
+    prompt = random_ids(10)
+    cache = model.new_cache(60, spare=8)
+    model.prefill(prompt, cache)
+    for parents in ([0, 0, 0, 1, 2, 3, 4], [0, 1, 2, 2], [0, 0], [0]):
+        tokens, paths = random_ids(len(parents) + 1, seed=len(parents)), [[0]]
+        for row, parent in enumerate(parents, start=1):
+            paths.append([*paths[parent], row])
+        expected = [stock_logits(STOCK, prompt + [tokens[row] for row in path])[-1] for path in paths]
+        logits = model.forward(tokens, cache, parents=parents).logits
+        torch.testing.assert_close(logits, torch.stack(expected), atol=1e-3, rtol=1e-3)
+
+    def tree_pass() -> None:
+        model.forward_tree([5], np.arange(10), [[40]], cache)
+
+    for other in (lambda: model.choose([5], cache), lambda: model.prefill([5], cache), tree_pass):
+        model.forward([5, 6, 7], cache, parents=[0, 0])
+        other()
+        length = cache.length
+        with pytest.raises(ValueError, match="not one over paths"):
+            model.keep([0, 2], cache)
+        assert cache.length == length
+        cache.truncate(10)
 
 
 def test_rows_of_several_paths_keep_their_order_and_their_lanes() -> None:
@@ -308,9 +353,9 @@ def test_what_no_pass_over_several_paths_can_be_is_refused() -> None:
     ]
     for token_ids, parents, words in refused:
         with pytest.raises(ValueError, match=words):
-            model.forward_paths(token_ids, parents, cache)
+            model.forward(token_ids, cache, parents=parents)
     assert cache.length == 20
     model.prefill(random_ids(35), cache)
     assert model.num_tracks(55) == 1
     with pytest.raises(ValueError, match="no room at position 55"):
-        model.forward_paths([5, 5], [0], cache)
+        model.forward([5, 5], cache, parents=[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.sharding import Ranks, Work
+from amusd.models.passes import Pass
+from amusd.models.sharding import Ranks
 from amusd.types import Role
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class ThreadRanks:
         assert len({(entry.shape, entry.dtype) for entry in parts}) == 1
         return parts
 
-    def announce(self, cache: PreallocatedCache, work: Work) -> None:
+    def announce(self, cache: PreallocatedCache, work: Pass | None, kept: Sequence[int] = ()) -> None:
         """Every thread does the same anyway."""
 
 

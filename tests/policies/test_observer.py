@@ -25,7 +25,7 @@ def passed(observer: Observer, start_ns: int, end_ns: int, num_accepted: int = 0
         num_rescued=num_rescued,
         num_tokens=num_accepted + 1,
     )
-    observer.passed(start_ns, end_ns, outcome, foreseen=False)
+    observer.passed(start_ns, end_ns, outcome)
 
 
 def test_a_view_before_anything_is_known() -> None:
@@ -87,6 +87,30 @@ def test_a_draft_is_mute_from_a_wait_in_vain_to_its_next_candidate() -> None:
     assert not view().draft_is_mute
 
 
+@pytest.mark.parametrize("has_joined", [False, True])
+@pytest.mark.parametrize("next_drafter", ["a", "b"])
+def test_a_draft_that_was_mute_is_waited_for_in_the_next_answer(has_joined: bool, next_drafter: str) -> None:
+    observer = Observer()
+
+    def is_mute() -> bool:
+        decoding = session()
+        decoding.attach(1)
+        return observer.view(decoding, max_candidates=3, waited_ns=0).draft_is_mute
+
+    observer.open("a", has_tree=False)
+    passed(observer, 0, 10_000_000)
+    assert not is_mute()
+    if has_joined:
+        observer.draft_joined()
+    else:
+        observer.waited(10_000_000, num_before=0, num_after=0)
+    assert is_mute()
+    observer.open(next_drafter, has_tree=False)
+    assert not is_mute()
+    passed(observer, 0, 10_000_000)
+    assert not is_mute()
+
+
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
     observer = Observer()
     outcome = PassOutcome(
@@ -100,11 +124,11 @@ def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
 
     observer.open("a", has_tree=False)
     assert can_grow()
-    observer.passed(0, 10, outcome, foreseen=False, rests=True)
+    observer.passed(0, 10, outcome, rests=True)
     assert not can_grow()
-    observer.passed(10, 20, outcome, foreseen=False)
+    observer.passed(10, 20, outcome)
     assert can_grow()
-    observer.passed(20, 30, outcome, foreseen=False, rests=True)
+    observer.passed(20, 30, outcome, rests=True)
     observer.open("a", has_tree=False)  # an Open tells it all
     assert can_grow()
 
@@ -116,7 +140,7 @@ def test_a_row_of_a_pass_over_several_sequences_costs_each_of_them_its_time() ->
             num_candidates=2, num_judged=2, num_accepted=2, num_alternatives=0, num_rescued=0, num_tokens=3
         )
         end_ns = 10_000_000 + 1_000 * num_rows
-        observer.passed(0, end_ns, outcome, foreseen=True, num_rows=num_rows, num_sequences=3)
+        observer.passed(0, end_ns, outcome, num_rows=num_rows, num_sequences=3)
     view = observer.view(session(), max_candidates=3, waited_ns=0)
     assert view.row_seconds == pytest.approx(3 * 1e-6)
 
@@ -140,6 +164,19 @@ def test_each_drafter_with_and_without_trees_is_known_for_itself() -> None:
         assert observer.view(session(), max_candidates=3, waited_ns=0).acceptance == 0.5
     observer.open("a", has_tree=True)
     assert observer.view(session(), max_candidates=3, waited_ns=0).acceptance == good > 0.9
+
+
+def test_whether_drafting_pays_is_found_for_each_drafter_by_itself() -> None:
+    observer = Observer()
+
+    def drafting_pays(drafter: str) -> bool:
+        observer.open(drafter, has_tree=False)
+        return observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays
+
+    while drafting_pays("a"):
+        observer.passed(0, 1_000_000, outcome_of(2))
+    assert drafting_pays("b")
+    assert not drafting_pays("a")
 
 
 def test_a_wait_that_brought_nothing_counts() -> None:
@@ -199,8 +236,8 @@ def test_a_pass_that_was_held_up_does_not_make_rows_dear() -> None:
         observer = Observer()
         observer.open("a", has_tree=False)
         for _ in range(5):
-            observer.passed(0, 1_000_000, outcome_of(0), foreseen=False)
-        observer.passed(0, slow_ns, outcome_of(7), foreseen=False)
+            observer.passed(0, 1_000_000, outcome_of(0))
+        observer.passed(0, slow_ns, outcome_of(7))
         return observer.view(session(), max_candidates=3, waited_ns=0).row_seconds
 
     assert row_seconds(8_000_000) == pytest.approx(0.001, rel=0.01)
@@ -213,7 +250,7 @@ def test_passes_without_a_draft_to_be_heard_say_nothing_of_what_drafting_brings(
     observer.open("a", has_tree=False)
     for number in range(50):
         start_ns = number * 1_000_000
-        observer.passed(start_ns, start_ns + 900_000, outcome_of(0), foreseen=False, is_alone=is_alone)
+        observer.passed(start_ns, start_ns + 900_000, outcome_of(0), is_alone=is_alone)
         if not observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays:
             break
     assert observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays == is_alone

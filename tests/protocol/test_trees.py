@@ -12,8 +12,7 @@ from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import Reception, TargetSession
-from amusd.protocol.tracks import Tracks
-from amusd.protocol.verification import PassOutcome
+from amusd.protocol.verification import PassOutcome, Tracks
 
 PROMPT = (1, 2, 3)
 OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1, fan_out=2, rows_per_step=2)

@@ -17,8 +17,8 @@ from amusd.drafters.oracle import OracleDrafter, Schedule
 from amusd.engine import Engine
 from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
-from amusd.models.table import TableModel, TableTokenizer
 from amusd.runtime.startup import meet_draft, serve
+from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.transport.memory import MemoryTransport, memory_pair
@@ -39,10 +39,6 @@ class PacedModel(TableModel):
     def forward(self, *args: Any, **options: Any) -> ModelOutput:
         time.sleep(self.pass_seconds)
         return super().forward(*args, **options)
-
-    def forward_paths(self, *args: Any, **options: Any) -> ModelOutput:
-        time.sleep(self.pass_seconds)
-        return super().forward_paths(*args, **options)
 
 
 def paced_model(pass_seconds: float) -> PacedModel:

@@ -13,9 +13,9 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.oracle import right_with_probability
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT
-from amusd.models.table import TableModel
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
+from amusd.testing.table import TableModel
 
 WEIGHTS = (0.8, 0.1, 0.05, 0.03)
 

@@ -22,9 +22,9 @@ from amusd.drafters.oracle import always_wrong
 from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models.table import TableModel
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Message
+from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
 from amusd.transport.memory import MemoryTransport
 from amusd.types import FinishReason, Mode

@@ -13,7 +13,7 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, settle_devices
-from amusd.runtime.seats import Seat
+from amusd.runtime.rank_layout import RoleRank
 from amusd.runtime.startup import prepare_draft, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -155,16 +155,16 @@ class Link:
 
 
 @pytest.mark.parametrize(
-    ("seat", "device"),
-    [(Seat(Role.TARGET, 1), "cuda:1"), (Seat(Role.DRAFT, 1), "cuda:2"), (Seat(Role.DRAFT, 0), "cuda:3")],
+    ("own", "device"),
+    [(RoleRank(Role.TARGET, 1), "cuda:1"), (RoleRank(Role.DRAFT, 1), "cuda:2"), (RoleRank(Role.DRAFT, 0), "cuda:3")],
 )
 def test_each_further_rank_names_its_gpu_first(
-    claims: Callable[[Callable[[], object]], object], monkeypatch: pytest.MonkeyPatch, seat: Seat, device: str
+    claims: Callable[[Callable[[], object]], object], monkeypatch: pytest.MonkeyPatch, own: RoleRank, device: str
 ) -> None:
     monkeypatch.setattr("amusd.runtime.startup.Follower", lambda *_: Link())
     hardware = HardwareConfig(devices=("cuda:0", "cuda:1", "cuda:2", "cuda:3"))
     config = RunConfig(hardware=hardware, target_tensor_parallel_size=2, draft_tensor_parallel_size=2)
-    assert claims(lambda: run_follower("generate", config, seat, "/nowhere")) == device
+    assert claims(lambda: run_follower("generate", config, own, "/nowhere")) == device
 
 
 def test_a_worker_on_a_cpu_touches_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime.clocked import Clock, Link
 
-from amusd.models.table import TableModel
-from amusd.policies.lockstep import SynchronousPolicy
+from amusd.policies.fixed import SynchronousPolicy
 from amusd.protocol import prefix_hash
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Open, Progress, Verdict
 from amusd.runtime.draft_client import MAX_NONSENSE, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
+from amusd.testing.table import TableModel
 from amusd.tracing.recorder import Recorder
 from amusd.types import FinishReason, Role
 
@@ -81,7 +81,8 @@ class Target:
         request = Request(
             prompt=PROMPT,
             max_length=len(PROMPT) + num_tokens,
-            policy=SynchronousPolicy(4, 1.0),  # waits for a full block in each pass
+            # waits for a full block in each pass
+            policy=SynchronousPolicy(max_lookahead=4, tokens_per_message=4, timeout_seconds=1.0),
             drafter="test",
             max_silence_seconds=SILENCE,
             reference=reference,

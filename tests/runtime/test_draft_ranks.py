@@ -20,9 +20,9 @@ from amusd.errors import PeerError, UnsupportedModelError
 from amusd.models import ranks
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
-from amusd.models.orders import Order
+from amusd.models.rank_commands import RankCommand
 from amusd.models.ranks import Follower
-from amusd.runtime.seats import Seat, in_role, seats
+from amusd.runtime.rank_layout import RoleRank, in_role, rank_layout
 from amusd.runtime.startup import make_leader, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -79,7 +79,7 @@ class ThreadDrafts:
         if rendezvous is not None:
             address: Future[str] = Future()
             self._leaders.append(self._pool.submit(self._lead, rendezvous, incarnation, address))
-            arguments = ("generate", self._config, Seat(Role.DRAFT, 1), address.result(DEADLINE_SECONDS))
+            arguments = ("generate", self._config, RoleRank(Role.DRAFT, 1), address.result(DEADLINE_SECONDS))
             self.followers.append(self._pool.submit(run_follower, *arguments))
 
     def met(self) -> None:
@@ -150,14 +150,14 @@ def test_a_draft_that_loses_a_rank_is_replaced_as_a_whole(checkpoint: Path, monk
     lost = threading.Event()
 
     class Fragile(Follower):
-        """The first one leaves without a word at its twelfth order."""
+        """The first one leaves without a word at its twelfth command."""
 
-        def orders(self) -> Iterator[Order]:
-            for number, order in enumerate(super().orders(), start=1):
+        def commands(self) -> Iterator[RankCommand]:
+            for number, command in enumerate(super().commands(), start=1):
                 if number == 12 and not lost.is_set():
                     lost.set()
                     return
-                yield order
+                yield command
 
     monkeypatch.setattr("amusd.runtime.startup.Follower", Fragile)
     monkeypatch.setattr(ranks, "_REASON_SECONDS", 0.2)
@@ -186,7 +186,7 @@ def test_more_ranks_than_key_heads_are_refused_before_weights_are_read(tmp_path:
 
 def test_the_first_rank_of_the_world_leads_the_target_and_the_last_the_draft() -> None:
     config = RunConfig(target_tensor_parallel_size=2, draft_tensor_parallel_size=3).engine()
-    assert [str(seat) for seat in seats(config)] == [
+    assert [str(entry) for entry in rank_layout(config)] == [
         "rank 0 of the target",
         "rank 1 of the target",
         "rank 2 of the draft",

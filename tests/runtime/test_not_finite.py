@@ -20,11 +20,11 @@ from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import NotFiniteError
 from amusd.models.numerics import Numerics
-from amusd.models.table import TableTokenizer
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Open
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
+from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 
@@ -47,7 +47,7 @@ SCHEDULES = {
 
 def spoil(model: Any, is_spoiled: Callable[[int, int], bool], value: float) -> None:
     """Have `model` give one infinite or missing logit where `is_spoiled(token, position of the next)` says so."""
-    forward, forward_paths = model.forward, model.forward_paths
+    forward = model.forward
 
     def spoilt(logits: torch.Tensor, token_ids: Any, positions: list[int]) -> None:
         for row, (token_id, position) in enumerate(zip(token_ids, positions, strict=True)):
@@ -55,21 +55,15 @@ def spoil(model: Any, is_spoiled: Callable[[int, int], bool], value: float) -> N
                 logits[row, :] = value if value == -INF else logits[row]
                 logits[row, 7] = value
 
-    def chain(token_ids: Any, cache: Any, wanted: Any = None) -> Any:
-        start = cache.length
-        output = forward(token_ids, cache, wanted)
-        spoilt(output.logits, token_ids, [start + 1 + row for row in range(len(token_ids))])
-        return output
-
-    def paths(token_ids: Any, parents: Any, cache: Any, wanted: Any = None) -> Any:
+    def spoilt_forward(token_ids: Any, cache: Any, wanted: Any = None, parents: Any = None) -> Any:
         positions = [cache.length + 1]
-        for parent in parents:
+        for parent in range(len(token_ids) - 1) if parents is None else parents:
             positions.append(positions[parent] + 1)
-        output = forward_paths(token_ids, parents, cache, wanted)
+        output = forward(token_ids, cache, wanted, parents)
         spoilt(output.logits, token_ids, positions)
         return output
 
-    model.forward, model.forward_paths = chain, paths
+    model.forward = spoilt_forward
 
 
 def params(sampling: str) -> SamplingParams:

@@ -18,9 +18,9 @@ from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.models.table import TableModel
 from amusd.protocol.messages import Candidate, Message
 from amusd.sampling.acceptance import certain
+from amusd.testing.table import TableModel
 from amusd.transport.memory import MemoryTransport
 from amusd.types import Mode
 

@@ -6,7 +6,7 @@ import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
 
 from amusd.drafters.oracle import Schedule, always_right, always_wrong, right_with_probability
-from amusd.models.table import TableTokenizer
+from amusd.testing.table import TableTokenizer
 from amusd.types import FinishReason, Mode
 
 BLOCK = 4

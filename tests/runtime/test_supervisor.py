@@ -21,12 +21,12 @@ from amusd.child import lives
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, TransportConfig
 from amusd.engine import Engine
 from amusd.errors import PeerFailedError, PeerLostError
-from amusd.models.table import TableTokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.runtime import succession, supervisor
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import make_recorder
 from amusd.runtime.succession import MAX_RESTARTS
+from amusd.testing.table import TableTokenizer
 from amusd.tracing.timeline import read_events
 from amusd.transport.memory import memory_pair
 from amusd.types import Mode, Role

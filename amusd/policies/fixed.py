@@ -1,0 +1,111 @@
+"""Schedules whose knobs are set beforehand: the baselines, and the two that `auto` tunes by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoregressivePolicy(Policy):
+    """Plain decoding: one token a pass, no draft. The draft-facing limits are never sent to anyone."""
+
+    def decide(self, view: TargetView) -> Decision:  # noqa: ARG002 - the same answer whatever the view
+        """Verify nothing, at once."""
+        return Verify(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousPolicy(Policy):
+    """Synchronous speculative decoding: the draft proposes a block and stops, the target verifies all of it.
+
+    A block has `max_lookahead` tokens and travels as one message.
+
+    References:
+        https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318
+    """
+
+    timeout_seconds: float
+    """The longest wait for a block: then the target goes on alone until the draft answers again."""
+
+    def decide(self, view: TargetView) -> Decision:
+        """Wait until the draft has nothing more to offer for this prefix, then verify its block."""
+        seconds_left = self.timeout_seconds - view.waited_seconds
+        if view.lacks(self.max_lookahead) and seconds_left > 0:
+            return Wait(seconds_left)
+        return Verify(view.num_candidates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedPolicy(Policy):
+    """Asynchronous decoding in windows: while one is verified, the draft fills the next.
+
+    A window travels as one message of `tokens_per_message`; `max_lookahead` is two windows.
+
+    A draft that starts anew can have nothing ready, so the pass goes ahead without candidates (pre-verification: its
+    token is compared with the draft's own first one when that arrives). Otherwise the target waits for a whole window
+    (post-verification), however long the draft takes for it. A baseline: `chain` takes what is there instead.
+
+    References:
+        PEARL, https://arxiv.org/abs/2408.11850.
+    """
+
+    timeout_seconds: float
+    """The longest wait for a window."""
+
+    def decide(self, view: TargetView) -> Decision:
+        """Wait for a window unless the draft starts anew."""
+        seconds_left = self.timeout_seconds - view.waited_seconds
+        lacks_window = view.num_candidates == 0 and view.may_get_more
+        if lacks_window and not view.draft_restarting and seconds_left > 0:
+            return Wait(seconds_left)
+        return Verify(min(view.num_candidates, self.tokens_per_message))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainPolicy(Policy):
+    """Asynchronous decoding with one continuous chain of candidates.
+
+    The draft never stops before its run-ahead limit, and the target verifies what has arrived. It may wait for a few
+    candidates only when the draft starts anew (after a rejection, or when its chain had ended), and never longer than
+    `max_wait_passes`: in that time a pass without candidates would have committed a token.
+
+    References:
+        AMUSD, https://arxiv.org/abs/2410.17375 (the chain); PipeSpec, https://arxiv.org/abs/2505.01572 (the wait).
+    """
+
+    min_candidates: int
+    max_wait_passes: float
+
+    def decide(self, view: TargetView) -> Decision:
+        """Verify now, or wait for the rest of `min_candidates`."""
+        seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
+        if view.draft_restarting and view.lacks(self.min_candidates) and seconds_left > 0:
+            return Wait(seconds_left)
+        return Verify(view.num_candidates)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchingPolicy(Policy):
+    """Asynchronous decoding with continuations prepared for the likely verdicts.
+
+    The draft computes a tree, the likeliest nodes first, while the target verifies; the target holds what it has been
+    sent, so after a verdict that the tree predicted the next block is at hand without a message. If fewer than
+    `min_candidates` are, as after a verdict that was not predicted, the target waits for the rest, for at most
+    `max_wait_passes`.
+
+    References:
+        SSD / Saguaro, https://arxiv.org/abs/2603.03251 (a cache of outcomes); EAGLE-2,
+        https://arxiv.org/abs/2406.16858 (trees grown by confidence).
+    """
+
+    min_candidates: int
+    max_wait_passes: float
+
+    def decide(self, view: TargetView) -> Decision:
+        """Verify now, or wait for the rest of `min_candidates`."""
+        seconds_left = self.max_wait_passes * view.pass_seconds - view.waited_seconds
+        if view.lacks(self.min_candidates) and seconds_left > 0:
+            return Wait(seconds_left)
+        return Verify(view.num_candidates)
