@@ -167,13 +167,15 @@ class TokenSampler:
             place = int(kept.row.argmax())
             is_largest = kept.is_closed or bool(kept.row[place] > kept.largest_left)
         else:
-            places = np.arange(len(kept.row)) if kept.possible is None else kept.possible
-            if not len(places):
+            places = slice(None) if kept.possible is None else kept.possible
+            row = kept.row[places]
+            if not len(row):
                 return None
-            codes = self._codes[places if known.columns is None else known.columns[places]]
-            scores = kept.row[places] + gumbel(counters(self._key(position, self._domain), codes))
-            best = int(scores.argmax())
-            place = int(places[best])
+            codes = self._codes[places] if known.columns is None else self._codes[known.columns[places]]
+            scores = row + gumbel(counters(self._key(position, self._domain), codes))
+            place = best = int(scores.argmax())
+            if kept.possible is not None:
+                place = int(kept.possible[best])
             is_largest = kept.is_closed or self._is_largest(float(scores[best]), digest)
         is_kept = kept.sure is None or bool(kept.sure[place])
         return known.column_at(place) if is_kept and is_largest else None
