@@ -7,8 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from typing_extensions import Self
-
 from amusd.config.checks import check_seconds, require
 from amusd.settings import convert_fields, shown
 from amusd.types import Mode
@@ -119,7 +117,7 @@ class SamplingParams(Distribution):
     logprobs: bool = False
     """Report the log-probability of each token of the answer: the target's own, before anything above is applied."""
 
-    def __new__(cls, **given: Any) -> Self:
+    def __new__(cls, **given: Any) -> SamplingParams:  # noqa: PYI034 - `Self` is not in Python 3.10
         """Raise `ConfigError` where both names are given with two numbers: `__post_init__` cannot tell a default."""
         number = given.get("max_tokens")
         other = given.get("max_new_tokens", number)
