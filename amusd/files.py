@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from amusd.errors import ConfigError
 
@@ -21,6 +23,16 @@ def write_whole(path: Path, text: str) -> None:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON document. Raises `ConfigError` as `write_whole`."""
+    write_whole(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON document; None where there is no such file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from amusd.commands.simulate.inputs import inputs_of
+from amusd.commands.simulate.run import simulate, simulate_text
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
@@ -18,8 +20,6 @@ from amusd.files import write_whole
 from amusd.reporting.comparison import REPORT_FILE, write_comparison_page
 from amusd.reporting.map import MAP_FILE, draw_map
 from amusd.runtime.devices import settle_devices
-from amusd.simulate.inputs import inputs_of
-from amusd.simulate.run import simulate, simulate_text
 
 from .devices import set_threads
 from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, create_run_directory, read_config
@@ -38,7 +38,7 @@ def run_bench(config: RunConfig) -> int:
     config = dataclasses.replace(config, hardware=settle_devices(config.engine(), tell))
     directory = create_run_directory(config)
     tell(f"run directory: {directory}")
-    from amusd.cli import bench
+    from amusd.commands.bench.run import bench
 
     return bench(config, directory)
 

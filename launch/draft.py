@@ -12,10 +12,11 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
+from amusd.child.lives import Lives
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.runtime.draft_restart import FIRST_INCARNATION
-from amusd.runtime.supervisor import TARGET_GONE, DraftProcess
+from amusd.runtime.supervisor import TARGET_GONE, DraftProcess, warm_lives
 from amusd.types import Role
 
 from .devices import claim_hardware
@@ -40,13 +41,17 @@ def run_draft_rank(options: Options, place: Place) -> int:
         group = read_group(options.group_file) if options.group_file is not None else None
         with ExitStack() as stack:
             # with a file of the launcher's the draft loads while torch is imported here, for the store
-            drafts = None if group is None else stack.enter_context(_drafts(options, place, group))
+            drafts = None if group is None else stack.enter_context(_drafts(options, place, group, None))
+            lives = None
+            if drafts is None:
+                lives = warm_lives()
+                stack.callback(lives.kill)  # if it was not used
             store = Store(place, store_secret(options))
             told = _told_group(place, store)
             if told is None:
                 return 2 if place.is_away else 0
             group = group or told
-            drafts = drafts or stack.enter_context(_drafts(options, place, group))
+            drafts = drafts or stack.enter_context(_drafts(options, place, group, lives))
             _draft(place, store, group.config, drafts)
     except (ConfigError, PeerError) as error:
         with suppress(PeerLostError):  # nobody is left to tell
@@ -62,7 +67,7 @@ def run_draft_rank(options: Options, place: Place) -> int:
 
 
 @contextmanager
-def _drafts(options: Options, place: Place, group: Group) -> Iterator[DraftProcess]:
+def _drafts(options: Options, place: Place, group: Group, lives: Lives | None) -> Iterator[DraftProcess]:
     """The first draft loads meanwhile, and the last one has ended when this is left. Raises `ConfigError`."""
     config = group.config
     if options.group_file is None:
@@ -75,6 +80,7 @@ def _drafts(options: Options, place: Place, group: Group) -> Iterator[DraftProce
         directories if directories[0].is_dir() else [],  # another machine may not have them
         work=options.roles,
         tell_loss=tell,
+        lives=lives,
     )
     try:
         drafts.prepare()
@@ -137,7 +143,7 @@ def _await_end(store: Store, incarnation: int, drafts: DraftProcess, others: lis
             wait.close()
         if store.has(finished):
             drafts.ending(_RETURN_SECONDS)
-            return True
+            return drafts.start_failure() is None  # a mistake of both ends is said on both
         if has_ended:
             break
         if store.has(dismissed):

@@ -131,7 +131,7 @@ def store_secret(options: Options) -> bytes:
 
 def target_role(module: str | None) -> TargetRole:
     """The function that is the target."""
-    role: TargetRole = importlib.import_module(module or "amusd.cli").run_target
+    role: TargetRole = importlib.import_module(module or "amusd.commands.run").run_target
     return role
 
 

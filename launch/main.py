@@ -129,11 +129,11 @@ def _run(arguments: Arguments, console: Console) -> int:
     if arguments.show is not None:
         return _show(config, arguments.show, console)
     if command == "doctor":
-        from amusd.cli import doctor
+        from amusd.commands.doctor import run_doctor
 
         from .devices import mps_folder
 
-        return doctor(config, mps_folder())
+        return run_doctor(config, Console(json_only=config.output == "json"), mps_folder())
     if command == "bench":
         from .commands import run_bench
 
@@ -161,7 +161,7 @@ def _show(config: RunConfig, what: str, console: Console) -> int:
 
 def _export(arguments: Arguments) -> int:
     folder = _folder_alone(arguments, "PATH")
-    from amusd.cli import export_embedded_draft
+    from amusd.commands.export_draft import export_embedded_draft
 
     return export_embedded_draft(folder)
 
@@ -197,7 +197,7 @@ def _trace(arguments: Arguments, console: Console) -> int:
     if numbers and not numbers[0].isdecimal():
         raise ConfigError(f"sequence={numbers[0]}: expected a whole number")
     folder = Path(folders[0])
-    from amusd.trace import trace
+    from amusd.commands.trace import trace
 
     from .commands import refresh_report, traces_of_sweep
 

@@ -18,9 +18,9 @@ from models import tiny
 from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference, target_model
 from runtime.table_tree import TableTreeDrafter
 
-import amusd.cli
-from amusd.cli import run_target
-from amusd.compare import Comparison, contestants_of, per_prompt, records_of, rows_of, run_comparison
+import amusd.commands.run
+from amusd.commands.compare import Comparison, contestants_of, per_prompt, records_of, rows_of, run_comparison
+from amusd.commands.run import run_target
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console, table
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -191,7 +191,7 @@ class Commands:
         (tmp_path / "events").mkdir()
 
     def ending(self, command: str, engine: Engine, config: RunConfig) -> int | ConfigError:
-        self.monkeypatch.setattr(amusd.cli.Engine, "connect", lambda *_, **__: engine)
+        self.monkeypatch.setattr(amusd.commands.run.Engine, "connect", lambda *_, **__: engine)
 
         drafts = DraftProcess(config.engine())  # never started: the engine is there
         (ending,) = run_target(command, [(config, self.directory)], drafts)
@@ -257,7 +257,7 @@ def test_an_interrupted_comparison_keeps_what_was_measured(commands: Commands) -
         if done >= 6:
             raise Stopped
 
-    commands.monkeypatch.setattr(amusd.cli.Console, "progress", lambda _self, *args: interrupt(*args))
+    commands.monkeypatch.setattr(amusd.commands.run.Console, "progress", lambda _self, *args: interrupt(*args))
     with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(Stopped):
         commands.run("compare", engine, run_config(sampling={"max_new_tokens": 8}))
     result = commands.result()
@@ -376,7 +376,7 @@ def test_an_interrupted_answer_keeps_what_was_written(commands: Commands) -> Non
         if len(shown) == 6:
             raise Interrupted
 
-    commands.monkeypatch.setattr(amusd.cli.Console, "text", interrupt)
+    commands.monkeypatch.setattr(amusd.commands.run.Console, "text", interrupt)
     with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(Interrupted):
         commands.run("generate", engine, run_config(prompt=TEXT, sampling={"max_new_tokens": 20}))
     result = commands.result()

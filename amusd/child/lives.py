@@ -57,6 +57,7 @@ class Lives:
         self._said = ""
         self._end: Ended | None = None
         self._report_due = math.inf
+        self._has_settings = False
         if hasattr(os, "register_at_fork"):  # or the line would be open for as long as a fork of this process lives
             own = weakref.WeakMethod(self._hang_up)
             os.register_at_fork(after_in_child=lambda: (hang_up := own()) is not None and hang_up())
@@ -78,13 +79,18 @@ class Lives:
         """Whether there is a server, and no life of it yet."""
         return self._server is not None and self._pid is None
 
+    def open(self) -> None:
+        """Start the server before its settings are known, unless there is one."""
+        if self._channel is None or self._server is None or self._server.poll() is not None:
+            self._start_server()
+            self._pid, self._end, self._has_settings = None, None, False
+
     def prepare(self, settings: Mapping[str, Any]) -> None:
         """Start the server, which loads what `settings` say, unless there is one; does not wait for it."""
-        if self._channel is not None and self._server is not None and self._server.poll() is None:
-            return
-        self._start_server()
-        self._pid, self._end = None, None
-        self._send(settings)
+        self.open()
+        if not self._has_settings:
+            self._has_settings = True
+            self._send(settings)
 
     def start(self, orders: Mapping[str, Any]) -> None:
         """The next life of a server that prepares or has prepared; does not wait for it. The last one has ended."""

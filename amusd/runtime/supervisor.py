@@ -34,6 +34,7 @@ _FAILED, _USERS_MISTAKE, TARGET_GONE, _RANK_LOST = 1, 2, 3, 4
 """Exit codes of a draft that ends before its target has."""
 _RANKS = "ranks="
 """Begins the line in which a draft says where it awaits its other ranks."""
+_WARM = "warm"
 _WORK = "amusd.runtime.startup"
 
 
@@ -47,11 +48,13 @@ class DraftProcess:
         *,
         work: str | None = None,
         tell_loss: Callable[[str], None] | None = None,
+        lives: Lives | None = None,
     ) -> None:
         """`run_directories`: where the draft keeps its events, one for each run; none: nowhere.
 
         `work`: a module with `prepare_draft` and `run_draft` in place of amusd's own (the launcher's tests).
         `tell_loss` gets one line for each draft that somebody else has killed, or that has lost another of its ranks.
+        `lives`: from `warm_lives`.
         """
         self._settings = {
             "config": to_mapping(config),
@@ -59,7 +62,7 @@ class DraftProcess:
             "work": work or _WORK,
             "cores": allowed_cores(),  # before the target keeps to its own
         }
-        self._lives = Lives(command_of(__name__), is_quiet=True)
+        self._lives = lives or Lives(command_of(__name__), is_quiet=True)
         self._lock = threading.RLock()
         self._incarnation = 0
         self._has_met = False
@@ -164,6 +167,13 @@ class DraftProcess:
             return end
 
 
+def warm_lives() -> Lives:
+    """A process for a `DraftProcess` whose configuration is not known yet: it imports torch meanwhile."""
+    lives = Lives([*command_of(__name__), _WARM], is_quiet=True)
+    lives.open()
+    return lives
+
+
 def _in_words(end: Ended) -> str:
     who = f"the draft's process (pid {end.pid})"
     if end.code < 0:
@@ -185,6 +195,8 @@ def _split(said: str) -> tuple[str | None, str]:
 def main() -> None:
     """The child's whole life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
+    if _WARM in sys.argv:
+        importlib.import_module(_WORK)
     sys.exit(serve(_prepare, _live))
 
 

@@ -13,11 +13,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from amusd.commands.simulate.inputs import inputs_of
+from amusd.commands.simulate.run import simulate
 from amusd.config import RunConfig, SimulateConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
-from amusd.simulate.inputs import inputs_of
-from amusd.simulate.run import simulate
 from amusd.simulation.calibration import Calibration, calibrate
 from amusd.simulation.calibration_file import write_calibration
 from amusd.simulation.cost import Costs, Duration, Shared

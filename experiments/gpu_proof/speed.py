@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from amusd.bench.timing import read_bandwidth
+from amusd.commands.bench.timing import read_bandwidth
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError, PeerLostError

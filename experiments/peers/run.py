@@ -46,7 +46,7 @@ def main() -> None:
 
 def measure(request: Request) -> list[Document]:
     """Every system on every prompt: `ms_per_token` and `token_ids`' equality with its own plain decoding."""
-    from amusd.cli import export_embedded_draft
+    from amusd.commands.export_draft import export_embedded_draft
     from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig, WorkloadConfig
     from amusd.engine import Engine
     from amusd.models.embedded_target import embedded_target_path

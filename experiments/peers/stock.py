@@ -84,7 +84,7 @@ def _serve(connection: Connection, target: str, draft: str, dtype: str, num_thre
     set_threads(num_threads)
     import torch
 
-    from amusd.bench.peer import GeneratePeer
+    from amusd.commands.bench.peer import GeneratePeer
 
     torch.set_num_threads(num_threads)
     model, assistant = (GeneratePeer(path, dtype=dtype, device="cpu") for path in (target, draft))

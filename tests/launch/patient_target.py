@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from amusd.cli import run_target as run_real_target
+from amusd.commands.run import run_target as run_real_target
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
 from amusd.protocol.messages import Hello

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amusd.child.lives import Lives
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 from amusd.runtime.supervisor import TARGET_GONE
@@ -88,6 +89,7 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     Told.values, Told.num_wanted, Told.has_met, Drafts.started = {}, 9, True, []
     monkeypatch.setattr(draft, "Store", Told)
     monkeypatch.setattr(draft, "DraftProcess", Drafts)
+    monkeypatch.setattr(draft, "warm_lives", lambda: Lives([]))
     monkeypatch.setattr(draft, "await_rendezvous", rendezvous)
     monkeypatch.setattr(draft, "claim_hardware", lambda config, *_, **__: config)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from amusd.bench.pair import measure_pair
+from amusd.commands.bench.pair import measure_pair
+from amusd.commands.doctor import run_doctor
 from amusd.config import BenchConfig
 from amusd.console import Console
-from amusd.doctor import run_doctor
 from amusd.errors import ConfigError
 from launch.compose import compose_config
 from tests.launch.processes import amusd_command, run
@@ -58,7 +58,7 @@ def test_a_pair_that_is_measured_reports_it_as_the_users_mistake(
 def test_the_doctor_ends_with_the_code_of_a_users_mistake(
     broken: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("amusd.doctor._links", lambda _engine: [])
+    monkeypatch.setattr("amusd.commands.doctor._links", lambda _engine: [])
     arguments, folder = broken
     assert run_doctor(compose_config(arguments), Console()) == 2
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]

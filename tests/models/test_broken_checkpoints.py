@@ -20,8 +20,8 @@ import torch
 from models import tiny
 from safetensors.torch import load_file, save_file
 
+from amusd.commands.doctor import _pair
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
-from amusd.doctor import _pair
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError
 from amusd.models.huggingface import device_errors

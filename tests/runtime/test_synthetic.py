@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 
-from amusd.compare import Comparison, run_comparison
+from amusd.commands.compare import Comparison, run_comparison
 from amusd.config import HardwareConfig, RunConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter

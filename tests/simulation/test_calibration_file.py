@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amusd.commands.simulate.inputs import inputs_of
+from amusd.commands.simulate.run import simulate
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
-from amusd.simulate.inputs import inputs_of
-from amusd.simulate.run import simulate
 from amusd.simulation.calibration import Calibration, calibrate
 from amusd.simulation.calibration_file import load_calibration, write_calibration
 from amusd.simulation.cost import Costs, Duration, Shared

@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from tracing.runs import Run
 
+from amusd.commands.trace import trace
 from amusd.errors import ConfigError
-from amusd.trace import trace
 
 
 @pytest.fixture

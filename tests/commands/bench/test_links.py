@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from amusd.bench.links import measure_links, recommend
+from amusd.commands.bench.links import measure_links, recommend
 from amusd.config import RunConfig, TransportConfig
 from amusd.console import Console
 from amusd.errors import ConfigError, PeerLostError
@@ -29,7 +29,7 @@ def test_every_link_is_measured_and_one_that_fails_ends_nothing(monkeypatch: pyt
             raise PeerLostError("it died")
         return OneWayTime(p50_us=1.0, p99_us=2.0, num_messages=10, poll_us=0.5, address="")
 
-    monkeypatch.setattr("amusd.bench.links.measure_one_way", measure)
+    monkeypatch.setattr("amusd.commands.bench.links.measure_one_way", measure)
     taken = {"one_way_us_p50": 1.0, "one_way_us_p99": 2.0, "poll_us": 0.5, "num_messages": 10}
     assert measure_links(RunConfig(), [0, 1], Console(out=io.StringIO(), err=io.StringIO())) == {
         "shared_memory": {"unavailable": "not here"},

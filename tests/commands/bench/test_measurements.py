@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from models import tiny
 
-from amusd.bench.forward import (
+from amusd.commands.bench.forward import (
     RULES,
     context_lengths,
     measure_contexts,
@@ -17,10 +17,10 @@ from amusd.bench.forward import (
     measure_passes,
     measure_sampling,
 )
-from amusd.bench.pair import english, measure_pair, resident_bytes
-from amusd.bench.peer import GeneratePeer, PeerContext
-from amusd.bench.report import bench_text
-from amusd.bench.timing import read_bandwidth
+from amusd.commands.bench.pair import english, measure_pair, resident_bytes
+from amusd.commands.bench.peer import GeneratePeer, PeerContext
+from amusd.commands.bench.report import bench_text
+from amusd.commands.bench.timing import read_bandwidth
 from amusd.config import BenchConfig, DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from amusd.commands.simulate.grid import grid_of, grid_text
+from amusd.commands.simulate.inputs import Inputs
+from amusd.commands.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial, waiting_policies
 from amusd.config import RunConfig
 from amusd.console import Console, percent, table
 from amusd.policies.factory import policy_name
-from amusd.simulate.grid import grid_of, grid_text
-from amusd.simulate.inputs import Inputs
-from amusd.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial, waiting_policies
 from amusd.types import Mode
 
 LEGEND = """\

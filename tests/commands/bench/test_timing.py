@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from amusd.bench.timing import WARM_UP_ROUNDS, median_ratio, medians, time_in_turns
+from amusd.commands.bench.timing import WARM_UP_ROUNDS, median_ratio, medians, time_in_turns
 
 
 def test_the_pieces_take_turns_and_the_warm_up_is_not_counted() -> None:

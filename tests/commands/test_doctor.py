@@ -8,9 +8,9 @@ import pytest
 import torch
 from runtime.gpu_doubles import pretend_gpus
 
+from amusd.commands.doctor import Finding, _devices, _links, _pair, _taken, run_doctor
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig, TargetConfig, TransportConfig
 from amusd.console import Console
-from amusd.doctor import Finding, _devices, _links, _pair, _taken, run_doctor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.linear import fastest_dtype
 from amusd.models.loading import explain_target, load_target
@@ -71,8 +71,10 @@ def test_a_link_that_does_not_work_is_only_wrong_where_it_is_wanted(
             raise ConfigError("a reason")
         return OneWayTime(p50_us=12.3, p99_us=45.6, num_messages=400, poll_us=0.7, address="")
 
-    monkeypatch.setattr("amusd.doctor.measure_one_way", measure)
-    monkeypatch.setattr("amusd.doctor.choose_here", lambda config, _ends: Choice("zeromq", f"for {config.kind}"))
+    monkeypatch.setattr("amusd.commands.doctor.measure_one_way", measure)
+    monkeypatch.setattr(
+        "amusd.commands.doctor.choose_here", lambda config, _ends: Choice("zeromq", f"for {config.kind}")
+    )
     found = {
         finding.name: finding
         for finding in _links(EngineConfig(transport=TransportConfig(kind=wanted)))  # type: ignore[arg-type]
@@ -140,7 +142,7 @@ def test_a_gpu_that_all_share_is_neither_good_nor_bad_and_what_helps_is_said() -
 
 
 def test_ranks_that_share_cores_are_said_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.doctor.allowed_cores", lambda: [0, 1])
+    monkeypatch.setattr("amusd.commands.doctor.allowed_cores", lambda: [0, 1])
     config = EngineConfig(target_tensor_parallel_size=2, hardware=HardwareConfig(devices=("cpu", "cpu")))
     placement = placed(config, Machine())["placement"]
     assert placement.ok is None

@@ -13,11 +13,11 @@ from runtime.pair import PROMPT, decoding, oracle, pair, params
 from runtime.table_tree import TableTreeDrafter, spread
 from tracing.runs import made
 
-from amusd.cli import live_view
+from amusd.commands.generate import live_view
+from amusd.commands.live import LiveState, LiveView, TerminalScreen, render
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.drafters.oracle import right_with_probability
-from amusd.live import LiveState, LiveView, TerminalScreen, render
 from amusd.tracing.events import Event
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from amusd.bench.peer import GeneratePeer, PeerContext
-from amusd.bench.timing import median_ratio, medians, time_in_turns
+from amusd.commands.bench.peer import GeneratePeer, PeerContext
+from amusd.commands.bench.timing import median_ratio, medians, time_in_turns
 from amusd.config import BenchConfig, Distribution
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache, argmax_rows

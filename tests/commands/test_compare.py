@@ -11,8 +11,8 @@ import pytest
 from runtime.draft_processes import MUTE, Survivor, survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
-from amusd import cli
-from amusd.compare import Comparison, Contestant, run_comparison
+from amusd.commands import compare as command
+from amusd.commands.compare import Comparison, Contestant, run_comparison
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
@@ -100,5 +100,5 @@ def test_what_was_answered_is_on_disk_before_the_next_prompt_is_asked(tmp_path: 
             found.append(len(file.read_text().splitlines()) if file.exists() else 0)
 
     with pair({"ngram": lambda: NgramDrafter(2)}) as (engine, _):
-        cli._compare(config, engine, Looking(json_only=True), PROMPTS, tmp_path)
+        command.compare(config, engine, Looking(json_only=True), PROMPTS, tmp_path)
     assert found == [0, 0, 2, 2, 4, 4]

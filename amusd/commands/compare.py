@@ -11,15 +11,24 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from amusd.answer import Generation
+from amusd.commands.generate import Done
 from amusd.config import DecodingConfig, RunConfig
+from amusd.console import Console, percent, table
 from amusd.engine import Engine
 from amusd.errors import ConfigError
+from amusd.files import read_json, write_json, write_whole
 from amusd.policies.factory import policy_name
+from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE, Record, answers_jsonl, prompts_csv
+from amusd.reporting.columns import row_name
+from amusd.tracing.accounting import time_fractions
 from amusd.tracing.metrics import total
+from amusd.tracing.timeline import read_timeline
 from amusd.types import Mode
 from amusd.workload import WorkloadPrompt
 
@@ -299,3 +308,82 @@ def _identity(comparison: Comparison, index: int, plain: list[Generation], engin
         prefix = (*prompt, *reference.token_ids[:first])
         gaps.append(engine.logit_gap(prefix, reference.token_ids[first], answer.token_ids[first]))
     return {"num_prompts": len(plain), "num_identical": len(plain) - len(gaps), "first_difference_gaps": gaps}
+
+
+def compare(
+    config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
+) -> Done:
+    """Every contestant on every prompt. What was measured is kept if the run is interrupted or this process killed."""
+    comparison = Comparison.of(config)
+    complete = False
+    num_kept = 0
+
+    def progress(label: str, num_done: int, number: int) -> None:
+        nonlocal num_kept
+        if len(comparison.prompts) > num_kept:  # between two answers, where nothing is timed
+            num_kept = len(comparison.prompts)
+            with suppress(ConfigError):  # what cannot be written is said at the end
+                write_answers(run_directory, records_of(comparison))
+        console.progress(label, num_done, number)
+
+    try:
+        run_comparison(engine, config, prompts, comparison, progress, console.note)
+        complete = True
+    finally:
+        console.clear_progress()
+        if not complete and comparison.prompts:
+            write_json(run_directory / "result.json", {"complete": False, "rows": rows_of(comparison, engine)})
+            write_answers(run_directory, records_of(comparison))
+    rows = rows_of(comparison, engine)
+    timeline = read_timeline(run_directory)
+    for row in rows:
+        sequence_ids = row.pop("sequence_ids")
+        row["draft_overlap_fraction"] = timeline.draft_overlap(sequence_ids)
+        row["time"] = time_fractions(timeline, sequence_ids)
+    result = {
+        "complete": True,
+        "rows": rows,
+        "per_prompt": per_prompt(comparison),
+        "num_refused_prompts": len(comparison.refused),
+        "environment": read_json(run_directory / "environment.json"),
+    }
+    notes = [f"prompt {number} was left out: {reason}" for number, reason in comparison.refused]
+    return Done(result, _comparison_table(rows), notes, records_of(comparison))
+
+
+def _comparison_table(rows: Sequence[dict[str, Any]]) -> str:
+    header = (
+        "mode",
+        "tokens/s",
+        "x plain",
+        "quartiles",
+        "x best sync",
+        "accepted",
+        "tokens/pass",
+        "idle t/d",
+        "identical",
+    )
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        same = row["identical_to_autoregressive"]
+        plain = row["mode"] == Mode.AUTOREGRESSIVE.value
+        lines.append(
+            (
+                row_name(row),
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['speedup_vs_autoregressive']:.2f}",
+                "-".join(f"{quartile:.2f}" for quartile in row["speedup_quartiles"] or ()),
+                "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
+                "" if plain else percent(row["acceptance_rate"]),
+                f"{row['mean_acceptance_length']:.2f}",
+                percent(row["target_idle_fraction"]) + ("" if plain else "/" + percent(row["draft_idle_fraction"])),
+                "" if plain or same is None else f"{same['num_identical']}/{same['num_prompts']}",
+            )
+        )
+    return table(header, lines)
+
+
+def write_answers(run_directory: Path, records: Sequence[Record]) -> None:
+    """Keep every answer of a comparison."""
+    write_whole(run_directory / ANSWERS_FILE, answers_jsonl(records))
+    write_whole(run_directory / PROMPTS_FILE, prompts_csv(records))

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from amusd.bench.forward import (
+from amusd.commands.bench.forward import (
     context_lengths,
     measure_contexts,
     measure_decoding,
     measure_passes,
     measure_sampling,
 )
-from amusd.bench.links import measure_links, recommend
-from amusd.bench.pair import english, measure_pair
-from amusd.bench.peer import GeneratePeer
-from amusd.bench.timing import read_bandwidth
+from amusd.commands.bench.links import measure_links, recommend
+from amusd.commands.bench.pair import english, measure_pair
+from amusd.commands.bench.peer import GeneratePeer
+from amusd.commands.bench.report import bench_text
+from amusd.commands.bench.timing import read_bandwidth
 from amusd.config import DrafterConfig, EngineConfig, RunConfig, TransportConfig
 from amusd.console import Console
+from amusd.files import read_json, write_json
 from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import find_checkpoint
 from amusd.models.loading import (
@@ -117,3 +120,18 @@ def _for_one_draft(engine: EngineConfig) -> EngineConfig:
 
 def _progress(console: Console, label: str) -> Callable[[int, int], None]:
     return lambda done, num_steps: console.progress(label, done, num_steps)
+
+
+def bench(config: RunConfig, run_directory: Path) -> int:
+    """Measure the parts of this machine's pair. The caller has settled cores and threads of this process."""
+    console = Console(json_only=config.output == "json")
+    result = run_bench(config, console)
+    result["complete"] = True
+    result["environment"] = read_json(run_directory / "environment.json")
+    result["run_dir"] = str(run_directory)
+    try:
+        write_json(run_directory / "result.json", result)
+    finally:
+        console.text(bench_text(result))
+        console.document(result)
+    return 0

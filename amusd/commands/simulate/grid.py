@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from amusd.commands.simulate.inputs import drawn
+from amusd.commands.simulate.schedules import Bench, best_of, waiting_policies
 from amusd.config import RunConfig
 from amusd.console import Console, percent, table
-from amusd.simulate.inputs import drawn
-from amusd.simulate.schedules import Bench, best_of, waiting_policies
 from amusd.simulation.closed_forms import upper_bound
 from amusd.simulation.cost import Shared
 from amusd.simulation.simulator import Simulator

@@ -1,0 +1,103 @@
+"""The target's process of `amusd generate` and `amusd compare`: load, meet the draft, do one run after another."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from amusd.commands.compare import compare, write_answers
+from amusd.commands.generate import PARTIAL_FILE, generate
+from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.engine import Engine
+from amusd.errors import ConfigError
+from amusd.files import write_json
+from amusd.reporting.comparison import write_comparison_page
+from amusd.runtime.draft_restart import DraftSource
+from amusd.runtime.startup import make_recorder
+from amusd.types import Role
+from amusd.workload import WorkloadPrompt, prompts_of
+
+
+def run_target(
+    command: str, runs: Sequence[tuple[RunConfig, Path]], drafts: DraftSource
+) -> Generator[int | ConfigError, None, None]:
+    """The target's process: load, meet the draft, do one run after another, end the draft.
+
+    Yields how each run ended: its exit code, or what its user got wrong, which does not concern the next one. A draft
+    that is lost on the way is replaced from `drafts`. The code is 1 when no draft was to be had any more: the result is
+    complete all the same, because the target went on alone, and is the last. Each run has a configuration and a
+    directory; the engines of all are alike. Raises `ConfigError` for what no run could work with.
+    """
+    recorder = make_recorder(Role.TARGET, [directory for _, directory in runs])
+    with ExitStack() as stack:
+        engine: Engine | None = None
+        for number, (config, run_directory) in enumerate(runs):
+            console = Console(json_only=config.output == "json")
+            try:
+                # What can be wrong with the prompts is said before any weights are loaded.
+                prompts = prompts_of(command, config)
+            except ConfigError as mistake:
+                yield mistake
+                continue
+            if engine is None:
+                settings = config.engine_for(command)
+                engine = stack.enter_context(Engine.connect(settings, drafts, recorder, report=console.note))
+            engine.begin_run(number)
+            try:
+                exit_code = _run(command, config, engine, console, prompts, run_directory)
+            except ConfigError as mistake:
+                yield mistake
+                continue
+            yield exit_code
+            if engine.draft_failure is not None:
+                return
+
+
+def _run(
+    command: str,
+    config: RunConfig,
+    engine: Engine,
+    console: Console,
+    prompts: Sequence[WorkloadPrompt],
+    run_directory: Path,
+) -> int:
+    num_losses, num_restarts = len(engine.draft_losses), engine.num_draft_restarts
+    if command == "compare":
+        result, text, notes, records = compare(config, engine, console, prompts, run_directory)
+    else:
+        result, text, notes, records = generate(config, engine, console, prompts[0], run_directory)
+    result["run_dir"] = str(run_directory)
+    losses = engine.draft_losses[num_losses:]
+    if losses:
+        result["draft_losses"] = list(losses)
+    if engine.draft_failure is not None:
+        result["draft_failure"] = engine.draft_failure
+    try:
+        write_json(run_directory / "result.json", result)
+        (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
+        if command == "compare":
+            write_answers(run_directory, records)
+            write_comparison_page(run_directory, config, result)
+    finally:  # what no file can take is shown all the same
+        console.text(text)
+        for line in notes:
+            console.note(line)
+        console.document(result)
+    if not engine.worker.recorder.is_whole:
+        return 2
+    if engine.draft_failure is not None:
+        console.note(f"the draft was lost and the target went on alone: {engine.draft_failure.rstrip()}")
+        return 1
+    if losses:
+        num_restarts = engine.num_draft_restarts - num_restarts
+        console.note(
+            f"the draft was lost {_times(len(losses))} ({'; '.join(dict.fromkeys(losses))}) and replaced "
+            f"{_times(num_restarts)}; the target went on alone in between"
+        )
+    return 0
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
