@@ -341,3 +341,7 @@ def test_every_key_can_be_set_to_its_default_by_name() -> None:
     for key in keys().values():
         if isinstance(key.default, (int, float)):
             assert compose_config([f"{key.name}={str(key.default).lower()}"]) == RunConfig()
+
+
+def test_a_prompt_that_looks_like_a_choice_is_a_prompt() -> None:
+    assert expand_sweep(["prompt=choice(a,b)"]) == [("prompt=choice(a,b)",)]

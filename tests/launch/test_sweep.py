@@ -240,3 +240,17 @@ def test_real_workers_do_several_jobs_and_a_fresh_pair_takes_over_when_they_die(
     pairs = {number: json.loads((tmp_path / "out" / number / "workers.json").read_text()) for number in ("0", "2", "3")}
     assert pairs["0"] == pairs["2"] != pairs["3"]
     assert not (tmp_path / "out" / "1").exists()
+
+
+def test_the_folder_of_a_sweep_of_another_command_is_refused(tmp_path: Path) -> None:
+    from launch.sweep_plan import open_folder, plan_sweep
+
+    plan = plan_sweep("compare", ["max_lookahead=4,8", f"run_dir={tmp_path}"])
+    jobs = [{"overrides": list(job.overrides)} for job in plan.jobs]
+    for command, is_same in (("generate", False), ("compare", True)):
+        (tmp_path / "sweep.json").write_text(json.dumps({"command": command, "jobs": jobs}))
+        if is_same:
+            assert open_folder(plan) == tmp_path
+        else:
+            with pytest.raises(ConfigError, match="already holds another sweep"):
+                open_folder(plan)

@@ -327,7 +327,7 @@ RULES = (
         PLAN,
         'earlier["command"] == plan.command and ',
         "",
-        f"{SWEEP}::test_the_folder_of_another_sweep_is_refused_and_left_alone",
+        f"{SWEEP}::test_the_folder_of_a_sweep_of_another_command_is_refused",
     ),
     Rule(
         "a job whose draft was lost is done",
