@@ -19,6 +19,11 @@ WORKLOAD, PROMPTS = "amusd/workload.py", "tests/test_workload.py"
 PLAN, SWEEP = "launch/sweep_plan.py", "tests/launch/test_sweep.py"
 OVERRIDES, COMPOSE = "launch/overrides.py", "tests/launch/test_compose.py"
 
+CLIENT, CLIENT_TESTS = "amusd/runtime/draft_client.py", "tests/runtime/test_draft_client.py"
+RESTART, RESTART_TESTS = "amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py"
+DRAFTER_LOOP, DRAFT_TESTS = "amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"
+ROLLBACK_TESTS = "tests/runtime/test_rollback.py"
+
 RULES = (
     # protocol
     Rule(
@@ -370,5 +375,147 @@ RULES = (
         "self.min_candidates <= self.max_lookahead,",
         "True,",
         "tests/test_config.py",
+    ),
+    # runtime
+    Rule("what the link takes counts as silence", CLIENT, " + self.round_trip_seconds", "", CLIENT_TESTS),
+    Rule(
+        "a silent draft is told of each pass", CLIENT, "if is_due or self.may_hear(sequence):", "if True:", CLIENT_TESTS
+    ),
+    Rule(
+        "a draft that never answered is not told its opening again",
+        CLIENT,
+        "if is_due and not reminder.is_answered and",
+        "if False and",
+        CLIENT_TESTS,
+    ),
+    Rule("reminders come at equal intervals", CLIENT, "self._seconds *= 2", "self._seconds *= 1", CLIENT_TESTS),
+    Rule(
+        "the next draft begins silent",
+        CLIENT,
+        "self.link, self.peer = found\n        self._silent_ns = 0\n",
+        "self.link, self.peer = found\n",
+        CLIENT_TESTS,
+    ),
+    Rule(
+        "the nonsense of a draft is held against the next one",
+        CLIENT,
+        "self._silent_ns = 0\n        self._num_nonsense = 0\n        self.num_restarts",
+        "self._silent_ns = 0\n        self.num_restarts",
+        CLIENT_TESTS,
+    ),
+    Rule(
+        "the draft is silent although it spoke",
+        CLIENT,
+        "if makes_sense:\n            self._silent_ns = 0",
+        "if makes_sense:\n            pass",
+        CLIENT_TESTS,
+    ),
+    Rule(
+        "a lost draft stays attached",
+        CLIENT,
+        "sequence.session.detach()\n            sequence.tally.num_draft_losses",
+        "sequence.tally.num_draft_losses",
+        CLIENT_TESTS,
+    ),
+    Rule(
+        "the link of a lost draft stays open",
+        CLIENT,
+        "self.link.close()\n        self.link = None",
+        "self.link = None",
+        CLIENT_TESTS,
+    ),
+    Rule(
+        "the draft's counts are given to no sequence",
+        CLIENT,
+        "sequence.tally.draft = DraftCounts.of(message)",
+        "pass",
+        CLIENT_TESTS,
+    ),
+    Rule(
+        "a draft that joins late is told the whole reference",
+        "amusd/runtime/target_sequence.py",
+        "request.reference[len(committed) - len(request.prompt) :]",
+        "request.reference",
+        CLIENT_TESTS,
+    ),
+    Rule(
+        "a wait is not bounded by patience",
+        "amusd/runtime/target_worker.py",
+        "min(decision.seconds, self.client.patience_seconds)",
+        "decision.seconds",
+        CLIENT_TESTS,
+    ),
+    Rule("a draft of any life is taken", RESTART, "if peer.incarnation != self._told:", "if False:", RESTART_TESTS),
+    Rule(
+        "the link leaks where the handshake fails",
+        RESTART,
+        "except PeerLostError:\n            link.close()\n",
+        "except PeerLostError:\n",
+        RESTART_TESTS,
+    ),
+    Rule("the back-off does not double", RESTART, "2 ** (self._num_fruitless - 2)", "1", RESTART_TESTS),
+    Rule(
+        "a draft of use is not worth a restart",
+        RESTART,
+        "self._num_fruitless = 0\n\n    def poll",
+        "pass\n\n    def poll",
+        RESTART_TESTS,
+    ),
+    Rule("a draft at long work says nothing", DRAFTER_LOOP, ">= SIGN_NS", ">= 10**18", DRAFT_TESTS),
+    Rule(
+        "what a verdict prepared is not sent at once",
+        DRAFTER_LOOP,
+        "if self._roll_back(sequence):\n            self._send(sequence)",
+        "if self._roll_back(sequence):\n            pass",
+        DRAFT_TESTS,
+    ),
+    Rule(
+        "an impossible verdict is applied again and again",
+        DRAFTER_LOOP,
+        "except PeerProtocolError:\n            sequence.verdict = None\n            self.num_ignored += 1",
+        "except PeerProtocolError:\n            pass",
+        DRAFT_TESTS,
+    ),
+    Rule(
+        "the first of several verdicts is followed",
+        DRAFTER_LOOP,
+        "sequence.verdict = message",
+        "sequence.verdict = sequence.verdict or message",
+        DRAFT_TESTS,
+    ),
+    Rule(
+        "waits are not counted",
+        "amusd/runtime/draft_sequence.py",
+        "self.wait_ns += end_ns - start_ns",
+        "pass",
+        DRAFT_TESTS,
+    ),
+    Rule(
+        "work is not counted",
+        "amusd/runtime/draft_sequence.py",
+        "self.busy_ns += end_ns - start_ns",
+        "pass",
+        DRAFT_TESTS,
+    ),
+    Rule(
+        "the session changes before the drafter",
+        "amusd/runtime/rollback.py",
+        "        try:\n            self.drafter.follow(transition)",
+        "        self.session.apply(transition)\n        try:\n            self.drafter.follow(transition)",
+        ROLLBACK_TESTS,
+    ),
+    Rule(
+        "a drafter that fails is not opened again",
+        "amusd/runtime/rollback.py",
+        "transition = self._reopened(transition)",
+        "raise",
+        ROLLBACK_TESTS,
+    ),
+    Rule(
+        "a drafter may disagree with its session",
+        "amusd/runtime/rollback.py",
+        "if self.drafter.length != expected:",
+        "if False:",
+        ROLLBACK_TESTS,
     ),
 )

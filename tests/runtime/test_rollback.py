@@ -195,6 +195,22 @@ def test_a_foreseen_verdict_that_the_drafter_cannot_follow_costs_the_tree_and_no
     assert manager.drafter.length == manager.session.base == len(PROMPT) + 1
 
 
+def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Forgetful(BrittleDrafter):
+        def follow(self, transition: Transition) -> None:
+            """Does nothing, and says nothing."""
+
+    manager = RollbackManager(OPENINGS["chain"], Forgetful(DRAFTERS["chain"](), lambda _: False))
+    for _ in range(4):
+        manager.propose()
+    verdict = contradiction(manager)
+    with caplog.at_level(logging.WARNING):
+        manager.apply(verdict)
+    committed = len(PROMPT) + len(verdict.token_ids)
+    assert manager.session.base == manager.drafter.length == committed
+    assert f"drafter holds {len(PROMPT) + 4} tokens, session {committed}" in caplog.text
+
+
 def test_a_lost_rank_is_not_mended() -> None:
     class Alone(BrittleDrafter):
         def follow(self, transition: Transition) -> None:

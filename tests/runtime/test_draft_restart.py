@@ -1,0 +1,134 @@
+"""The search for the next draft, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from runtime.clocked import Clock, Link
+
+from amusd.protocol.messages import PROTOCOL_VERSION, Hello
+from amusd.runtime import draft_restart, handshake
+from amusd.runtime.draft_restart import BACK_OFF_SECONDS, LOOK_SECONDS, MAX_RESTARTS, DraftRestart
+from amusd.transport.base import Rendezvous
+from amusd.types import Role
+
+OWN = Hello(PROTOCOL_VERSION, Role.TARGET, 0, 50, "", ())
+
+
+class Source:
+    """Starts a process as soon as it is asked, unless `holds`."""
+
+    def __init__(self) -> None:
+        self.running = 1
+        self.told: list[int] = []
+        self.num_dismissed = 0
+
+    def newest(self) -> int:
+        return self.running
+
+    def ending(self, _timeout: float, /) -> str | None:
+        return "it was killed"
+
+    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
+        if rendezvous is not None:
+            self.told.append(incarnation)
+
+    def met(self) -> None:
+        pass
+
+    def dismiss(self) -> None:
+        self.num_dismissed += 1
+        self.running += 1
+
+
+class Search:
+    """A `DraftRestart` whose links and processes are the test's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock, self.source = Clock(), Source()
+        self.links: list[Link] = []
+        self.cuts_links = False
+        time = SimpleNamespace(monotonic=lambda: self.clock.ns / 1e9)
+        monkeypatch.setattr(draft_restart, "time", time)
+        monkeypatch.setattr(handshake, "time", time)
+        self.restart = DraftRestart(self.source, self._listen, OWN, 10.0)
+
+    def _listen(self, _nonce: int) -> Link:
+        self.links.append(Link(self.clock))
+        self.links[-1].is_lost = self.cuts_links
+        return self.links[-1]
+
+    def poll_until_told(self) -> float:
+        """Seconds until the next process is told where to connect."""
+        start_ns, num_told = self.clock.ns, len(self.source.told)
+        while len(self.source.told) == num_told:
+            assert self.restart.poll() is None
+            assert self.clock.ns - start_ns < 60e9
+            self.clock.pass_by(LOOK_SECONDS / 10)
+        return (self.clock.ns - start_ns) / 1e9
+
+
+@pytest.fixture
+def search(monkeypatch: pytest.MonkeyPatch) -> Search:
+    return Search(monkeypatch)
+
+
+def hello(incarnation: int) -> Hello:
+    return Hello(PROTOCOL_VERSION, Role.DRAFT, incarnation, 50, "", ("test",))
+
+
+def test_the_next_draft_is_handed_over_with_its_link(search: Search) -> None:
+    search.restart.lost("it was killed")
+    search.poll_until_told()
+    search.links[0].inbox.append(hello(2))
+    found = search.restart.poll()
+    assert found == (search.links[0], hello(2))
+    assert not search.links[0].is_closed
+
+
+def test_a_draft_of_another_life_is_not_taken_for_the_one_that_was_told(search: Search) -> None:
+    search.restart.lost("it was killed")
+    search.poll_until_told()
+    search.links[0].inbox.append(hello(7))
+    assert search.restart.poll() is None
+    assert search.links[0].is_closed
+    assert search.restart.failure is None
+
+
+def test_a_link_that_is_cut_before_the_first_word_is_closed(search: Search) -> None:
+    search.cuts_links = True
+    search.restart.lost("it was killed")
+    assert search.restart.poll() is None
+    assert [link.is_closed for link in search.links] == [True]
+
+
+def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(search: Search) -> None:
+    waits = []
+    for _ in range(MAX_RESTARTS):
+        search.restart.lost("it was killed")
+        waits.append(search.poll_until_told())
+        search.links[-1].inbox.append(hello(search.source.running))
+        assert search.restart.poll() is not None
+        search.clock.pass_by(LOOK_SECONDS)
+    assert waits[0] < BACK_OFF_SECONDS
+    assert all(
+        BACK_OFF_SECONDS * 2**number <= wait <= BACK_OFF_SECONDS * 2**number + 2 * LOOK_SECONDS
+        for number, wait in enumerate(waits[1:])
+    )
+    assert search.restart.failure is None
+    search.restart.lost("it was killed")
+    assert search.restart.failure == f"{MAX_RESTARTS} restarts in a row brought no candidate; at last: it was killed"
+    assert all(earlier < later for earlier, later in itertools.pairwise(search.source.told))
+
+
+def test_a_draft_whose_candidates_are_verified_is_worth_as_many_restarts_as_the_first(search: Search) -> None:
+    for _ in range(2 * MAX_RESTARTS):
+        search.restart.lost("it was killed")
+        assert search.poll_until_told() < BACK_OFF_SECONDS
+        search.links[-1].inbox.append(hello(search.source.running))
+        assert search.restart.poll() is not None
+        search.restart.verified()
+        search.clock.pass_by(LOOK_SECONDS)
+    assert search.restart.failure is None
