@@ -55,6 +55,8 @@ def raise_on_signals() -> None:
     """From now on SIGINT, SIGTERM, SIGHUP and `PEER_FAILED` raise `Interrupted`, once, and start the countdown."""
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
+        if signum != PEER_FAILED and _is_loading("torch"):
+            os._exit(128 + signum)  # nothing is to be saved yet, and C++ answers an exception with a page of text
         ignore_signals()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS_AFTER_PEER if signum == PEER_FAILED else GRACE_SECONDS)
@@ -62,6 +64,12 @@ def raise_on_signals() -> None:
 
     for number in _SIGNALS:
         signal.signal(number, on_signal)
+
+
+def _is_loading(module: str) -> bool:
+    """The import of the module has begun and is not over."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 def ignore_signals() -> None:
@@ -74,24 +82,29 @@ def ignore_signals() -> None:
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Of a process of a rank whose work this is, which is told why it failed. From then on signals are ignored."""
+    """Do the work of a rank's process, tell why it failed, and return its exit code. From then on signals are ignored."""
     try:
-        code = work()
+        code = _told_code_of(work)
+        ignore_signals()
+    except Interrupted as interruption:  # amid the work, or while its end is told
+        code = 128 + interruption.signum
+        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS_AFTER_PEER)  # all is saved; what is left is Python's own end
+    return code
+
+
+def _told_code_of(work: Callable[[], int]) -> int:
+    try:
+        return work()
     except ConfigError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a machine read the same arguments: one line
             tell(str(error))
-        code = 2
-    except Interrupted as interruption:
-        code = 128 + interruption.signum
-        signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS_AFTER_PEER)  # all is saved; what is left is Python's own end
+        return 2
     except Exception as error:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
         if isinstance(error, PeerLostError | PeerFailedError) and "\n" not in str(error):
             tell(str(error))  # no bug of this process
         else:
             traceback.print_exc()
-        code = 1
-    ignore_signals()
-    return code
+        return 1
 
 
 def interrupt_main_thread() -> None:
