@@ -82,7 +82,7 @@ def ignore_signals() -> None:
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
-    """Do the work of a rank's process, tell why it failed, and return its exit code. From then on signals are ignored."""
+    """Do the work of a process, tell why it failed, and return its exit code. From then on signals are ignored."""
     try:
         code = _told_code_of(work)
         ignore_signals()

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import amusd_launch
+import pytest
 from amusd_launch import signals
 
 LOADS = """
