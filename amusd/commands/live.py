@@ -67,7 +67,7 @@ class LiveState:
         self.num_tokens += num_tokens
         self.num_judged += num_judged
         self.num_accepted += num_accepted
-        if self.num_ready > num_accepted and event.num_ready == event.num_rescued == 0:
+        if self.num_ready > num_accepted and event.num_ready == event.num_accepted_alternatives == 0:
             self._missed = self._missed or event.committed_length
         self.num_ready = event.num_ready
         own = "o" * (num_tokens - num_accepted)

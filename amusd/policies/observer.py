@@ -112,7 +112,9 @@ class Observer:
             self._row_cost.passed(own_rows if num_rows is None else num_rows, end_ns - start_ns)
         self._num_sequences = num_sequences
         if outcome.num_candidates and self._first_weight is not None:
-            self._estimates.judged_first(self._first_weight, accepted=outcome.num_accepted > outcome.num_rescued)
+            self._estimates.judged_first(
+                self._first_weight, accepted=outcome.num_accepted > outcome.num_accepted_alternatives
+            )
         seconds = (end_ns - (start_ns if self._last_end_ns is None else self._last_end_ns)) / 1e9
         self._last_end_ns = end_ns
         if not rests:

@@ -278,7 +278,7 @@ class TargetSession:
             num_judged=min(len(judged), len(tokens)) if ends or not self.remaining else len(judged),
             num_accepted=num_accepted,
             num_alternatives=len(block.alternatives),
-            num_rescued=block.num_rescued(accepted),
+            num_accepted_alternatives=block.num_accepted_alternatives(accepted),
             num_tokens=len(tokens),
         )
 

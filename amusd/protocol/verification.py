@@ -48,7 +48,7 @@ class Block:
             rows.append(row)
         return tuple(rows)
 
-    def num_rescued(self, accepted: Sequence[int]) -> int:
+    def num_accepted_alternatives(self, accepted: Sequence[int]) -> int:
         """How many of the accepted tokens are alternatives."""
         return sum(row > len(self.candidates) for row in self.path_along(accepted)) if self.alternatives else 0
 
@@ -73,7 +73,7 @@ class PassOutcome:
     """Candidates tested one after another, had each been accepted; a late one included."""
     num_accepted: int
     num_alternatives: int
-    num_rescued: int
+    num_accepted_alternatives: int
     """Accepted candidates that were alternatives."""
     num_tokens: int
     """Tokens committed."""
@@ -81,7 +81,7 @@ class PassOutcome:
     @property
     def num_late_accepted(self) -> int:
         """Candidates accepted that came while the pass was under way: one or none."""
-        return int(self.num_accepted > self.num_candidates and not self.num_rescued)
+        return int(self.num_accepted > self.num_candidates and not self.num_accepted_alternatives)
 
 
 class Tracks:

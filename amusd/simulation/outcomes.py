@@ -25,8 +25,8 @@ def trace_of(target: Sequence[Event], draft: Sequence[Event]) -> Trace:
     for done in passes:
         end = done.start_length + done.num_accepted
         known.update((position, True) for position in range(done.start_length, end))
-        if done.num_rescued:  # an alternative took the place of the draft's own token, which was wrong
-            known[end - done.num_rescued] = False
+        if done.num_accepted_alternatives:  # an alternative took the place of the draft's own token, which was wrong
+            known[end - done.num_accepted_alternatives] = False
         if done.has_rejected:
             known[end] = False
     is_chain, base = not drafts_tree(draft), start
@@ -69,7 +69,7 @@ def _hits(target: Sequence[Event], draft: Sequence[Event]) -> Iterator[bool]:
             if event.num_adopted:
                 missed.add(event.kept_length)
     for event in target:
-        if isinstance(event, TargetPass) and event.num_rescued:
+        if isinstance(event, TargetPass) and event.num_accepted_alternatives:
             yield True
         if isinstance(event, TargetPass) and event.has_rejected:
             position = event.committed_length - 1

@@ -154,7 +154,7 @@ def _marks(event: Event) -> list[tuple[str, int]]:
             return [("target's own token adopted", event.start_ns)]
         case VerdictTaken(kept_steps=kept) if kept:
             return [("branch adopted", event.start_ns)]
-        case TargetPass(num_rescued=num) if num:
+        case TargetPass(num_accepted_alternatives=num) if num:
             return [("alternative accepted", event.end_ns)]
         case TargetPass(num_late=num) if num:
             accepted = event.num_accepted > event.num_candidates

@@ -90,7 +90,7 @@ class TargetPass(Event):
     num_ready: int = 0
     """Candidates that wait for the next pass."""
     num_alternatives: int = 0
-    num_rescued: int = 0
+    num_accepted_alternatives: int = 0
     reason: str | None = None
     """Why the policy decided so."""
 
@@ -107,7 +107,7 @@ class TargetPass(Event):
     @property
     def num_late(self) -> int:
         """Candidates judged that arrived during the pass: one or none."""
-        return 0 if self.num_rescued else max(0, self.num_judged - self.num_candidates)
+        return 0 if self.num_accepted_alternatives else max(0, self.num_judged - self.num_candidates)
 
     @property
     def has_rejected(self) -> bool:

@@ -91,7 +91,7 @@ class GenerationMetrics:
     """Of these, candidates that arrived during the pass and stood where the bonus token would have come."""
     num_alternatives: int = 0
     """Candidates beside the likeliest path that passes scored."""
-    num_rescued: int = 0
+    num_accepted_alternatives: int = 0
     """Accepted candidates that were among them."""
     accepted_by_position: tuple[int, ...] = ()
     acceptance: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class GenerationMetrics:
             "num_accepted_draft_tokens": self.num_accepted,
             "num_late_accepted": self.num_late_accepted,
             "num_alternatives": self.num_alternatives,
-            "num_rescued": self.num_rescued,
+            "num_accepted_alternatives": self.num_accepted_alternatives,
             "acceptance_rate": _ratio(self.num_accepted, self.num_verified),
             "mean_acceptance_length": _ratio(self.num_tokens, self.num_passes),
             "acceptance_by_position": [count / self.num_drafts for count in self.accepted_by_position],

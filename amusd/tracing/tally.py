@@ -38,7 +38,7 @@ class Tally:
     _num_accepted: int = 0
     _num_late_accepted: int = 0
     _num_alternatives: int = 0
-    _num_rescued: int = 0
+    _num_accepted_alternatives: int = 0
     _accepted_by_position: list[int] = field(default_factory=list)
     _acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
     _chunk_gaps_ns: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Tally:
         self._num_accepted += outcome.num_accepted
         self._num_late_accepted += outcome.num_late_accepted
         self._num_alternatives += outcome.num_alternatives
-        self._num_rescued += outcome.num_rescued
+        self._num_accepted_alternatives += outcome.num_accepted_alternatives
         if outcome.num_judged:
             self._acceptance[outcome.num_judged, outcome.num_accepted] += 1
         self._accepted_by_position.extend([0] * (outcome.num_accepted - len(self._accepted_by_position)))
@@ -87,7 +87,7 @@ class Tally:
             num_accepted=self._num_accepted,
             num_late_accepted=self._num_late_accepted,
             num_alternatives=self._num_alternatives,
-            num_rescued=self._num_rescued,
+            num_accepted_alternatives=self._num_accepted_alternatives,
             accepted_by_position=tuple(self._accepted_by_position),
             acceptance=dict(self._acceptance),
             chunk_gaps_ns=tuple(self._chunk_gaps_ns),

@@ -100,11 +100,11 @@ class WatchedTarget(TargetWorker):
 
     def _verify(self, sequence: TargetSequence, block: Block) -> Emission:
         tally = sequence.tally
-        before = tally._num_accepted, tally._num_rescued
+        before = tally._num_accepted, tally._num_accepted_alternatives
         emission = super()._verify(sequence, block)
         self.watch.committed(sequence.session)
         num_accepted = tally._num_accepted - before[0]
-        self.world.counts["alternative accepted"] += tally._num_rescued - before[1]
+        self.world.counts["alternative accepted"] += tally._num_accepted_alternatives - before[1]
         self.num_passes += 1
         self.num_accepted += num_accepted
         self.world.note(f"pass {len(block.candidates)} {num_accepted} {sequence.session.committed_length}")

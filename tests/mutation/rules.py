@@ -132,7 +132,7 @@ RULES = (
     Rule(
         "a late candidate is not counted",
         "amusd/protocol/verification.py",
-        "self.num_accepted > self.num_candidates and not self.num_rescued",
+        "self.num_accepted > self.num_candidates and not self.num_accepted_alternatives",
         "False",
         TREES,
     ),

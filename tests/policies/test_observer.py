@@ -16,13 +16,15 @@ def session() -> TargetSession:
     return TargetSession(sequence_id=1, prompt=(1,), max_length=9, vocab_size=4)
 
 
-def passed(observer: Observer, start_ns: int, end_ns: int, num_accepted: int = 0, num_rescued: int = 0) -> None:
+def passed(
+    observer: Observer, start_ns: int, end_ns: int, num_accepted: int = 0, num_accepted_alternatives: int = 0
+) -> None:
     outcome = PassOutcome(
         num_candidates=2,
         num_judged=2,
         num_accepted=num_accepted,
-        num_alternatives=num_rescued,
-        num_rescued=num_rescued,
+        num_alternatives=num_accepted_alternatives,
+        num_accepted_alternatives=num_accepted_alternatives,
         num_tokens=num_accepted + 1,
     )
     observer.passed(start_ns, end_ns, outcome)
@@ -114,7 +116,7 @@ def test_a_draft_that_was_mute_is_waited_for_in_the_next_answer(has_joined: bool
 def test_nothing_can_come_from_a_draft_that_was_told_nothing() -> None:
     observer = Observer()
     outcome = PassOutcome(
-        num_candidates=0, num_judged=0, num_accepted=0, num_alternatives=0, num_rescued=0, num_tokens=1
+        num_candidates=0, num_judged=0, num_accepted=0, num_alternatives=0, num_accepted_alternatives=0, num_tokens=1
     )
 
     def can_grow() -> bool:
@@ -137,7 +139,12 @@ def test_a_row_of_a_pass_over_several_sequences_costs_each_of_them_its_time() ->
     observer = Observer()
     for num_rows in (6, 12, 18) * 20:
         outcome = PassOutcome(
-            num_candidates=2, num_judged=2, num_accepted=2, num_alternatives=0, num_rescued=0, num_tokens=3
+            num_candidates=2,
+            num_judged=2,
+            num_accepted=2,
+            num_alternatives=0,
+            num_accepted_alternatives=0,
+            num_tokens=3,
         )
         end_ns = 10_000_000 + 1_000 * num_rows
         observer.passed(0, end_ns, outcome, num_rows=num_rows, num_sequences=3)
@@ -210,12 +217,12 @@ def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_
     tree.attach(1)
     tree.receive(Candidate(1, 1, 1, 1, extend(EMPTY, 1), 1, (0,), (2,), (CERTAINTY // 2,), more=True))
 
-    def seen(num_rescued: int) -> tuple[float, float]:
+    def seen(num_accepted_alternatives: int) -> tuple[float, float]:
         observer = Observer()
         observer.open("a", has_tree=True)
         for _ in range(200):
             observer.view(tree, max_candidates=3, waited_ns=0)
-            passed(observer, 0, 1000, num_accepted=2, num_rescued=num_rescued)
+            passed(observer, 0, 1000, num_accepted=2, num_accepted_alternatives=num_accepted_alternatives)
         view = observer.view(tree, max_candidates=3, waited_ns=0)
         return view.path_chance, view.acceptance
 
@@ -227,7 +234,12 @@ def test_an_alternative_in_the_place_of_the_first_candidate_says_that_the_draft_
 
 def outcome_of(num_candidates: int) -> PassOutcome:
     return PassOutcome(
-        num_candidates=num_candidates, num_judged=0, num_accepted=0, num_alternatives=0, num_rescued=0, num_tokens=1
+        num_candidates=num_candidates,
+        num_judged=0,
+        num_accepted=0,
+        num_alternatives=0,
+        num_accepted_alternatives=0,
+        num_tokens=1,
     )
 
 

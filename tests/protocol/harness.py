@@ -74,7 +74,7 @@ class Harness:
     draft_class: type[DraftSession] = DraftSession
     num_accepted: int = 0
     num_alternatives: int = 0
-    num_rescued: int = 0
+    num_accepted_alternatives: int = 0
     num_rollbacks: int = 0
     num_adopted: int = 0
     """Verdicts that the tree foresaw."""
@@ -248,7 +248,7 @@ class Harness:
         num_accepted = min(acceptance.num_accepted, len(token_ids))
         outcome = self.target.commit(token_ids, num_accepted)
         self.num_accepted += num_accepted
-        self.num_rescued += outcome.num_rescued
+        self.num_accepted_alternatives += outcome.num_accepted_alternatives
         self.is_verifying = False
         if not self.target.attached:
             self.num_alone += len(token_ids)

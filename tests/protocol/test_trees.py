@@ -428,12 +428,12 @@ def test_what_is_judged_is_the_path_that_was_taken() -> None:
     assert (block.candidates, block.alternatives, block.parents) == ((5, 7), (6, 8, 9), (0, 1, 0, 3, 4))
     assert block.judged_along(()) == block.judged_along((5,)) == (5, 7)
     assert block.judged_along((6,)) == (6, 8, 9)
-    assert [block.num_rescued(path) for path in ((5,), (5, 7), (6,), (6, 8))] == [0, 0, 1, 2]
+    assert [block.num_accepted_alternatives(path) for path in ((5,), (5, 7), (6,), (6, 8))] == [0, 0, 1, 2]
     for tokens, num_accepted in (((7,), 1), ((6, 7), 2), ((5, 8, 1), 2)):
         with pytest.raises(InvariantError):
             session.commit(tokens, num_accepted)
     assert session.commit((6, 8, 1), 2) == PassOutcome(
-        num_candidates=2, num_judged=3, num_accepted=2, num_alternatives=3, num_rescued=2, num_tokens=3
+        num_candidates=2, num_judged=3, num_accepted=2, num_alternatives=3, num_accepted_alternatives=2, num_tokens=3
     )
     assert session.committed == (*PROMPT, 6, 8, 1)
 
@@ -459,17 +459,19 @@ def test_no_node_stands_at_the_last_position_where_the_target_alone_writes(fan_o
 
 
 @pytest.mark.parametrize(
-    ("num_accepted", "num_rescued", "num_late"), [(1, 0, 0), (2, 0, 1), (2, 1, 0)], ids=["block", "late", "rescued"]
+    ("num_accepted", "num_accepted_alternatives", "num_late"),
+    [(1, 0, 0), (2, 0, 1), (2, 1, 0)],
+    ids=["block", "late", "rescued"],
 )
 def test_a_candidate_behind_the_block_that_is_accepted_came_late(
-    num_accepted: int, num_rescued: int, num_late: int
+    num_accepted: int, num_accepted_alternatives: int, num_late: int
 ) -> None:
     outcome = PassOutcome(
         num_candidates=1,
         num_judged=2,
         num_accepted=num_accepted,
-        num_alternatives=num_rescued,
-        num_rescued=num_rescued,
+        num_alternatives=num_accepted_alternatives,
+        num_accepted_alternatives=num_accepted_alternatives,
         num_tokens=num_accepted + 1,
     )
     assert outcome.num_late_accepted == num_late

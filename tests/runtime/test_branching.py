@@ -158,12 +158,12 @@ def test_a_pass_over_several_paths_accepts_what_only_a_second_guess_foresaw() ->
             )
             metrics = answer.metrics
             assert answer.token_ids == expected
-            assert metrics.num_rescued == metrics.num_accepted > 5
-            assert metrics.num_alternatives > metrics.num_rescued
+            assert metrics.num_accepted_alternatives == metrics.num_accepted > 5
+            assert metrics.num_alternatives > metrics.num_accepted_alternatives
             assert metrics.num_late_accepted == 0
             check_counts(answer)
     found = [event.fields for event in engine.worker.recorder.events if event.name == "target_pass"]  # type: ignore[attr-defined]
-    assert sum(fields["num_rescued"] for fields in found) > 10
+    assert sum(fields["num_accepted_alternatives"] for fields in found) > 10
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -172,15 +172,15 @@ def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
     temperature: float, filters: dict[str, Any]
 ) -> None:
     wanted = sampled(temperature, logprobs=True, **filters)
-    num_rescued = 0
+    num_accepted_alternatives = 0
     with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.003) as (engine, _):
         expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
         for lookahead in (2, 5, 8):
             answer = engine.generate(PROMPT, wanted, decoding=branching(lookahead, fan_out=4, min_candidates=2))
             assert answer.token_ids == expected.token_ids
             assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-9)
-            num_rescued += answer.metrics.num_rescued
-    assert num_rescued > 0
+            num_accepted_alternatives += answer.metrics.num_accepted_alternatives
+    assert num_accepted_alternatives > 0
 
 
 class Uneven(TableTreeDrafter):

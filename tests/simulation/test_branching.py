@@ -97,8 +97,8 @@ def test_several_paths_lift_the_bound_of_one_to_that_of_all_their_guesses(
     outcome = machine.run(branching(1, fan_out=4, verify_breadth=breadth))
     places = guess_places(machine.answers[0], accept_next, 4, f"1 {machine.seed}")
     metrics = outcome.metrics
-    assert metrics.num_rescued > 0
-    assert metrics.num_alternatives > metrics.num_rescued
+    assert metrics.num_accepted_alternatives > 0
+    assert metrics.num_alternatives > metrics.num_accepted_alternatives
     num_missed = sum(place >= breadth for place in places)
     assert metrics.num_passes >= num_missed
 
@@ -106,7 +106,7 @@ def test_several_paths_lift_the_bound_of_one_to_that_of_all_their_guesses(
 def test_several_paths_take_fewer_passes() -> None:
     machine = guessing(0.4, simulator(0.6, costs(8), num_tokens=1000))
     one, two, three = (machine.run(branching(1, fan_out=4, verify_breadth=n)).metrics for n in (1, 2, 3))
-    assert one.num_rescued == one.num_alternatives == 0
+    assert one.num_accepted_alternatives == one.num_alternatives == 0
     assert three.num_passes < two.num_passes < 0.95 * one.num_passes
 
 

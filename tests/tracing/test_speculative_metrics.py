@@ -30,7 +30,7 @@ def tally_of(blocks: list[tuple[int, int, int]]) -> GenerationMetrics:
                 num_judged=judged,
                 num_accepted=accepted,
                 num_alternatives=0,
-                num_rescued=0,
+                num_accepted_alternatives=0,
                 num_tokens=accepted + 1,
             ),
         )
