@@ -88,7 +88,7 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
         for partial in (job.run_directory / PARTIAL_FILE for job in group.jobs):
             if partial.exists():
                 tell(f"what there was of the answer is in {partial}")
-    elif ended.signum is None and (told.exit_code or 0) > 128:
+    elif ended.signum is None and not ended.stuck and (told.exit_code or 0) > 128:
         how = "torchrun was killed" if ended.exit_code < 0 else "the workers were interrupted"
         tell(f"{how}; what was measured so far is in {group.folder}")
     codes = _exit_codes(ended, told, len(group.jobs))

@@ -147,6 +147,7 @@ class DraftProcess:
 
     def stop(self, patience: float = STOP_SECONDS) -> None:
         """End the draft, and what it was forked from. Kill it if it has not ended in `patience` seconds. Idempotent."""
+        self._is_dismissed = True  # what ends this process may end the draft, too, and that is no loss
         self._end(patience)
         with self._lock:
             self._lives.close()
@@ -194,7 +195,8 @@ def _split(said: str) -> tuple[str | None, str]:
 
 def main() -> None:
     """The child's whole life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the parent, which ends this process
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a lost terminal are for the parent, which ends this
+        signal.signal(number, signal.SIG_IGN)
     if _WARM in sys.argv:
         importlib.import_module(_WORK)
     sys.exit(serve(_prepare, _live))

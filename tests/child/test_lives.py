@@ -235,6 +235,7 @@ sys.path[:0] = [{str(TESTS.parent)!r}, {str(TESTS)!r}]
 from amusd.child.lives import Lives
 server = "import sys; sys.path[:0] = {[str(TESTS.parent), str(TESTS)]!r}; from child import forking; forking.main()"
 lives = Lives([sys.executable, "-c", server, "something"])
+lives.prepare({{}})
 lives.start({{"what": "wait", "code": 0, "leaves": True}})
 first = lives.pid
 while lives.pid == first:

@@ -176,8 +176,8 @@ RULES = (
     Rule(
         "a draft that is too modest is corrected upwards",
         ESTIMATES,
-        "min(1.0, self._num_first / self._said_first)",
-        "self._num_first / self._said_first",
+        "min(1.0, self._correction.value)",
+        "self._correction.value",
         POLICIES,
     ),
     Rule(
