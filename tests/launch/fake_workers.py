@@ -162,6 +162,7 @@ def run_draft(
     if prompt in ("draft is killed", "draft comes back") and incarnation == 1:
         os.kill(os.getpid(), 9)
     if prompt == "draft rank is killed" and incarnation == 1:
+        _await_file(run_directories[0] / "killed")  # a draft's first rank notices it no earlier
         raise RankLostError("rank 1 of the draft is gone")
     if prompt in COME_BACK:
         assert rendezvous == Rendezvous(address="ipc:///elsewhere", nonce=2)
