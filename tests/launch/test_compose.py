@@ -16,7 +16,7 @@ from amusd.types import Mode
 from launch.compose import compose_config
 from launch.keys import conf_folder, groups, keys
 from launch.main import COMMANDS
-from launch.overrides import expand_sweep, text_value
+from launch.overrides import expand_sweep, settle, text_value
 
 NEEDS_A_MODEL = {"target": "target.model=/m", "drafter": "drafter.model=/m"}
 
@@ -345,3 +345,7 @@ def test_every_key_can_be_set_to_its_default_by_name() -> None:
 
 def test_a_prompt_that_looks_like_a_choice_is_a_prompt() -> None:
     assert expand_sweep(["prompt=choice(a,b)"]) == [("prompt=choice(a,b)",)]
+
+
+def test_the_last_value_of_a_key_holds() -> None:
+    assert settle(["max_lookahead=4", "fan_out=2", "max_lookahead=8"]) == {"max_lookahead": "8", "fan_out": "2"}
