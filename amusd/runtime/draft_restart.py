@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.05
 
 
 class DraftSource(Protocol):
-    """Whoever starts drafts: this process, or the launcher. Each process has an incarnation, one more than the last."""
+    """Starts drafts: this process, or the launcher. Each process has an incarnation, one more than the last."""
 
     def newest(self) -> int:
         """Incarnation of the newest draft process that there is, or that could be started now. Does not wait.
@@ -59,7 +59,7 @@ class DraftSource(Protocol):
 
 
 def last_line(text: str) -> str:
-    """Of a traceback, what went wrong."""
+    """The last line of a traceback, which says what went wrong."""
     return (text.strip().splitlines() or ["it gave no reason"])[-1]
 
 

@@ -71,6 +71,11 @@ class TargetSequence:
     finish_reason: FinishReason | None = None
 
     @property
+    def ended_by(self) -> FinishReason:
+        """What ended it; unless a token has, it was aborted."""
+        return self.finish_reason or FinishReason.ABORTED
+
+    @property
     def sequence_id(self) -> int:
         """Names it in messages and events."""
         return self.session.sequence_id
@@ -152,8 +157,8 @@ class TargetSequence:
         self.observer.waited(ns, num_before=num_before, num_after=self.session.num_candidates)
 
     def outcome(self) -> Outcome:
-        """How it ended; aborted, unless a token has ended it."""
-        return Outcome(self.finish_reason or FinishReason.ABORTED, self.tally.metrics(), self.sequence_id)
+        """How it ended."""
+        return Outcome(self.ended_by, self.tally.metrics(), self.sequence_id)
 
     def summary(self) -> dict[str, Any]:
         """Fields of its event `sequence`."""
@@ -163,5 +168,5 @@ class TargetSequence:
             "max_lookahead": request.policy.max_lookahead,
             "drafter": request.drafter,
             "num_prompt_tokens": len(request.prompt),
-            "finish_reason": (self.finish_reason or FinishReason.ABORTED).value,
+            "finish_reason": self.ended_by.value,
         }

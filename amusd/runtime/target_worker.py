@@ -136,10 +136,9 @@ class TargetWorker:
         return emission
 
     def _end(self, sequence: TargetSequence) -> None:
-        outcome = sequence.outcome()
         tally, sequence_id = sequence.tally, sequence.sequence_id
         self.recorder.span("sequence", tally.start_ns, tally.last_ns, sequence_id, **sequence.summary())
         if sequence.verifier.num_whole_rows:
             self.recorder.instant("whole_rows", sequence_id, number=sequence.verifier.num_whole_rows)
-        self.client.close(sequence, outcome.finish_reason)
+        self.client.close(sequence, sequence.ended_by)
         self.recorder.flush()
