@@ -7,6 +7,7 @@ nothing of candidates, sampling or messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -15,11 +16,40 @@ from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
 from amusd.models.graphs import Capture
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import Chooser, DigestRequest, KVCache, LogitsDigest, ModelOutput, argmax_rows
+from amusd.models.language_model import (
+    Chooser,
+    DigestRequest,
+    KVCache,
+    LogitsDigest,
+    ModelOutput,
+    SequenceRows,
+    argmax_rows,
+)
 from amusd.models.numerics import Numerics
 from amusd.models.passes import PADDING_ID, Network, Pass, PathRows, Slots, check_paths, lay_out_paths, lay_out_rows
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.split_attention import stored_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """The nodes of one tree in a pass: the arguments of `CachedModel.forward_tree`."""
+
+    token_ids: Sequence[int]
+    prefix: Slots
+    paths: Sequence[Sequence[int]]
+    cache: KVCache
+    wanted: DigestRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRows:
+    """The end of one chain that goes on: the arguments of `CachedModel.extend`."""
+
+    token_ids: Sequence[int]
+    cache: KVCache
+    num_tokens: int
+    chooser: Chooser | None = None
 
 
 class _CapturedCache(PreallocatedCache):
@@ -130,6 +160,10 @@ class CachedModel:
         )
         return cache
 
+    def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[PreallocatedCache]:
+        """Empty caches that share their memory, each as of `new_cache`."""
+        return [self.new_cache(capacity, spare=spare) for _ in range(number)]
+
     def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
         """See `LanguageModel`. A pass over a prepared cache that was not prepared is a `DeviceError`."""
         cache = self._checked((), cache)
@@ -173,6 +207,10 @@ class CachedModel:
         output = self._output(Pass([*token_ids, *padding], rows, wanted=wanted), cache)
         cache.path_slots = rows.slots
         return ModelOutput(output.logits[: len(token_ids)], output.digests)
+
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
+        """One pass over the rows of several sequences; see `LanguageModel.forward_batch`."""
+        return [self.forward(rows.token_ids, rows.cache, rows.wanted, rows.parents) for rows in batch]
 
     def choose(self, token_ids: Sequence[int], cache: KVCache, parents: Sequence[int] | None = None) -> list[int]:
         """`forward`, and the most likely token after each of its tokens."""
@@ -229,6 +267,14 @@ class CachedModel:
         if not 1 <= len(token_ids) <= self._numerics.width:
             raise ValueError(f"{len(token_ids)} rows: allowed are 1 to {self._numerics.width}")
         return self._output(Pass(token_ids, PathRows(prefix, paths), wanted=wanted), cache)
+
+    def forward_trees(self, batch: Sequence[TreeRows]) -> list[ModelOutput]:
+        """One pass over nodes of several trees, whose caches share their memory; each as of `forward_tree`."""
+        return [self.forward_tree(rows.token_ids, rows.prefix, rows.paths, rows.cache, rows.wanted) for rows in batch]
+
+    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
+        """`extend` of several sequences, whose caches share their memory, in as many passes as the longest needs."""
+        return [self.extend(rows.token_ids, rows.cache, rows.num_tokens, rows.chooser) for rows in batch]
 
     def run(self, work: Pass, cache: PreallocatedCache) -> list[Tensor]:
         """Compute a pass on every rank; returns logits [tokens, vocab], and [1, vocab] for each further step.

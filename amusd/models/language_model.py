@@ -56,6 +56,10 @@ class ModelOutput:
     digests: npt.NDArray[np.int32] | None = None
     """[rows, words]: the outputs of the wanted digest; None where logits are on the host."""
 
+    def choose(self) -> list[int]:
+        """The column of the highest logit of each row. Raises `NotFiniteError` where that is NaN or infinite."""
+        return argmax_rows(self.logits)
+
 
 class KVCache(Protocol):
     """Keys and values of the positions `[0, length)` of one sequence, addressed by position.
@@ -81,6 +85,16 @@ class KVCache(Protocol):
     def wipe(self) -> None:
         """Write zeros beyond `length`. Masked values are multiplied by zero, so a NaN there would spread."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """The rows of one sequence in a pass: the arguments of `LanguageModel.forward`."""
+
+    token_ids: Sequence[int]
+    cache: KVCache
+    wanted: DigestRequest | None = None
+    parents: Sequence[int] | None = None
 
 
 class Chooser(Protocol):
@@ -117,8 +131,8 @@ class Chooser(Protocol):
 class LanguageModel(Protocol):
     """A causal language model on one device.
 
-    One pass takes in tokens of one cache, so of one sequence. They are a chain, or, with `parents`, several paths that
-    share their first token.
+    One pass takes in tokens of one sequence, or of several whose caches share their memory (`new_caches`). Those of a
+    sequence are a chain, or, with `parents`, several paths that share their first token.
     """
 
     @property
@@ -153,6 +167,10 @@ class LanguageModel(Protocol):
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for sequences of at most `capacity` tokens."""
+        ...
+
+    def new_caches(self, number: int, capacity: int) -> Sequence[KVCache]:
+        """Empty caches that share their memory, so that one pass may take in tokens of several."""
         ...
 
     def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
@@ -193,6 +211,14 @@ class LanguageModel(Protocol):
 
         On a GPU the digests that are `wanted` come with the logits. Raises `ValueError` on too many rows, an id out of
         range, or a full cache; the cache is then unchanged.
+        """
+        ...
+
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> Sequence[ModelOutput]:
+        """One pass over the rows of several sequences, whose caches share their memory; each as of `forward`.
+
+        The bits of a row do not depend on the other sequences where they do not depend on the block. Raises
+        `ValueError` as `forward` does, before any change.
         """
         ...
 

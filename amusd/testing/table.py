@@ -18,6 +18,7 @@ from amusd.models.language_model import (
     KVCache,
     LogitsDigest,
     ModelOutput,
+    SequenceRows,
     argmax_rows,
 )
 from amusd.models.numerics import Numerics
@@ -123,6 +124,10 @@ class TableModel:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self._max_length}")
         return TableCache(capacity, self._seed)
 
+    def new_caches(self, number: int, capacity: int) -> list[TableCache]:
+        """Caches as of `new_cache`."""
+        return [self.new_cache(capacity) for _ in range(number)]
+
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
         return self._numerics.max_rows(start) if self._numerics else self._max_length
@@ -147,6 +152,10 @@ class TableModel:
         if not 1 <= len(token_ids) <= self.max_rows(cache.length):
             raise ValueError(f"{len(token_ids)} tokens at {cache.length}: at most {self.max_rows(cache.length)}")
         return ModelOutput(logits=self._scores([table.append(token_id) for token_id in token_ids]))
+
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
+        """The outputs of each sequence alone."""
+        return [self.forward(rows.token_ids, rows.cache, rows.wanted, rows.parents) for rows in batch]
 
     def choose(self, token_ids: Sequence[int], cache: KVCache, parents: Sequence[int] | None = None) -> list[int]:
         """The token with the highest score after each of `token_ids`."""
