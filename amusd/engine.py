@@ -77,7 +77,7 @@ class Engine:
         self._drafters = tuple(drafters)
         self._process = process
         self._leader = leader
-        self._turns = Turns()
+        self._turns = Turns(worker)
         self._plain: _PlainAnswer | None = None
 
     @classmethod
@@ -289,7 +289,7 @@ class Engine:
             )
 
         text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)
-        return Answer(self._worker.decode(request, stop), text, make, self._turns)
+        return Answer(request, stop, text, make, self._turns)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""

@@ -164,13 +164,23 @@ class DraftClient:
             self.draft_restart.verified()
 
     def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
-        """The sequence is over. Waits a moment for the draft's own counts."""
+        """The sequence is over. What the draft counted of it is awaited for a moment from now on."""
         session = sequence.session
         if session.attached and self._send(Close(session.sequence_id, reason)):
-            self._await_final_progress(sequence)
-        session.detach()
-        self._sequences.pop(session.sequence_id, None)
-        self._reminders.pop(session.sequence_id, None)
+            seconds = min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
+            sequence.counts_due_ns = self.recorder.now_ns() + round(seconds * 1e9)
+
+    def seconds_for_counts(self, sequence: TargetSequence) -> float:
+        """How much longer the draft's counts of a closed sequence are waited for; 0: not at all, or they have come."""
+        if sequence.counts_due_ns is None or not self.has_draft:
+            return 0.0
+        return max(0, sequence.counts_due_ns - self.recorder.now_ns()) / 1e9
+
+    def forget(self, sequence: TargetSequence) -> None:
+        """Take in nothing more of the sequence."""
+        sequence.session.detach()
+        self._sequences.pop(sequence.sequence_id, None)
+        self._reminders.pop(sequence.sequence_id, None)
 
     def shut_down(self) -> None:
         """Tell the draft that all is over, and close the link."""
@@ -226,12 +236,6 @@ class DraftClient:
         assert self.peer is not None
         return self._send(sequence.opening(self.peer.incarnation))
 
-    def _await_final_progress(self, sequence: TargetSequence) -> None:
-        deadline = self._now() + min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
-        before = sequence.tally.draft
-        while sequence.tally.draft is before and self.has_draft and (left := deadline - self._now()) > 0:
-            self.take(left)
-
     def _handle(self, message: Message) -> None:
         sequence = self._sequences.get(getattr(message, "sequence_id", -1))
         if isinstance(message, Candidate):
@@ -248,6 +252,7 @@ class DraftClient:
         self._judge_sense(makes_sense=isinstance(message, Progress))
         if isinstance(message, Progress) and sequence is not None:
             sequence.tally.draft = DraftCounts.of(message)
+            sequence.counts_due_ns = None
 
     def _receive_candidate(self, message: Candidate) -> str:
         """Take it in; return what became of it, for the record."""

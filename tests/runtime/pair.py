@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,6 +18,9 @@ from amusd.engine import Engine
 from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
 from amusd.runtime.startup import meet_draft, serve
+from amusd.runtime.target_sequence import Outcome, Request
+from amusd.runtime.target_worker import TargetWorker
+from amusd.sampling.stopping import Emission, StopChecker
 from amusd.testing.memory import MemoryTransport, memory_pair
 from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
@@ -138,3 +141,17 @@ def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
 
 def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
     return SamplingParams(max_new_tokens=num_tokens, stop=stop)
+
+
+def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
+    """What each pass over one sequence commits, and how it ended. Closing the generator aborts the sequence."""
+    sequence = worker.admit(request, stop)
+    try:
+        while not sequence.is_over:
+            worker.step()
+            yield from sequence.take()
+        if sequence.error is not None:
+            raise sequence.error
+    finally:
+        worker.end(sequence)
+    return sequence.outcome()
