@@ -117,7 +117,7 @@ class Turns:
                 self._finish_closing()
 
     def enqueue(self, answer: Answer) -> None:
-        """Have the answer computed when its turn comes. Idempotent; does not wait for a pass. Raises as `check` does."""
+        """Have the answer computed when its turn comes. Idempotent; waits for no pass. Raises as `check` does."""
         self.check()
         with self._queue_lock:
             if not answer.is_queued:
@@ -266,6 +266,12 @@ class Answer:
         if self._generation is None:
             raise StateError("the answer is not finished: read all its tokens first")
         return self._generation
+
+    def result(self) -> Generation:
+        """Read all that is left, and return the finished answer. Raises as reading does."""
+        for _ in self:
+            pass
+        return self.generation
 
     @property
     def token_ids(self) -> tuple[int, ...]:
