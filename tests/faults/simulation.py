@@ -39,7 +39,7 @@ MAX_PASSES_TO_ACCEPT = 250
 MORE_TOKENS = 30
 """What is left of an answer then."""
 
-MAX_NUM_SEQS = 1
+MAX_NUM_SEQS = 4
 """Answers at a time at most."""
 
 UNHASHED = {TargetSession: Unhashed}
@@ -202,6 +202,7 @@ class Simulation:
             self.weather,
             self.wires,
             self.watch,
+            max_num_seqs=self.scenario.max_num_seqs,
             quality=self.scenario.quality,
             silence=self.scenario.silence,
             defects=self.defects,
