@@ -171,6 +171,10 @@ class CachedModel:
             wanted = None if digest is None else DigestRequest(digest, np.zeros((0, digest.num_inputs), dtype=np.int64))
             self.run(Pass(steps=steps, wanted=wanted), cache)
 
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
+        return self._numerics.prefill_end(start, end)
+
     def max_rows(self, start: int) -> int:
         """Most tokens of one path in a pass at position `start`."""
         return self._numerics.max_rows(start)

@@ -185,6 +185,10 @@ class LanguageModel(Protocol):
         """Take in tokens whose logits nobody needs, in chunks whose borders depend on the position alone."""
         ...
 
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
+        ...
+
     def max_rows(self, start: int) -> int:
         """Most tokens of one path in a pass when `cache.length == start` (at least 1)."""
         ...

@@ -90,8 +90,8 @@ def connect_target(
     except BaseException:
         link.close()
         raise
-    line = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
-    return TargetWorker(model, recorder, line), tokenizer
+    client = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
+    return TargetWorker(model, recorder, client, config.max_num_seqs), tokenizer
 
 
 def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
@@ -111,11 +111,16 @@ def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> 
 
 
 def meet_draft(
-    link: Transport, model: LanguageModel, tokenizer: Tokenizer, recorder: Recorder, timeout_seconds: float
+    link: Transport,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    recorder: Recorder,
+    timeout_seconds: float,
+    max_num_seqs: int = 1,
 ) -> TargetWorker:
     """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
     peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
-    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer))
+    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer), max_num_seqs)
 
 
 def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
@@ -255,7 +260,7 @@ def serve_draft(
         drafters = drafters or load_drafters(config, device, leader or ALONE)
         if leader is not None:
             _await_followers(leader, config)
-        serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)
+        serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
     except Exception as error:
         # The target must hear the reason, not only that the link went dead; then the process fails as it should.
         with suppress(PeerLostError):

@@ -129,6 +129,10 @@ class TableModel:
         """Caches as of `new_cache`."""
         return [self.new_cache(capacity) for _ in range(number)]
 
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where the chunk of a prompt ends that begins at position `start`; without `numerics` there is one chunk."""
+        return self._numerics.prefill_end(start, end) if self._numerics else end
+
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
         return self._numerics.max_rows(start) if self._numerics else self._max_length

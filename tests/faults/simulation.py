@@ -20,6 +20,7 @@ from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
 from protocol.mutants import Unhashed
+from runtime.pair import decode
 
 from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
@@ -228,7 +229,7 @@ class Simulation:
         self.watch.begin(text, max_length)
         request = Request(prompt=prompt, max_length=max_length, policy=scenario.policy, drafter="test")
         stop = StopChecker((), (), scenario.num_tokens + self._num_tokens_beyond, str)
-        answer, committed = worker.decode(request, stop), list(prompt)
+        answer, committed = decode(worker, request, stop), list(prompt)
         while True:
             try:
                 committed += next(answer).token_ids

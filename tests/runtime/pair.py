@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,6 +18,9 @@ from amusd.engine import Engine
 from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
 from amusd.runtime.startup import meet_draft, serve
+from amusd.runtime.target_sequence import Outcome, Request
+from amusd.runtime.target_worker import TargetWorker
+from amusd.sampling.stopping import Emission, StopChecker
 from amusd.testing.memory import MemoryTransport, memory_pair
 from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
@@ -75,6 +78,7 @@ class DraftThread:
         self,
         factories: Mapping[str, Callable[[], Drafter]],
         tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
+        max_num_seqs: int = 1,
     ) -> None:
         drafters = LoadedDrafters(
             {name: one_by_one(make) for name, make in factories.items()},
@@ -83,7 +87,7 @@ class DraftThread:
             tree_factories={name: one_by_one(make) for name, make in tree_factories.items()},
         )
         try:
-            serve(self.link, drafters, self.recorder, incarnation=1, timeout_seconds=TIMEOUT_SECONDS)
+            serve(self.link, drafters, self.recorder, 1, TIMEOUT_SECONDS, max_num_seqs)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             self.error = error
         finally:
@@ -106,6 +110,7 @@ def pair(
     seed: int = 0,
     max_delay_seconds: float = 0.0,
     pass_seconds: float = 0.002,
+    max_num_seqs: int = 1,
     wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
 ) -> Iterator[tuple[Engine, DraftThread]]:
     """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
@@ -114,11 +119,16 @@ def pair(
     """
     target_end, draft_end = memory_pair(seed=seed, max_delay_seconds=max_delay_seconds)
     draft = DraftThread(draft_end)
-    thread = threading.Thread(target=draft.run, args=(factories, tree_factories), daemon=True)
+    thread = threading.Thread(target=draft.run, args=(factories, tree_factories, max_num_seqs), daemon=True)
     thread.start()
     tokenizer = TableTokenizer(VOCAB_SIZE, eos_token_id)
     worker = meet_draft(
-        wrap_target_link(target_end), paced_model(pass_seconds), tokenizer, KeepingRecorder("target"), TIMEOUT_SECONDS
+        wrap_target_link(target_end),
+        paced_model(pass_seconds),
+        tokenizer,
+        KeepingRecorder("target"),
+        TIMEOUT_SECONDS,
+        max_num_seqs,
     )
     try:
         with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:
@@ -143,3 +153,17 @@ def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
 
 def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
     return SamplingParams(max_new_tokens=num_tokens, stop=stop)
+
+
+def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
+    """What each pass over one sequence commits, and how it ended. Closing the generator aborts the sequence."""
+    sequence = worker.admit(request, stop)
+    try:
+        while not sequence.is_over:
+            worker.step()
+            yield from sequence.take()
+        if sequence.error is not None:
+            raise sequence.error
+    finally:
+        worker.end(sequence)
+    return sequence.outcome()
