@@ -99,7 +99,7 @@ class Verifier:
             drain()
             return judged_paths
         if self._sampler is None:
-            choices = self._model.choose(block.token_ids, cache)  # [1 + candidates]
+            choices = self._model.forward(block.token_ids, cache).choose()  # [1 + candidates]
             end_ns = time.monotonic_ns()
             drain()
             return accept_equal(choices, _scored(session.candidates_to_judge(), block)), end_ns
@@ -116,7 +116,7 @@ class Verifier:
     def _judge_paths(self, block: Block, cache: KVCache) -> tuple[Acceptance, int]:
         """A pass over several paths; the cache keeps the accepted one."""
         if self._sampler is None:
-            choices = self._model.choose(block.token_ids, cache, block.parents)  # [1 + candidates]
+            choices = self._model.forward(block.token_ids, cache, parents=block.parents).choose()  # [1 + candidates]
             acceptance, rows = accept_along(choices.__getitem__, block.next_row, len(choices))
         else:
             wanted = None
