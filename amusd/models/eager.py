@@ -21,8 +21,8 @@ from amusd.models.split_attention import BLOCK, SplitAttention
 
 _KEYS_STEP = 64
 """The keys of a tree are read up to a multiple of this, so that shapes repeat."""
-_MOST_WIDTHS = 8
-"""Rows of one call at most, in widths."""
+_WIDTHS = (1, 2, 3, 4, 6, 8)
+"""Numbers of rows of one call that may agree, in widths; the last is the most of any call."""
 
 
 class EagerPasses:
@@ -35,7 +35,7 @@ class EagerPasses:
         self._network = network
         self._numerics = numerics
         self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
-        most = max(_MOST_WIDTHS * numerics.width, numerics.prefill_chunk)
+        most = max(_WIDTHS[-1] * numerics.width, numerics.prefill_chunk)
         self._token_ids = torch.full((most,), PADDING_ID)
         self._token_ids_view = self._token_ids.numpy()  # written before each pass
         # Rows of padding may stand beyond the last position the model knows.
@@ -64,7 +64,7 @@ class EagerPasses:
         if self._network.mixes_rows:
             return [[part] for part in work.parts]
         calls: list[list[Part]] = []
-        room, most = 0, _MOST_WIDTHS * self._numerics.width
+        room, most = 0, _WIDTHS[-1] * self._numerics.width
         if self._numerics.fixed:
             most = self._row_counts.up_to(sum(len(part.token_ids) for part in work.parts))[-1]
         for part in work.parts:
@@ -149,7 +149,7 @@ class RowCounts:
         self._agree = {width: True}
         self._expected: Tensor | None = None
         fewer = [1 << power for power in range((width - 1).bit_length())]
-        more = [width << power for power in range(_MOST_WIDTHS.bit_length())]
+        more = [width * number for number in _WIDTHS]
         self._candidates = [width] if only_width else [*fewer, *more]
 
     def least(self, rows: int) -> int:

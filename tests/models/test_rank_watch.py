@@ -250,7 +250,7 @@ def test_a_leader_that_is_killed_amid_a_pass_is_noticed() -> None:
     try:
         follower.ready("cpu", DEADLINE_SECONDS)
         commands = follower.commands()
-        assert next(commands).work.token_ids == [1]
+        assert next(commands).parts[0].token_ids == [1]
         assert follower.sum(torch.ones(1, 1)).item() == 2
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(follower.sum, torch.ones(1, 1))
