@@ -206,6 +206,7 @@ class DraftProcess:
             tree_drafters={"test": one_by_one(lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation))},
             incarnation=self.incarnation,
             recorder=Recorder("draft", now_ns=self.world.time_ns),
+            max_num_seqs=1 + self.incarnation % 2,
             process=self,
         )
 
