@@ -27,8 +27,10 @@ from protocol import mutants as sessions
 
 from amusd.policies.base import Decision, Policy, TargetView, Wait
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate
+from amusd.protocol.messages import Candidate, Close
 from amusd.protocol.target_session import TargetSession
+from amusd.runtime.draft_sequence import DraftSequence
+from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 
@@ -69,6 +71,21 @@ class AnyLifeAnswers(WatchedClient):
     def _note_answer(self, message: Candidate) -> None:
         assert self.peer is not None
         super()._note_answer(replace(message, incarnation=self.peer.incarnation))
+
+
+class NewestTakesAll(WatchedClient):
+    """A candidate goes to the sequence that began last."""
+
+    def _receive_candidate(self, message: Candidate) -> str:
+        newest = max(self._sequences, default=message.sequence_id)
+        return super()._receive_candidate(replace(message, sequence_id=newest))
+
+
+def _close_all(draft: DraftWorker, message: Close, sequence: DraftSequence | None) -> None:
+    """The end of one sequence ends all of them."""
+    draft._note(message.sequence_id)
+    for each in tuple(draft._sequences.values()):
+        draft._forget(each)
 
 
 @dataclass(frozen=True)
@@ -113,6 +130,8 @@ MUTANTS: dict[str, Mutant] = {
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
     "NeverReminds": Mutant(client=NeverReminds),
     "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
+    "NewestTakesAll": Mutant(client=NewestTakesAll),
+    "ClosesAll": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._close": _close_all}),
     "ReopensTheClosed": Mutant(
         patches={"amusd.runtime.draft_worker.DraftWorker._is_over": lambda draft, number: number in draft._sequences}
     ),
