@@ -28,6 +28,8 @@ from amusd.models.split_attention import cache_dtype
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """transformers' names of the architectures that `Decoder` computes."""
+VECTOR = 32
+"""Numbers in a vector of a CPU at most: bfloat16 in 64 bytes."""
 _ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
 
 
@@ -168,6 +170,8 @@ class Decoder:
         )
         self.device = device
         self.mixes_rows = int8  # the inputs of a product share a scale
+        widths = (config.hidden_size, config.intermediate_size, heads.dim)
+        self.fills_vectors = not any(width % VECTOR for width in widths)
         self._epsilon = heads.epsilon
         self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
         self._layers: list[_Layer] = []

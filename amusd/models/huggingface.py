@@ -49,6 +49,8 @@ class HuggingFaceNetwork:
 
     implementation = "transformers"
     mixes_rows = False
+    fills_vectors = False
+    """Not known of other authors' layers."""
 
     def __init__(self, model: Any) -> None:
         """`model` is on its device and ready for inference."""

@@ -152,6 +152,11 @@ class Network(Protocol):
         ...
 
     @property
+    def fills_vectors(self) -> bool:
+        """Whether a row fills whole vectors of a CPU in every layer: other instructions compute a part of one."""
+        ...
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that one pass reads, the output head included; a row of the embedding is not counted."""
         ...

@@ -186,6 +186,7 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width() -> None:
 
     class Moody:
         num_ids, cache_dtype = network.num_ids, network.cache_dtype
+        fills_vectors = False
 
         def __call__(self, token_ids: Tensor, positions: Tensor, *args: object, with_logits: bool) -> Tensor:
             logits = torch.stack((token_ids, positions), 1).double()
@@ -198,6 +199,9 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width() -> None:
     assert [counts.least(rows) for rows in (1, 2, 3, 8, 9, 25)] == [1, 2, 8, 8, 24, 48]
     only = RowCounts(Moody(), WIDTH, 100, only_width=True)  # type: ignore[arg-type]  # the same
     assert only.up_to(64) == [8]
+    Moody.fills_vectors = True
+    any_number = RowCounts(Moody(), WIDTH, 100, only_width=False)  # type: ignore[arg-type]  # the same
+    assert any_number.up_to(8) == [1, 2, 3, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("replayed", [False, True])
