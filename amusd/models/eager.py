@@ -63,8 +63,6 @@ class EagerPasses:
         """The parts that share a call of the network."""
         if len(work.parts) == 1:
             return [list(work.parts)]
-        if self._network.mixes_rows:
-            return [[part] for part in work.parts]
         calls: list[list[Part]] = []
         room, most = 0, _WIDTHS[-1] * self._numerics.width
         if self._numerics.fixed:
@@ -109,7 +107,8 @@ class EagerPasses:
             memory.slots_of_pass = torch.tensor(slots)
             attention = PackedAttention(packed) if len(parts) > 1 else packed[0][1]
         self._token_ids_view[rows:computed] = PADDING_ID
-        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)
+        several = len(parts) > 1
+        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits, several=several)
         for part in parts:
             if part.rows is None:
                 part.cache.advance(len(part.token_ids))
