@@ -521,7 +521,7 @@ RULES = (
     Rule(
         "an older sequence takes the drafter of a newer one",
         DRAFTER_LOOP,
-        "if opening.sequence_id < oldest.sequence_id:",
+        "if opening.sequence_id < oldest:",
         "if False:",
         DRAFT_TESTS,
     ),

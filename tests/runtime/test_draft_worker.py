@@ -13,7 +13,7 @@ from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
 from runtime.table_tree import TableTreeDrafter, spread
 
-from amusd.drafters.base import one_by_one
+from amusd.drafters.base import DrafterKind, one_by_one
 from amusd.drafters.oracle import OracleDrafter, always_right
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession
@@ -57,11 +57,13 @@ class Draft:
             return drafter
 
         self.recorder = KeepingRecorder("draft", now_ns=self.clock)
-        trees = {"test": one_by_one(lambda: TableTreeDrafter(places=spread(1)))}
+        drafters = {
+            DrafterKind("test"): one_by_one(make),
+            DrafterKind("test", drafts_trees=True): one_by_one(lambda: TableTreeDrafter(places=spread(1))),
+        }
         self.worker = DraftWorker(
             self.link,  # type: ignore[arg-type]
-            {"test": one_by_one(make)},
-            trees,
+            drafters,
             1,
             self.recorder,
             max_num_seqs=max_num_seqs,
@@ -290,7 +292,7 @@ def test_each_number_lives_once_and_few_are_remembered(actions: list[tuple[str, 
             else:
                 draft.worker.step()
             assert len(draft.worker._known) <= 5
-            forests = (*draft.worker._chains.values(), *draft.worker._trees.values())
-            assert sum(len(forest.free) for forest in forests) + len(draft.worker._sequences) == 6
+            free = sum(len(forest.free) for forest in draft.worker._forests.values())
+            assert free + len(draft.worker._sequences) == 6
             managers = [sequence.manager for sequence in draft.worker._sequences.values()]
             assert all(manager.drafter.length == manager.length for manager in managers)
