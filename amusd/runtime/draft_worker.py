@@ -129,7 +129,7 @@ class DraftWorker:
         if isinstance(message, Open):
             self._open(message)
         elif isinstance(message, Verdict) and sequence is not None:
-            sequence.verdict = message
+            sequence.verdict, sequence.heard_ns = message, self.recorder.now_ns()
         elif isinstance(message, Close):
             self._close(message, sequence)
         elif isinstance(message, Shutdown):
@@ -153,7 +153,7 @@ class DraftWorker:
             self.num_ignored += 1
             self._say_once(f"opened no sequence: {error}")
             return
-        sequence = DraftSequence(manager, forest, opening.drafter, self.recorder, start_ns)
+        sequence = DraftSequence(manager, forest, opening.drafter, self.recorder, opened_ns=start_ns, heard_ns=start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
 
@@ -168,9 +168,10 @@ class DraftWorker:
             raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
     def _forest(self, opening: Open) -> Forest:
-        """Return where a free drafter of that name is; the oldest sequence gives up its own where there is none.
+        """Return where a free drafter of that name is; where there is none, the quietest sequence gives up its own.
 
-        A target that has no more sequences than there are drafters has closed that one, and the `Close` was lost.
+        That is the one that was heard of the longest ago. A target that has no more sequences than there are drafters
+        has closed one, whose `Close` was lost, and it tells of the others after each pass.
 
         Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where all sequences are newer.
         """
@@ -181,10 +182,10 @@ class DraftWorker:
             asked = f"the target asks for a drafter{' of trees' * kind.drafts_trees} {opening.drafter[:MAX_SHOWN]!r}"
             raise PeerProtocolError(f"{asked}; this draft has: {names or 'none'}")
         if not forest.free:
-            oldest = min(number for number, sequence in self._sequences.items() if sequence.forest is forest)
-            if opening.sequence_id < oldest:
+            having = [each for each in self._sequences.values() if each.forest is forest]
+            if opening.sequence_id < min(each.sequence_id for each in having):
                 raise NoRoomError(f"all {self.max_num_seqs} drafters {opening.drafter!r} are at work")
-            self._forget(self._sequences[oldest])
+            self._forget(min(having, key=lambda each: each.heard_ns))
         return forest
 
     def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:
