@@ -75,8 +75,6 @@ class TargetSequence:
     """Why it cannot go on."""
     is_over: bool = False
     """Nothing follows, and the counts are complete."""
-    counts_due_ns: int | None = None
-    """Until when the draft's counts are awaited; None: they are not."""
     _room: int = 0
     _emissions: deque[Emission] = field(default_factory=deque)
 
