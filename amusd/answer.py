@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -248,8 +249,8 @@ class Answer:
         self._generation: Generation | None = None
         self._error: Exception | None = None
         self.is_queued = False
-        self.has_all_tokens = False
-        """What may follow is the draft's counts."""
+        self.all_tokens_at: float | None = None
+        """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
         self.is_over = False
         """Nothing more will be computed."""
 
@@ -346,4 +347,5 @@ class Answer:
             token = Token(token_id, text, logprob)
             self._tokens.append(token)
             self._unread.append(token)
-        self.has_all_tokens = emission.finish_reason is not None
+        if emission.finish_reason is not None:
+            self.all_tokens_at = time.perf_counter()

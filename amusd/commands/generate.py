@@ -161,7 +161,7 @@ def in_flight(
     flying: dict[int, Answer] = {}
     try:
         while True:
-            num_free = number - sum(not answer.has_all_tokens for answer in flying.values())
+            num_free = number - sum(answer.all_tokens_at is None for answer in flying.values())
             flying.update(islice(submitted, max(0, num_free)))
             if not flying:
                 return
