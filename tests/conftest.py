@@ -1,7 +1,8 @@
-"""Shared by the whole suite: one thread, and one unpacked copy of the embedded target."""
+"""Shared by the whole suite: one thread, quick garbage collections, and one unpacked copy of the embedded target."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Keep what has been imported out of garbage collections, which captures of graphs begin with."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

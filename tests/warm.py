@@ -119,7 +119,9 @@ class _Server:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             variables = {**os.environ, "PYTHONPATH": str(ROOT), **_ONE_THREAD}
-            self._process = subprocess.Popen([sys.executable, "-m", __name__], stdin=theirs, env=variables, start_new_session=True)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__], stdin=theirs, env=variables, start_new_session=True
+            )
         atexit.register(self.close)
 
     def start(self, asked: Mapping[str, Any], status: int) -> int:
