@@ -1,4 +1,4 @@
-"""Processes that begin with torch and transformers imported: forks of one server, where a new interpreter takes seconds.
+"""Processes that begin with torch and transformers imported: forks of one server, since an import takes seconds.
 
 `Popen` is `subprocess.Popen` for commands of Python. The process that it starts is a fork of the server, and what that
 starts in turn is a fork of it. All else is real: process ids, parents, sessions, signals, descriptors, exit
@@ -30,7 +30,6 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -165,9 +164,10 @@ def main() -> None:
                 os.close(status)
                 os.close(ready)
                 continue
-            text, (*streams, status), _, _ = socket.recv_fds(channel, _MAX_BYTES, 4)
+            text, given, _, _ = socket.recv_fds(channel, _MAX_BYTES, 4)
             if not text:
                 return
+            *streams, status = given
             pid = os.fork()
             if pid == 0:
                 _become(**json.loads(text), streams=streams)
@@ -180,7 +180,7 @@ def main() -> None:
 def _fork_child(self: Any, *given: Any) -> None:
     """In the place of `subprocess.Popen._execute_child`, in the server's forks."""
     asked = _PARAMETERS.bind(self, *given).arguments
-    if len(os.listdir("/proc/self/task")) > 1 or not _is_forkable(asked):
+    if len(list(Path("/proc/self/task").iterdir())) > 1 or not _is_forkable(asked):
         _start_interpreter(self, *given)
         return
     sys.stdout.flush()
@@ -231,14 +231,17 @@ def _become(
 
 
 def _take_descriptors(streams: Sequence[int], keep: Sequence[int]) -> None:
-    """Have these as standard streams, `keep` as they are, and nothing else."""
+    """Have these as standard streams, `keep` as they are, and nothing else of the parent's.
+
+    The parent's other numbers stay taken: what it has in memory may still close them.
+    """
     for number, stream in enumerate([os.dup(stream) for stream in streams]):  # above them all
         os.dup2(stream, number)
-    for descriptor in sorted(int(name) for name in os.listdir("/proc/self/fd")):
-        if descriptor > 2 and descriptor not in keep:
-            with suppress(OSError):  # that of the listing
-                os.close(descriptor)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115, PTH123 - for the rest of the process
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in (0, 1, 2, nothing, *keep):
+            os.dup2(nothing, descriptor, inheritable=False)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the rest of the process
     for number, name in ((1, "stdout"), (2, "stderr")):
         raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
         errors, is_line_wise = ("strict", os.isatty(1)) if number == 1 else ("backslashreplace", True)
