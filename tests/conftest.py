@@ -14,6 +14,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "start every process as a shell does, and none as a fork (tests/warm.py)"
+    parser.addoption("--new-interpreters", action="store_true", help=what)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--new-interpreters"):
+        from tests.warm import Popen
+
+        Popen.is_forked = False
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()

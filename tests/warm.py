@@ -5,7 +5,8 @@ starts in turn is a fork of it. All else is real: process ids, parents, sessions
 codes. A forked process has the server's modules, as they are after their import, and the server's seed of `hash`.
 
 A new interpreter is started as ever for other commands, by a process with more than one thread (locks of the others
-would stay held in a fork), on other systems than Linux, and everywhere with AMUSD_TESTS_FORK=no, as in `make test-all`.
+would stay held in a fork), on other systems than Linux, and everywhere with pytest's `--new-interpreters`, as in
+`make test-all`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,6 @@ IMPORTED = (
     "launch.sweep",
     "launch.compose",
 )
-_FORKS = os.environ.get("AMUSD_TESTS_FORK") != "no" and sys.platform.startswith("linux")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _MAX_BYTES = 2**20
 _start_interpreter: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -57,12 +57,14 @@ _PARAMETERS = inspect.signature(_start_interpreter)
 class Popen(subprocess.Popen[Any]):
     """A process that is the server's child, seen as if it were this one's."""
 
+    is_forked = sys.platform.startswith("linux")
+    """False: it is started as `subprocess` does."""
     _status: int | None = None
     """Descriptor that gives the exit code, once; None of a child of this process."""
 
     def _execute_child(self, *given: Any) -> None:
         asked = _PARAMETERS.bind(self, *given).arguments
-        if not (_FORKS and _is_forkable(asked)):
+        if not (self.is_forked and _is_forkable(asked)):
             _start_interpreter(self, *given)
             return
         self._status, theirs = os.pipe()
