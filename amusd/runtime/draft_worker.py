@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, DrafterFactory, ReferenceDrafter
+from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, ReferenceDrafter
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Message, Open, Shutdown, Verdict
@@ -39,10 +39,7 @@ class DraftWorker:
     """Serves the sequences that the target opens over `link` until it is told to shut down or the target is gone."""
 
     link: Transport
-    drafters: Mapping[str, DrafterFactory]
-    """Makers of drafters of chains, by name."""
-    tree_drafters: Mapping[str, DrafterFactory]
-    """Makers of drafters of trees, by name."""
+    drafters: Mapping[DrafterKind, DrafterFactory]
     incarnation: int
     recorder: Recorder
     num_ids: int = 0
@@ -59,8 +56,7 @@ class DraftWorker:
     """The highest numbers of sequences that were opened or closed."""
     _over: int = -1
     """This number and all below it are over, except of open sequences."""
-    _chains: dict[str, Forest] = field(default_factory=dict)
-    _trees: dict[str, Forest] = field(default_factory=dict)
+    _forests: dict[DrafterKind, Forest] = field(default_factory=dict)
     _running: bool = True
     _last_sent_ns: int = 0
 
@@ -82,10 +78,8 @@ class DraftWorker:
 
     def prepare(self) -> None:
         """Make the drafters before the first sequence needs one: a GPU takes seconds to prepare. Idempotent."""
-        if self._chains or self._trees:
-            return
-        self._chains = {name: Forest([*make(self.max_num_seqs)]) for name, make in self.drafters.items()}
-        self._trees = {name: Forest([*make(self.max_num_seqs)]) for name, make in self.tree_drafters.items()}
+        if not self._forests:
+            self._forests = {kind: Forest([*make(self.max_num_seqs)]) for kind, make in self.drafters.items()}
 
     @property
     def has_work(self) -> bool:
@@ -98,7 +92,7 @@ class DraftWorker:
         for sequence in self._sequences.values():
             if self._roll_back(sequence):
                 self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left
-        for forest in (*self._chains.values(), *self._trees.values()):
+        for forest in self._forests.values():
             self._propose(forest)
 
     def _propose(self, forest: Forest) -> None:
@@ -181,12 +175,12 @@ class DraftWorker:
 
         Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where all sequences are newer.
         """
-        forests = self._chains if opening.fan_out == 1 else self._trees
-        if opening.drafter not in forests:
-            kind = "a drafter" if opening.fan_out == 1 else "a drafter of trees"
-            asked = f"the target asks for {kind} {opening.drafter[:MAX_SHOWN]!r}"
-            raise PeerProtocolError(f"{asked}; this draft has: {', '.join(forests) or 'none'}")
-        forest = forests[opening.drafter]
+        kind = DrafterKind(opening.drafter, drafts_trees=opening.fan_out > 1)
+        forest = self._forests.get(kind)
+        if forest is None:
+            names = ", ".join(name for name, drafts_trees in self._forests if drafts_trees == kind.drafts_trees)
+            asked = f"the target asks for a drafter{' of trees' * kind.drafts_trees} {opening.drafter[:MAX_SHOWN]!r}"
+            raise PeerProtocolError(f"{asked}; this draft has: {names or 'none'}")
         if not forest.free:
             having = [each for each in self._sequences.values() if each.forest is forest]
             if opening.sequence_id < min(each.sequence_id for each in having):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.drafters.base import Drafter, one_by_one
+from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.oracle import OracleDrafter, Schedule
 from amusd.engine import Engine
@@ -80,12 +80,9 @@ class DraftThread:
         tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
         max_num_seqs: int = 1,
     ) -> None:
-        drafters = LoadedDrafters(
-            {name: one_by_one(make) for name, make in factories.items()},
-            vocab_size=0,
-            tokenizer_hash="",
-            tree_factories={name: one_by_one(make) for name, make in tree_factories.items()},
-        )
+        chains = {DrafterKind(name): one_by_one(make) for name, make in factories.items()}
+        trees = {DrafterKind(name, drafts_trees=True): one_by_one(make) for name, make in tree_factories.items()}
+        drafters = LoadedDrafters({**chains, **trees}, vocab_size=0, tokenizer_hash="")
         try:
             serve(self.link, drafters, self.recorder, self.incarnation, TIMEOUT_SECONDS, max_num_seqs)
         except BaseException as error:  # noqa: BLE001 - handed to the test
