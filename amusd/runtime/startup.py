@@ -305,13 +305,12 @@ def serve(
         incarnation=incarnation,
         vocab_size=drafters.vocab_size,
         tokenizer_hash=drafters.tokenizer_hash,
-        drafters=tuple(drafters.factories),
-        tree_drafters=tuple(drafters.tree_factories),
+        drafters=drafters.names(drafts_trees=False),
+        tree_drafters=drafters.names(drafts_trees=True),
     )
     worker = DraftWorker(
         link=link,
         drafters=drafters.factories,
-        tree_drafters=drafters.tree_factories,
         incarnation=incarnation,
         recorder=recorder,
         num_ids=drafters.num_ids,
