@@ -1,4 +1,4 @@
-"""What a rank has to do: its arguments, the group of jobs they lead to, and the functions that do them."""
+"""What a worker has to do: its arguments, the group of jobs they lead to, and the function that does them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.rank_layout import RoleRank
 from amusd.transport.curve import read_store_key
 
 from .group import Group, Job
@@ -20,18 +19,13 @@ from .run_directory import create_run_directory
 COMMANDS = ("generate", "compare")
 """What a pair of workers can do."""
 GROUP_FILE = "group.json"
-"""What `amusd` has prepared for the ranks, without prompts, in a folder that only this user can enter."""
-PROMPTS_FILE = "prompts.json"
-"""Beside it: the same with the prompts, for the target alone, which takes it away."""
-SEAL_FILE = "seal"
-"""Beside it: what the workers seal with."""
+"""What `amusd` has prepared for the target, which takes it away, in a folder that only this user can enter."""
 
 _KEYS = "transport.keys="
 TargetRole = Callable[
     [str, Sequence[tuple[RunConfig, Path]], DraftSource],
     Generator["int | ConfigError", None, None],
 ]
-FollowerRole = Callable[[str, RunConfig, RoleRank, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +33,13 @@ class Options:
     """The arguments of `launch/run.py`."""
 
     group_file: Path | None = None
-    """What `amusd` has prepared; None when started by hand."""
+    """What `amusd` has prepared: this is the target of a pair on one machine. None when started by hand."""
     command: str = "generate"
     """By hand."""
     outcome_file: Path | None = None
-    """Where the first rank tells its launcher how it went; with it, ranks exit with 0 and torchrun stays silent."""
+    """Where the target tells its launcher how it went; with it, it exits with 0."""
     roles: str | None = None
-    """A module with `run_target`, `run_follower` and `run_draft` in place of amusd's own (the launcher's tests)."""
-    starts_draft: bool = False
-    """This is the target of a pair on one machine, and no rank: it starts the draft."""
-    is_child: bool = False
-    """This is the process that does a rank's work, or that forks those which do; its parent is on standard input."""
+    """A module with what the processes do in place of amusd's own functions (the launcher's tests)."""
     overrides: tuple[str, ...] = ()
     """By hand."""
 
@@ -59,8 +49,6 @@ class Options:
             "--group-file": self.group_file,
             "--outcome-file": self.outcome_file,
             "--roles": self.roles,
-            "--starts-draft": "yes" if self.starts_draft else None,
-            "--is-child": "yes" if self.is_child else None,
         }
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
         return [*flags, self.command, *self.overrides]
@@ -73,8 +61,6 @@ class Options:
             "--group-file": Path,
             "--outcome-file": Path,
             "--roles": str,
-            "--starts-draft": lambda text: text == "yes",
-            "--is-child": lambda text: text == "yes",
         }
         rest = list(arguments)
         while rest and rest[0].partition("=")[0] in readers:
@@ -89,20 +75,14 @@ class Options:
         return cls(**values, overrides=tuple(rest))
 
 
-def read_group(group_file: Path) -> Group:
-    """What `amusd` has prepared, without prompts."""
-    return Group.from_text(group_file.read_text(encoding="utf-8"))
-
-
 def prepare_group(options: Options) -> Group:
     """The target's: take what `amusd` has prepared, or compose the arguments and make a run directory.
 
     Raises `ConfigError`.
     """
     if options.group_file is not None:
-        prompts_file = options.group_file.with_name(PROMPTS_FILE)
-        group = read_group(prompts_file)
-        prompts_file.unlink()
+        group = Group.from_text(options.group_file.read_text(encoding="utf-8"))
+        options.group_file.unlink()
         return group
     from .compose import compose_config
 
@@ -118,12 +98,7 @@ def own_transport(options: Options) -> TransportConfig:
 
 
 def store_secret(options: Options) -> bytes:
-    """What this worker seals with: from the launcher's private folder, or from `transport.keys`; empty without either.
-
-    Raises `ConfigError`.
-    """
-    if options.group_file is not None:
-        return options.group_file.with_name(SEAL_FILE).read_bytes()
+    """What this worker seals with, from `transport.keys`; empty without. Raises `ConfigError`."""
     # not composed: a rank whose arguments are wrong still has to tell the other one
     folders = [text.removeprefix(_KEYS) for text in options.overrides if text.startswith(_KEYS)]
     return read_store_key(Path(folders[-1])) if folders else b""
@@ -132,10 +107,4 @@ def store_secret(options: Options) -> bytes:
 def target_role(module: str | None) -> TargetRole:
     """The function that is the target."""
     role: TargetRole = importlib.import_module(module or "amusd.commands.run").run_target
-    return role
-
-
-def follower_role(module: str | None) -> FollowerRole:
-    """The function that is another rank of a role than the first."""
-    role: FollowerRole = importlib.import_module(module or "amusd.runtime.startup").run_follower
     return role

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
 
 from .signals import watching
@@ -39,8 +38,9 @@ class Place:
     """Where torchrun put this process."""
 
     rank: int
-    world_size: int
-    local_world_size: int
+    """0 is the target, 1 the draft."""
+    apart: bool
+    """Each of the two has a machine of its own."""
     address: str
     port: int
     hosts_store: bool
@@ -49,53 +49,34 @@ class Place:
     """Keeps the values of another run or attempt apart."""
 
     @property
-    def is_draft(self) -> bool:
-        """The last rank leads the draft."""
-        return self.rank == self.world_size - 1
-
-    @property
     def is_away(self) -> bool:
         """Whether there is another machine, and the target is on that one."""
-        return self.is_draft and self.local_world_size < self.world_size
-
-    def check_fits(self, config: RunConfig) -> None:
-        """Raise `ConfigError` unless there are as many ranks as the configuration asks for."""
-        num_ranks, draft_size = config.engine().num_ranks, config.draft_tensor_parallel_size
-        if self.world_size != num_ranks:
-            raise ConfigError(
-                f"WORLD_SIZE={self.world_size}: target_tensor_parallel_size={config.target_tensor_parallel_size} "
-                f"{'runs' if draft_size == 1 else f'with draft_tensor_parallel_size={draft_size} runs'} on exactly "
-                f"{num_ranks} ranks, the target's and then the draft's (--nproc-per-node={num_ranks}"
-                f"{', or --nnodes=2 --nproc-per-node=1' if num_ranks == 2 else ''})"
-            )
+        return self.apart and self.rank != 0
 
 
 def place_from_environment() -> Place:
-    """Read torchrun's variables. Raises `ConfigError` when it did not start this process, or it alone."""
+    """Read torchrun's variables. Raises `ConfigError` when it did not start this process and one other."""
     environment = os.environ
     if "RANK" not in environment or "MASTER_ADDR" not in environment:
         raise ConfigError(
             'launch/run.py: start it with torchrun --standalone --nproc-per-node=2 launch/run.py prompt="...", '
             "or use the amusd command"
         )
+    if environment["WORLD_SIZE"] != "2":
+        raise ConfigError(
+            f"WORLD_SIZE={environment['WORLD_SIZE']}: exactly 2 ranks are needed, the target and the draft "
+            "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); they start further ranks themselves, as "
+            "target_tensor_parallel_size and draft_tensor_parallel_size say"
+        )
     run = environment.get("TORCHELASTIC_RUN_ID", "")
-    place = Place(
+    return Place(
         rank=int(environment["RANK"]),
-        world_size=int(environment["WORLD_SIZE"]),
-        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+        apart=environment.get("LOCAL_WORLD_SIZE", "1") == "1",
         address=environment["MASTER_ADDR"],
         port=int(environment["MASTER_PORT"]),
         hosts_store=environment["RANK"] == "0" and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         namespace=f"amusd/{run}/{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}",
     )
-    if place.world_size < 2:
-        raise ConfigError(f"WORLD_SIZE={place.world_size}: at least 2 ranks are needed, a target and a draft")
-    return place
-
-
-def pid_of_rank(rank: int) -> str:
-    """Under which name a rank of the target beyond the first leaves its process id."""
-    return f"target_pid_{rank}"
 
 
 class Store:

@@ -119,9 +119,7 @@ def test_two_nodes_with_one_folder_of_keys_start_and_leave_no_prompt_in_the_stor
 @pytest.fixture
 def host() -> Place:
     """Whoever has it serves a store."""
-    return Place(
-        rank=0, world_size=2, local_world_size=2, address=NODE, port=free_port(), hosts_store=True, namespace="t"
-    )
+    return Place(rank=0, apart=False, address=NODE, port=free_port(), hosts_store=True, namespace="t")
 
 
 def test_a_value_that_was_not_sealed_with_the_same_secret_is_refused(host: Place) -> None:

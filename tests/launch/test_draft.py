@@ -23,10 +23,7 @@ GROUP = Group(command="generate", jobs=(Job(config=RunConfig(), run_directory=Pa
 
 
 def place(*, is_away: bool) -> Place:
-    local = 1 if is_away else 2
-    return Place(
-        rank=1, world_size=2, local_world_size=local, address="127.0.0.1", port=1, hosts_store=False, namespace="amusd"
-    )
+    return Place(rank=1, apart=is_away, address="127.0.0.1", port=1, hosts_store=False, namespace="amusd")
 
 
 class Told:
@@ -56,7 +53,7 @@ class Drafts:
 
     codes: Sequence[int]
     started: list[int]
-    pid, ranks, is_preparing, exit_code = 7, None, False, 0
+    pids, is_preparing, exit_code = (7,), False, 0
 
     def __init__(self, *_: object, **__: object) -> None:
         self._has_met = False
@@ -124,7 +121,7 @@ def test_one_that_had_met_the_target_is_followed_until_one_is_wanted_no_more(
     assert run_draft_rank(Options(), place(is_away=True)) == 0
     assert Drafts.started == [1, 2, 3, 4, 5]
     assert "draft_failure" not in Told.values
-    assert Told.values["draft_pids/5"] == [7]
+    assert Told.values["draft_pids/5"] == (7,)
     assert "the target has finished, and so has this draft" in capsys.readouterr().err
 
 
