@@ -42,23 +42,37 @@ def run_draft_rank(options: Options, place: Place) -> int:
         with ExitStack() as stack:
             lives = warm_lives()
             stack.callback(lives.kill)  # if it was not used
-            store = Store(place, store_secret(options))
+            store = _join(place, store_secret(options))
             group = _told_group(place, store)
             if group is None:
                 return 2 if place.is_away else 0
             drafts = stack.enter_context(_drafts(options, place, group, lives))
             _draft(place, store, group.config, drafts)
     except (ConfigError, PeerError) as error:
+        failure = {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
         with suppress(PeerLostError):  # nobody is left to tell
-            failure = {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
             if store is not None:
                 store.put("draft_failure", failure)
         if place.is_away:
             raise
         return 0
+    finally:
+        with suppress(PeerLostError):
+            if store is not None:
+                store.put("left", True)
     if place.is_away:
         tell("the target has finished, and so has this draft")
     return 0
+
+
+def _join(place: Place, secret: bytes) -> Store:
+    """The store, and say there that this machine has come."""
+    is_waiting = place.is_away and place.is_by_itself
+    machine = f"the target's machine (NODE_RANK=0) at {place.endpoint}"
+    with waiting_for(machine, CONNECT_SECONDS) if is_waiting else nullcontext():
+        store = Store(place, secret)
+    store.put("here", True)
+    return store
 
 
 @contextmanager

@@ -13,6 +13,7 @@ rendezvous/K          where incarnation K finds the target                      
 dismissed/K           incarnation K is to be replaced, though it may still run      written by the target
 no_more_drafts        whoever waits for a rendezvous may go                         written by the target
 finished              as that, and the run is over                                  written by the target
+here, left            the draft's machine has come to our own store, has left it    written by rank 1
 """
 
 from __future__ import annotations

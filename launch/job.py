@@ -37,7 +37,7 @@ class Options:
     command: str = "generate"
     """By hand."""
     outcome_file: Path | None = None
-    """Where the target tells its launcher how it went; with it, it exits with 0."""
+    """Where the target tells `amusd` how its jobs went."""
     roles: str | None = None
     """A module with what the processes do in place of amusd's own functions (the launcher's tests)."""
     overrides: tuple[str, ...] = ()

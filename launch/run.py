@@ -3,10 +3,10 @@
 `amusd` starts the target, which starts its draft. By hand (`torchrun --standalone --nproc-per-node=2 launch/run.py
 prompt="..."`, also over two machines) torchrun starts two ranks: 0 is the target, 1 looks after the draft. The
 arguments are those of `amusd` then (the command is `generate` unless it comes first); rank 0 reads them, once, for
-both. Where a role has several processes, its first one starts the others.
+both. `two_nodes.sh` does the same without torchrun. Where a role has several processes, its first one starts the
+others.
 
 Exit codes: 0 done, 2 the user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a traceback).
-Started by `amusd`, the process tells its code in a file, and ends with 0.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from .target import run_pair, run_target_rank
 def main(arguments: Sequence[str]) -> int:
     """Do what this process is there for; return its exit code."""
     raise_on_signals()
-    end_with_parent()
     options = Options()
 
     def work() -> int:
         nonlocal options
         options = Options.parse(arguments)
         if options.group_file is not None:
+            end_with_parent()
             tempfile.tempdir = str(options.group_file.parent)  # socket files go with it, however the processes end
             return run_pair(options)
         place = place_from_environment()
+        if not place.is_by_itself:
+            end_with_parent()
+        place.check_address(options.overrides)
         return run_target_rank(options, place) if place.rank == 0 else run_draft_rank(options, place)
 
     code = exit_code_of(work)
-    if options.outcome_file is None:
-        return code
     tell_exit_code(options.outcome_file, code)
-    return 0
+    return code
 
 
 if __name__ == "__main__":

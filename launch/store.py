@@ -1,4 +1,4 @@
-"""What the workers tell each other before they have a link: a few JSON values in torchrun's store.
+"""What two workers that are not parent and child tell each other: a few JSON values in torchrun's store, or in our own.
 
 Whoever reaches the store's port can read and write there. So no value is a secret, none is a prompt, and each is sealed
 (HMAC-SHA256 over its name and text) with a secret that the workers have from files: a forged one is refused.
@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from amusd.errors import ConfigError, PeerLostError
-
-from .signals import watching
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
@@ -31,11 +30,13 @@ _LAST_TRY_SECONDS = 1.0
 _SEAL_LENGTH = 2 * hashlib.sha256().digest_size
 LOOK_SECONDS = 0.02
 """How often it is looked whether one of several values is there."""
+_MAX_PORT = 65535
+_PERMISSIONS = ("transport.keys=", "transport.insecure=true")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where torchrun put this process."""
+    """Where torchrun, or `two_nodes.sh`, put this process."""
 
     rank: int
     """0 is the target, 1 the draft."""
@@ -43,8 +44,8 @@ class Place:
     """Each of the two has a machine of its own."""
     address: str
     port: int
-    hosts_store: bool
-    """Nobody else serves the store: rank 0 has to."""
+    is_by_itself: bool
+    """No torchrun has started this process, nor serves the store: rank 0 does."""
     namespace: str
     """Keeps the values of another run or attempt apart."""
 
@@ -52,6 +53,23 @@ class Place:
     def is_away(self) -> bool:
         """Whether there is another machine, and the target is on that one."""
         return self.apart and self.rank != 0
+
+    @property
+    def endpoint(self) -> str:
+        """Where the store is, for people."""
+        return f"{self.address}:{self.port}"
+
+    def check_address(self, overrides: Sequence[str]) -> None:
+        """Raise `ConfigError` when our store would listen beyond this machine and nobody has said that it may."""
+        try:
+            is_local = ipaddress.ip_address(self.address.strip("[]")).is_loopback
+        except ValueError:
+            is_local = self.address == "localhost"
+        if self.is_by_itself and not is_local and not any(text.startswith(_PERMISSIONS) for text in overrides):
+            raise ConfigError(
+                f"{self.endpoint}: not on this machine, and neither transport.keys=FOLDER (`amusd keys FOLDER` makes "
+                "it) nor, on a network you trust, transport.insecure=true is given"
+            )
 
 
 def place_from_environment() -> Place:
@@ -68,13 +86,16 @@ def place_from_environment() -> Place:
             "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); they start further ranks themselves, as "
             "target_tensor_parallel_size and draft_tensor_parallel_size say"
         )
+    port = environment["MASTER_PORT"]
+    if not port.isdecimal() or int(port) > _MAX_PORT:
+        raise ConfigError(f"{environment['MASTER_ADDR']}:{port}: a port is a number up to {_MAX_PORT}")
     run = environment.get("TORCHELASTIC_RUN_ID", "")
     return Place(
         rank=int(environment["RANK"]),
         apart=environment.get("LOCAL_WORLD_SIZE", "1") == "1",
         address=environment["MASTER_ADDR"],
-        port=int(environment["MASTER_PORT"]),
-        hosts_store=environment["RANK"] == "0" and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        port=int(port),
+        is_by_itself=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         namespace=f"amusd/{run}/{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}",
     )
 
@@ -83,12 +104,21 @@ class Store:
     """JSON values under names. Every wait has a deadline; a lost store raises `PeerLostError`."""
 
     def __init__(self, place: Place, secret: bytes = b"") -> None:
-        """`secret`: what values are sealed with; without one a seal keeps nobody out."""
+        """`secret`: what values are sealed with; without one a seal keeps nobody out.
+
+        Raises `ConfigError` where our own store cannot be served or found, `PeerLostError` where torchrun's cannot.
+        """
         self._namespace = place.namespace
         self._secret = secret
-        with _loss_is_reported():
-            open_store = serve_store if place.hosts_store else join_store
-            self._store = open_store(place.address, place.port)
+        serves = place.is_by_itself and place.rank == 0
+        try:
+            with _loss_is_reported():
+                self._store = (serve_store if serves else join_store)(place.address.strip("[]"), place.port)
+        except (OSError, PeerLostError) as error:
+            if not place.is_by_itself:
+                raise
+            does = "cannot listen there" if serves else "no target found there"
+            raise ConfigError(f"{place.endpoint}: {does} ({str(error).splitlines()[0]})") from error
 
     def put(self, name: str, value: Any) -> None:
         """Publish a value; a later one replaces it."""
@@ -132,17 +162,6 @@ class Store:
 
     def _seal(self, name: str, text: str) -> str:
         return hmac.new(self._secret, f"{self._namespace}/{name}\0{text}".encode(), hashlib.sha256).hexdigest()
-
-    def watching(self, name: str, react: Callable[[], None]) -> AbstractContextManager[None]:
-        """While inside: call `react`, once and in another thread, when the value appears or the store is lost."""
-
-        def is_there_or_lost() -> bool:
-            try:
-                return self.has(name)
-            except PeerLostError:
-                return True
-
-        return watching(is_there_or_lost, react, name)
 
 
 def serve_store(address: str, port: int) -> TCPStore:
@@ -189,4 +208,4 @@ def _loss_is_reported() -> Iterator[None]:
         yield
     except DistError as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise PeerLostError(f"the other worker cannot be reached through torchrun's store: {reason}") from None
+        raise PeerLostError(f"the other worker cannot be reached through the store: {reason}") from None

@@ -23,11 +23,14 @@ from .group import Group
 from .job import Options, prepare_group, store_secret, target_role
 from .scratch import is_left_over, tell_begin, tell_job_code
 from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
-from .store import LOOK_SECONDS, Place, Store
+from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
 _FAILURE_SECONDS = 1.0
 """After another process was found to be gone: how long its own reason may take to arrive."""
+
+_LEAVE_SECONDS = 5.0
+"""How long a target that serves the store waits at its end until the draft's machine needs it no more."""
 
 _INTERRUPTED_SECONDS = 0.3
 """How long the others may take to end by themselves where a signal has ended the target, which has `GRACE_SECONDS`."""
@@ -65,26 +68,47 @@ def run_target_rank(options: Options, place: Place) -> int:
         group = prepare_group(options)
         group = group.on(claim_hardware(group.config, Role.TARGET, apart=place.apart).hardware)
     except ConfigError:
-        store = Store(place, store_secret(options))
-        for name, value in (("group", None), ("finished", True)):  # the other rank waits for one of them
-            store.put(name, value)
+        if not place.is_by_itself:  # else the other one waits for a target that has no mistake
+            store = Store(place, store_secret(options))
+            for name, value in (("group", None), ("finished", True)):  # the other rank waits for one of them
+                store.put(name, value)
         raise
     tell(f"run directory: {group.jobs[0].run_directory}")
     store = Store(place, store_secret(options))
+    if place.is_by_itself and place.apart:
+        _await_machine(place, store)
     store.put("group", group.without_prompts().to_text())
     drafts = StoreDrafts(store, tell_loss=tell, are_away=place.apart)
     _prepare_followers(options, group, drafts, cores)
+    patience = _LEAVE_SECONDS
     try:
         _await_draft(place, drafts, group.config.startup_timeout_seconds)
-        return _run(options, group, drafts, parent)
+        return _run(options, group, drafts, None if place.is_by_itself else parent)
+    except Interrupted:
+        patience = _INTERRUPTED_SECONDS
+        raise
     finally:
         drafts.followers.stop(_INTERRUPTED_SECONDS)
         with suppress(PeerLostError):  # nobody is left to tell
             store.put("finished", True)
+            if place.is_by_itself:  # the store goes with this process
+                store.await_any(("left",), patience)
         if not place.apart:
             _end_stopped(drafts)
             with suppress(PeerLostError):
                 drafts.go_on()
+
+
+def _await_machine(place: Place, store: Store) -> None:
+    """Wait until the draft's machine has found our store. Raises `ConfigError` where it does not come."""
+    with waiting_for(f"the draft's machine (NODE_RANK=1) at {place.endpoint}", CONNECT_SECONDS):
+        try:
+            store.await_any(("here",), CONNECT_SECONDS)
+        except PeerLostError:
+            raise ConfigError(
+                f"{place.endpoint}: nobody else came within {CONNECT_SECONDS:g} seconds; the same line is to run on "
+                "the draft's machine, with NODE_RANK=1"
+            ) from None
 
 
 def _prepare_followers(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts, cores: Sequence[int]) -> None:
@@ -106,25 +130,28 @@ def _await_draft(place: Place, drafts: StoreDrafts, timeout: float) -> None:
         if not place.apart:
             raise
         raise ConfigError(
-            f"startup_timeout_seconds={timeout:g}: no draft came to {place.address}:{place.port}; on its machine the "
-            "same line is to run, with NODE_RANK=1"
+            f"startup_timeout_seconds={timeout:g}: no draft came to {place.endpoint}; on its machine the same "
+            "line is to run, with NODE_RANK=1"
         ) from error
 
 
 @contextmanager
-def _launcher_is_there(options: Options, group: Group, parent: int) -> Iterator[None]:
-    """Where the process that has started this one, `parent`, or the command behind it has gone: say so, and end."""
+def _launcher_is_there(options: Options, group: Group, parent: int | None) -> Iterator[None]:
+    """Where the process that has started this one, `parent`, or the command behind it has gone: say so, and end.
+
+    None: this process does not end with its parent.
+    """
     try:
         yield
     except (Interrupted, PeerLostError):
         if options.group_file is not None and is_left_over(options.group_file.parent):
             tell(f"the amusd command is gone, and its run with it; what was measured so far is in {group.folder}")
-        elif os.getppid() == parent:
+        elif parent in (None, os.getppid()):
             raise
         raise Interrupted(signal.SIGTERM) from None
 
 
-def _run(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts, parent: int) -> int:
+def _run(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts, parent: int | None) -> int:
     """Do the jobs, until the draft cannot start or another rank of the target fails: raises that."""
     with _launcher_is_there(options, group, parent):
         try:

@@ -253,8 +253,8 @@ def serve_draft(
 ) -> None:
     """Connect to the target at `rendezvous` and draft for it until it is done.
 
-    `leader`: awaits the other ranks, whose processes are the `followers`. `drafters`: from `prepare_draft`; else they are
-    loaded here.
+    `leader`: awaits the other ranks, whose processes are the `followers`. `drafters`: from `prepare_draft`; else they
+    are loaded here.
     """
     torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
     link = connect(config.transport, rendezvous, link_devices(config))

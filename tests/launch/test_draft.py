@@ -23,7 +23,7 @@ GROUP = Group(command="generate", jobs=(Job(config=RunConfig(), run_directory=Pa
 
 
 def place(*, is_away: bool) -> Place:
-    return Place(rank=1, apart=is_away, address="127.0.0.1", port=1, hosts_store=False, namespace="amusd")
+    return Place(rank=1, apart=is_away, address="127.0.0.1", port=1, is_by_itself=False, namespace="amusd")
 
 
 class Told:

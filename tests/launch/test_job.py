@@ -104,8 +104,14 @@ def test_a_rank_that_is_alone_on_its_machine_is_apart_from_the_other(
 def test_rank_0_serves_the_store_only_when_torchrun_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert not place_from_environment().hosts_store
-    monkeypatch.setenv("RANK", "0")
-    assert not place_from_environment().hosts_store
+    assert not place_from_environment().is_by_itself
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
-    assert place_from_environment().hosts_store
+    assert place_from_environment().is_by_itself
+
+
+@pytest.mark.parametrize("port", ["x", "65536", "-1"])
+def test_what_is_no_port_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    for name, value in {**TORCHRUN, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"^127.0.0.1:{port}: a port is a number up to 65535$"):
+        place_from_environment()

@@ -16,7 +16,7 @@ import pytest
 
 from amusd.transport.curve import write_keys
 from tests.launch.networks import Network, cabled_namespaces, loopback, processes_in
-from tests.launch.processes import ROOT, SECONDS, environment, node_command
+from tests.launch.processes import ROOT, SECONDS, environment, node_variables
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 
 pytestmark = [
@@ -78,10 +78,8 @@ class TwoNodes:
 
     def plain_peer(self, *arguments: str) -> End:
         program = ROOT / "tests" / "launch" / "plain_peer.py"
-        store = f"{self._network.target_address}:{self._store_port}"
-        with self._started(
-            1, node_command(1, store, *arguments, "transport.insecure=true", program=program), {}
-        ) as process:
+        variables = node_variables(1, self._network.target_address, self._store_port)
+        with self._started(1, [sys.executable, str(program), *arguments], variables) as process:
             return end_of(process)
 
     def _script(self, node: int, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
