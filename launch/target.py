@@ -75,6 +75,7 @@ def run_target_rank(options: Options, place: Place) -> int:
         raise
     tell(f"run directory: {group.jobs[0].run_directory}")
     store = Store(place, store_secret(options))
+    target_role(options.roles)  # imported while the other one comes, which then waits for this one's link
     if place.is_by_itself and place.apart:
         _await_machine(place, store)
     store.put("group", group.without_prompts().to_text())
