@@ -1,7 +1,7 @@
-"""Rank 1 under torchrun: starts the draft's processes as a target on the same machine would (`DraftProcess`).
+"""Rank 1, under torchrun or on another machine: starts drafts as a target's process would (`DraftProcess`).
 
-It is told by the target through torchrun's store (`drafts.py`) when the next one is wanted, and where that connects; a
-draft's process itself knows nothing of the store.
+It is told by the target through the store (`drafts.py`) when the next one is wanted, and where that connects; a draft's
+process itself knows nothing of the store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the target finds its draft, as a child or, under torchrun, through the store.
+"""How the target finds its draft: as a child, or through the store of the rank that starts drafts (`draft.py`).
 
 Both ways also start the target's other ranks.
 

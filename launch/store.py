@@ -1,4 +1,4 @@
-"""What two workers that are not parent and child tell each other: a few JSON values in torchrun's store, or in our own.
+"""What two ranks tell each other before they have a link: a few JSON values in torchrun's store, or the target's own.
 
 Whoever reaches the store's port can read and write there. So no value is a secret, none is a prompt, and each is sealed
 (HMAC-SHA256 over its name and text) with a secret that the workers have from files: a forged one is refused.

@@ -1,4 +1,4 @@
-"""The target's process: does the jobs, with a draft that it starts itself, or beside the draft's rank under torchrun.
+"""The target's process: does the jobs, with a draft that it starts itself, or as rank 0 beside one that starts drafts.
 
 As a rank it prepares the jobs for both. The target's other ranks are its children.
 """
@@ -62,7 +62,7 @@ def run_pair(options: Options) -> int:
 
 
 def run_target_rank(options: Options, place: Place) -> int:
-    """The same as rank 0 under torchrun, with the draft that rank 1 looks after."""
+    """The same as rank 0, with drafts that rank 1 starts."""
     parent, cores = os.getppid(), allowed_cores()
     try:
         group = prepare_group(options)

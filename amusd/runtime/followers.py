@@ -38,6 +38,7 @@ class Followers:
         self._tell_loss = tell_loss
         self._lock = threading.RLock()
         self._lives: dict[RoleRank, Lives] = {}
+        self._are_started = False
         self._told: set[RoleRank] = set()
         """Those whose end is no loss, or was told."""
 
@@ -69,6 +70,7 @@ class Followers:
     def start(self, address: str) -> None:
         """Tell them where the first rank awaits them; does not wait."""
         with self._lock:
+            self._are_started = True
             for lives in self._lives.values():
                 lives.start({"address": address})
 
@@ -101,7 +103,7 @@ class Followers:
         with self._lock:
             self._told.update(self._lives)
             for lives in self._lives.values():
-                if lives.is_preparing or lives.ended(max(0.0, deadline - time.monotonic())) is None:
+                if not self._are_started or lives.ended(max(0.0, deadline - time.monotonic())) is None:
                     lives.kill()
             for lives in self._lives.values():
                 lives.close()
