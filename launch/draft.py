@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 from amusd.child.lives import Lives
-from amusd.config import RunConfig
+from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_restart import FIRST_INCARNATION
@@ -22,8 +22,7 @@ from amusd.types import Role
 
 from .devices import claim_hardware
 from .drafts import BOTH_LOADED, await_rendezvous, pids_of
-from .group import Group
-from .job import Options, own_transport, store_secret
+from .job import Group, Options, store_secret
 from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
@@ -96,6 +95,13 @@ def _drafts(options: Options, place: Place, group: Group, lives: Lives) -> Itera
         yield drafts
     finally:
         drafts.stop()
+
+
+def own_transport(options: Options) -> TransportConfig:
+    """What this worker's own arguments say of the link. Raises `ConfigError`."""
+    from .compose import compose_config
+
+    return compose_config(options.overrides).transport
 
 
 def _told_group(place: Place, store: Store) -> Group | None:

@@ -1,31 +1,120 @@
-"""What a worker has to do: its arguments, the group of jobs they lead to, and the function that does them."""
+"""Jobs that one pair of workers does, one after another, and the arguments of the process that leads them.
+
+A run has one job. A sweep has many, and those whose engines are alike share a pair, which loads its models once.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Generator, Sequence
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amusd.config import RunConfig, TransportConfig
+from amusd.config import HardwareConfig, RunConfig
+from amusd.console import progress_line
 from amusd.errors import ConfigError
-from amusd.runtime.draft_restart import DraftSource
+from amusd.settings import from_mapping, to_mapping
 from amusd.transport.curve import read_store_key
 
-from .group import Group, Job
 from .run_directory import create_run_directory
 
 COMMANDS = ("generate", "compare")
 """What a pair of workers can do."""
 GROUP_FILE = "group.json"
 """What `amusd` has prepared for the target, which takes it away, in a folder that only this user can enter."""
-
+OUTCOME_FILE = "outcome"
+"""Beside it: how the target's jobs went, for `amusd`."""
 _KEYS = "transport.keys="
-TargetRole = Callable[
-    [str, Sequence[tuple[RunConfig, Path]], DraftSource],
-    Generator["int | ConfigError", None, None],
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One configuration, and the directory that its files go to."""
+
+    config: RunConfig
+    run_directory: Path
+    title: str = ""
+    """What tells it from the other jobs of its sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How far a sweep was when the group started."""
+
+    num_jobs: int
+    num_done: int
+    """Jobs that have ended, those of an earlier attempt included."""
+    num_timed: int
+    """Of these, jobs that ended since `began`: what the time left is judged by."""
+    began: float
+    """`time.monotonic()` of the sweep's first job, one clock for all processes of a machine."""
+
+    def line(self, title: str, num_more: int, now: float) -> str:
+        """The progress line of the job that starts now, `num_more` jobs later."""
+        timed = self.num_timed + num_more
+        left = self.num_jobs - self.num_done - num_more
+        label = f"{title}; about {duration((now - self.began) / timed * left)} left" if timed else title
+        return progress_line(label, self.num_done + num_more, self.num_jobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """What a pair of workers has to do."""
+
+    command: str
+    jobs: tuple[Job, ...]
+    """At least one; their engines are alike."""
+    standing: Standing | None = None
+    """None: the job is not part of a sweep."""
+
+    @property
+    def config(self) -> RunConfig:
+        """What is said here of models, link and devices holds for all jobs."""
+        return self.jobs[0].config
+
+    @property
+    def folder(self) -> Path:
+        """Where its results are: the folder of its job, or of its sweep."""
+        directory = self.jobs[0].run_directory
+        return directory if self.standing is None else directory.parent
+
+    def on(self, hardware: HardwareConfig) -> Group:
+        """The same jobs with the devices named that they run on."""
+        jobs = (
+            dataclasses.replace(job, config=dataclasses.replace(job.config, hardware=hardware)) for job in self.jobs
+        )
+        return dataclasses.replace(self, jobs=tuple(jobs))
+
+    def without_prompts(self) -> Group:
+        """What the draft is told before there is a link; prompts reach it over the link, as tokens."""
+        jobs = (dataclasses.replace(job, config=dataclasses.replace(job.config, prompt=None)) for job in self.jobs)
+        return dataclasses.replace(self, jobs=tuple(jobs))
+
+    def to_text(self) -> str:
+        """For the ranks."""
+        jobs = [
+            {"config": to_mapping(job.config), "run_directory": str(job.run_directory), "title": job.title}
+            for job in self.jobs
+        ]
+        standing = None if self.standing is None else dataclasses.asdict(self.standing)
+        return json.dumps({"command": self.command, "jobs": jobs, "standing": standing})
+
+    @classmethod
+    def from_text(cls, text: str) -> Group:
+        """The inverse of `to_text`."""
+        values = json.loads(text)
+        jobs = (
+            Job(
+                config=from_mapping(RunConfig, job["config"]),
+                run_directory=Path(job["run_directory"]),
+                title=job["title"],
+            )
+            for job in values["jobs"]
+        )
+        standing = None if values["standing"] is None else Standing(**values["standing"])
+        return cls(command=values["command"], jobs=tuple(jobs), standing=standing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +125,20 @@ class Options:
     """What `amusd` has prepared: this is the target of a pair on one machine. None when started by hand."""
     command: str = "generate"
     """By hand."""
-    outcome_file: Path | None = None
-    """Where the target tells `amusd` how its jobs went."""
     roles: str | None = None
     """A module with what the processes do in place of amusd's own functions (the launcher's tests)."""
     overrides: tuple[str, ...] = ()
     """By hand."""
 
+    @property
+    def outcome_file(self) -> Path | None:
+        """Where the target tells how its jobs went; None where nobody asks."""
+        return None if self.group_file is None else self.group_file.with_name(OUTCOME_FILE)
+
     def arguments(self) -> list[str]:
         """The inverse of `parse`."""
         named = {
             "--group-file": self.group_file,
-            "--outcome-file": self.outcome_file,
             "--roles": self.roles,
         }
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
@@ -59,7 +150,6 @@ class Options:
         values: dict[str, Any] = {}
         readers: dict[str, Callable[[str], Any]] = {
             "--group-file": Path,
-            "--outcome-file": Path,
             "--roles": str,
         }
         rest = list(arguments)
@@ -90,13 +180,6 @@ def prepare_group(options: Options) -> Group:
     return Group(command=options.command, jobs=(Job(config=config, run_directory=create_run_directory(config)),))
 
 
-def own_transport(options: Options) -> TransportConfig:
-    """What this worker's own arguments say of the link, started by hand. Raises `ConfigError`."""
-    from .compose import compose_config
-
-    return compose_config(options.overrides).transport
-
-
 def store_secret(options: Options) -> bytes:
     """What this worker seals with, from `transport.keys`; empty without. Raises `ConfigError`."""
     # not composed: a rank whose arguments are wrong still has to tell the other one
@@ -104,7 +187,9 @@ def store_secret(options: Options) -> bytes:
     return read_store_key(Path(folders[-1])) if folders else b""
 
 
-def target_role(module: str | None) -> TargetRole:
-    """The function that is the target."""
-    role: TargetRole = importlib.import_module(module or "amusd.commands.run").run_target
-    return role
+def duration(seconds: float) -> str:
+    """`40 s`, `3 min`, `2 h 5 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

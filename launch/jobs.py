@@ -15,8 +15,7 @@ from amusd.config import RunConfig
 from amusd.files import write_whole
 
 from .devices import NCCL_SETTINGS, THREAD_VARIABLES
-from .group import Group, Job
-from .job import GROUP_FILE, Options
+from .job import GROUP_FILE, OUTCOME_FILE, Group, Job, Options
 from .process_tree import END_SECONDS, Ended, run_tree
 from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
 from .scratch import Outcome, read_outcome, scratch_folder
@@ -52,17 +51,16 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
     A directory in which nothing was measured is taken back. `json_only` keeps the workers off standard output.
     """
     with scratch_folder() as folder:
-        options = Options(
-            group_file=folder / GROUP_FILE, command=group.command, outcome_file=folder / "outcome", roles=roles
-        )
+        options = Options(group_file=folder / GROUP_FILE, command=group.command, roles=roles)
+        outcome_file = folder / OUTCOME_FILE
         write_whole(folder / GROUP_FILE, group.to_text())
         ended = run_tree(
             [sys.executable, str(Path(__file__).with_name("run.py")), *options.arguments()],
             _environment(group.config),
-            lambda: read_outcome(folder / "outcome").is_whole(len(group.jobs)),
+            lambda: read_outcome(outcome_file).is_whole(len(group.jobs)),
             quiet=json_only,
         )
-        told = read_outcome(folder / "outcome")
+        told = read_outcome(outcome_file)
     if ended.stuck:
         pids = ", ".join(map(str, ended.stuck))
         tell(f"processes that had not ended {END_SECONDS:g} s after the result were killed (pid {pids})")

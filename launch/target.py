@@ -5,27 +5,34 @@ As a rank it prepares the jobs for both. The target's other ranks are its childr
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
+from pathlib import Path
 
+from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores
+from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.supervisor import STOP_SECONDS
 from amusd.types import Role
 
 from .devices import claim_hardware
 from .drafts import ChildDrafts, StoreDrafts
-from .group import Group
-from .job import Options, prepare_group, store_secret, target_role
+from .job import Group, Options, prepare_group, store_secret
 from .scratch import is_left_over, tell_begin, tell_job_code
 from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
 from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
+TargetWork = Callable[
+    [str, Sequence[tuple[RunConfig, Path]], DraftSource],
+    Generator["int | ConfigError", None, None],
+]
 _FAILURE_SECONDS = 1.0
 """After another process was found to be gone: how long its own reason may take to arrive."""
 
@@ -75,7 +82,7 @@ def run_target_rank(options: Options, place: Place) -> int:
         raise
     tell(f"run directory: {group.jobs[0].run_directory}")
     store = Store(place, store_secret(options))
-    target_role(options.roles)  # imported while the other one comes, which then waits for this one's link
+    _import_work(options)  # while the other one comes, which then waits for this one's link
     if place.is_by_itself and place.apart:
         _await_machine(place, store)
     store.put("group", group.without_prompts().to_text())
@@ -178,11 +185,16 @@ def _failure(drafts: ChildDrafts | StoreDrafts, timeout: float = 0.0) -> ConfigE
     return found
 
 
+def _import_work(options: Options) -> TargetWork:
+    work: TargetWork = importlib.import_module(options.roles or "amusd.commands.run").run_target
+    return work
+
+
 def _do_jobs(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts) -> int:
     """One job after another, until one fails other than by its user's mistake: the pair is spent then."""
     runs = [(job.config, job.run_directory) for job in group.jobs]
     first_code = 0
-    with closing(target_role(options.roles)(group.command, runs, drafts)) as endings:
+    with closing(_import_work(options)(group.command, runs, drafts)) as endings:
         for number, job in enumerate(group.jobs):
             tell_begin(options.outcome_file)
             drafts.record(job.run_directory)

@@ -15,8 +15,7 @@ from amusd.runtime.supervisor import TARGET_GONE
 from amusd.transport.base import Rendezvous
 from launch import draft
 from launch.draft import run_draft_rank
-from launch.group import Group, Job
-from launch.job import Options
+from launch.job import Group, Job, Options
 from launch.store import Place
 
 GROUP = Group(command="generate", jobs=(Job(config=RunConfig(), run_directory=Path("/nowhere")),))

@@ -8,8 +8,7 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.group import Group, Job, Standing, duration
-from launch.job import Options
+from launch.job import Group, Job, Options, Standing, duration
 from launch.store import place_from_environment
 
 TORCHRUN = {
@@ -26,7 +25,6 @@ def test_options_survive_the_way_through_a_command_line() -> None:
     options = Options(
         group_file=Path("/runs/a b"),
         command="compare",
-        outcome_file=Path("/tmp/code"),
         roles="some.module",
         overrides=("prompt=--group-file=x, -m", "max_lookahead=4"),
     )

@@ -14,8 +14,8 @@ import pytest
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from launch.group import Group, Job
-from launch.job import Options, own_transport, store_secret
+from launch.draft import own_transport
+from launch.job import Group, Job, Options, store_secret
 from launch.main import main
 from launch.store import Place, Store
 from launch.target import _await_machine
