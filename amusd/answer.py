@@ -1,24 +1,26 @@
 """What an engine gives back: an answer that is read token by token, and the whole of a finished one.
 
-Any thread may read, close or drop an answer. `Turns` sees to it that one pass is computed at a time.
+Any thread may read, close or drop an answer. `Turns` sees to it that one thread computes at a time, for all answers.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from typing_extensions import Self
 
 from amusd.errors import StateError
-from amusd.runtime.target_sequence import Outcome
-from amusd.sampling.stopping import AnswerText, Emission
+from amusd.runtime.target_sequence import Outcome, Request, TargetSequence
+from amusd.runtime.target_worker import TargetWorker
+from amusd.sampling.stopping import AnswerText, Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode
 
@@ -67,24 +69,25 @@ class Generation:
         }
 
 
-Steps: TypeAlias = Generator[Emission, None, Outcome]
-"""`TargetWorker.decode` of one request: each step is a pass."""
-
 CLOSE_SECONDS = 60.0
 """How long `Turns.close` waits for a pass that another thread computes."""
 
 
 class Turns:
-    """Gives a worker to one answer after another, in the order in which they were first read.
+    """Has a worker compute the answers, as many at a time as it takes, in the order in which they were queued.
 
-    A thread that waits for a token computes the next pass, also of an answer that is before its own: those tokens are
-    kept for their reader. So a slow reader holds up no other one. An answer that is no longer referenced is ended.
+    A thread that waits for a token computes the next step, which is one of all answers at work: the tokens of the
+    others are kept for their readers. So a slow reader holds up no other one. An answer that is no longer referenced is
+    ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker: TargetWorker) -> None:
+        self._worker = worker
         self._lock = threading.RLock()
-        self._queue: OrderedDict[Steps, weakref.ref[Answer]] = OrderedDict()
-        """Unfinished answers, the one that was first read first."""
+        self._queue: deque[weakref.ref[Answer]] = deque()
+        """Those that wait for the worker to have room."""
+        self._queue_lock = threading.Lock()
+        self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._in_use = False
         """The thread that has the lock is inside the worker."""
         self._is_closed = False
@@ -114,25 +117,40 @@ class Turns:
                 self._in_use = False
                 self._finish_closing()
 
-    def advance(self, answer: Answer, steps: Steps) -> None:
-        """Compute one pass: of `answer`, or of one whose turn is before."""
-        with self.alone():
-            if steps not in self._queue:
-                self._queue[steps] = weakref.ref(answer)
-            while self._queue:
-                first = next(iter(self._queue.values()))()
-                if first is not None and not first.is_over:
-                    first.step()
-                    return
-                self._queue.popitem(last=False)[0].close()
+    def enqueue(self, answer: Answer) -> None:
+        """Have the answer computed when its turn comes. Idempotent; waits for no pass. Raises as `check` does."""
+        self.check()
+        with self._queue_lock:
+            if not answer.is_queued:
+                answer.is_queued = True
+                self._queue.append(weakref.ref(answer))
 
-    def end(self, steps: Steps) -> None:
-        """End an answer that is over now; one that this thread computes (this is its signal handler) ends later."""
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            if not self._in_use:
-                steps.close()
+    def advance(self, answer: Answer) -> None:
+        """Unless another thread has just brought `answer` on, compute a step of all answers whose turn it is."""
+        with self.alone():
+            if not answer.has_news:
+                self._step()
+
+    def step(self) -> bool:
+        """Compute a step of all answers whose turn it is; return whether any is left, at work or in the queue.
+
+        For who reads many at once, and waits for none of them in particular.
+        """
+        with self.alone():
+            self._step()
+            return bool(self._at_work or self._queue)
+
+    def end_unwanted(self, *, wait: bool = True) -> None:
+        """End the answers that were closed; those that this thread computes (this is its signal handler) end later.
+
+        Without `wait`, those that another thread computes end with its next step.
+        """
+        if os.getpid() == self._pid and self._lock.acquire(blocking=wait):
+            try:
+                if not self._in_use:
+                    self._end_unwanted()
+            finally:
+                self._lock.release()
 
     def close(self, release: Callable[[], None]) -> None:
         """Give no more turns, end all answers, and call `release`.
@@ -155,24 +173,74 @@ class Turns:
         with ExitStack() as stack:  # all of it, whatever a part of it raises
             stack.callback(self._release)
             self._release = None
-            while self._queue:
-                stack.callback(self._queue.popitem()[0].close)
+            self._queue.clear()
+            while self._at_work:
+                stack.callback(self._worker.end, self._at_work.popitem()[0])
+
+    def _step(self) -> None:
+        self._end_unwanted()
+        self._admit()
+        try:
+            self._worker.step()
+        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads an answer
+            self._fail_all(error)
+        except BaseException:
+            self._fail_all(StateError("the answer was interrupted"))
+            raise
+        self._hand_out()
+
+    def _admit(self) -> None:
+        while self._worker.has_room and self._queue:
+            reference = self._queue.popleft()
+            answer = reference()
+            if answer is None or answer.is_over:
+                continue
+            try:
+                self._at_work[self._worker.admit(answer.request, answer.stop)] = reference
+            except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
+                answer.fail(error)
+
+    def _hand_out(self) -> None:
+        for sequence, reference in tuple(self._at_work.items()):
+            answer = reference()
+            if answer is not None:
+                answer.take(sequence)
+            if sequence.is_over:
+                del self._at_work[sequence]
+
+    def _end_unwanted(self) -> None:
+        """End those that were closed, or that nobody can read any more."""
+        for sequence, reference in tuple(self._at_work.items()):
+            answer = reference()
+            if answer is None or answer.is_over:
+                del self._at_work[sequence]
+                self._worker.end(sequence)
+
+    def _fail_all(self, error: Exception) -> None:
+        """End all answers at work: what the pass has left of them is unknown."""
+        while self._at_work:
+            sequence, reference = self._at_work.popitem()
+            if (answer := reference()) is not None:
+                answer.fail(error)
+            self._worker.end(sequence)
 
 
 class Answer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `close` ends it early.
 
-    Nothing is computed before the first token is asked for.
+    Nothing is computed before it is queued: with its first token asked for, or with `Engine.submit`.
     """
 
     def __init__(
         self,
-        steps: Steps,
+        request: Request,
+        stop: StopChecker,
         text: AnswerText,
         make: Callable[[str, tuple[int, ...], tuple[float, ...], Outcome], Generation],
         turns: Turns,
     ) -> None:
-        self._steps = steps
+        self.request = request
+        self.stop = stop
         self._text = text
         self._make = make
         self._turns = turns
@@ -180,6 +248,9 @@ class Answer:
         self._unread: deque[Token] = deque()
         self._generation: Generation | None = None
         self._error: Exception | None = None
+        self.is_queued = False
+        self.all_tokens_at: float | None = None
+        """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
         self.is_over = False
         """Nothing more will be computed."""
 
@@ -199,7 +270,13 @@ class Answer:
                 raise self._error
             if is_over:
                 raise StopIteration
-            self._turns.advance(self, self._steps)
+            self._turns.enqueue(self)
+            self._turns.advance(self)
+
+    @property
+    def has_news(self) -> bool:
+        """A token can be read, or the answer is over."""
+        return bool(self._unread) or self.is_over
 
     @property
     def generation(self) -> Generation:
@@ -207,6 +284,12 @@ class Answer:
         if self._generation is None:
             raise StateError("the answer is not finished: read all its tokens first")
         return self._generation
+
+    def result(self) -> Generation:
+        """Read all that is left, and return the finished answer. Raises as reading does."""
+        for _ in self:
+            pass
+        return self.generation
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -218,36 +301,42 @@ class Answer:
         """What has been shown so far."""
         return "".join(token.text for token in self._read)
 
+    def cancel(self) -> None:
+        """End the answer before another pass over it begins; waits for none. What is there can be read. Idempotent."""
+        self.is_over = True
+        self._turns.end_unwanted(wait=False)
+
     def close(self) -> None:
         """End the answer now; the draft is told to forget it. Idempotent."""
         self.is_over = True
-        self._turns.end(self._steps)
+        self._turns.end_unwanted()
         self._tokens = self._read
         self._unread.clear()
 
-    def step(self) -> None:
-        """Compute a pass and keep its tokens; for `Turns`. What goes wrong is raised where the answer is read."""
+    def take(self, sequence: TargetSequence) -> None:
+        """Keep what the last step has brought; for `Turns`. What goes wrong is raised where the answer is read."""
         try:
-            self._take(next(self._steps))
-        except StopIteration as stop:
+            for emission in sequence.take():
+                self._take(emission)
+            if not sequence.is_over:
+                return
+            if sequence.error is not None:
+                raise sequence.error
             logprobs = tuple(token.logprob for token in self._tokens if token.logprob is not None)
             token_ids = tuple(token.token_id for token in self._tokens)
-            self._generation = self._make(self._text.text, token_ids, logprobs, stop.value)
+            self._generation = self._make(self._text.text, token_ids, logprobs, sequence.outcome())
             self.is_over = True
         except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
-            self._fail(error)
-        except BaseException:
-            self._fail(StateError("the answer was interrupted"))
-            raise
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` where the answer is read, behind its tokens; for `Turns`."""
+        self._error = error
+        self.is_over = True
 
     @property
     def _read(self) -> list[Token]:
         return self._tokens[: len(self._tokens) - len(self._unread)]
-
-    def _fail(self, error: Exception) -> None:
-        self._error = error
-        self.is_over = True
-        self._steps.close()
 
     def _take(self, emission: Emission) -> None:
         for index, token_id in enumerate(emission.token_ids, start=1):
@@ -258,3 +347,5 @@ class Answer:
             token = Token(token_id, text, logprob)
             self._tokens.append(token)
             self._unread.append(token)
+        if emission.finish_reason is not None:
+            self.all_tokens_at = time.perf_counter()

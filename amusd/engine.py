@@ -3,8 +3,8 @@
     with Engine.launch(target="embedded", drafter="ngram") as engine:
         answer = engine.generate("Why is the sky blue?", SamplingParams(max_new_tokens=64))
 
-Each request may choose its own mode and drafter. Any threads may ask: requests are answered one after another, in the
-order in which their first tokens are read.
+Each request may choose its own mode and drafter. Any threads may ask. Up to `max_num_seqs` requests are answered at a
+time, in the order in which they were submitted or their first tokens are read; each as if it were alone.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import operator
 import os
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_type_hints, overload
 
@@ -47,17 +48,10 @@ T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int] | Conversation
 """The user's message, a conversation (turns with `role` and `content`), or token ids taken as they are."""
 
+MAX_PLAIN_ANSWERS = 256
+"""Latest answers of plain decoding that are kept for the synthetic drafter."""
 SYNTHETIC = "synthetic"
 """The drafter that has to be told the answer in advance."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PlainAnswer:
-    """The last answer of plain decoding, and what it answers."""
-
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-    token_ids: tuple[int, ...]
 
 
 class Engine:
@@ -77,8 +71,9 @@ class Engine:
         self._drafters = tuple(drafters)
         self._process = process
         self._leader = leader
-        self._turns = Turns()
-        self._plain: _PlainAnswer | None = None
+        self._turns = Turns(worker)
+        self._plain: OrderedDict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]] = OrderedDict()
+        """Answers of plain decoding, by prompt and parameters."""
 
     @classmethod
     def launch(cls, *, target: str = "embedded", drafter: str | None = "embedded", **settings: Any) -> Engine:
@@ -108,7 +103,8 @@ class Engine:
         recorder = make_recorder(Role.TARGET)
         if not config.drafters:
             model, tokenizer = load_target(config, claim_device(config, Role.TARGET))
-            return cls(TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size)), tokenizer)
+            client = DraftClient(recorder, model.vocab_size)
+            return cls(TargetWorker(model, recorder, client, config.max_num_seqs), tokenizer)
         process = DraftProcess(config)
         try:
             return cls.connect(config, process, recorder, process=process)
@@ -174,6 +170,11 @@ class Engine:
         """What decodes."""
         return self._worker
 
+    @property
+    def turns(self) -> Turns:
+        """What has the answers computed."""
+        return self._turns
+
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
         self,
@@ -207,23 +208,45 @@ class Engine:
     ) -> Generation | list[Generation]:
         """The whole answer; the same arguments as `stream`.
 
-        To a list of prompts the list of their answers, in order. `params` may then be a list, too.
+        To a list of prompts the list of their answers, in order, as many at a time as the engine takes. `params` may
+        then be a list, too.
         """
-        if _is_list_of_prompts(prompt):
-            prompts = self._encode_all(cast("Sequence[Prompt]", prompt), raw=raw)
-            each = params if isinstance(params, (list, tuple)) else [params] * len(prompts)
-            if len(each) != len(prompts):
-                raise ConfigError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one for each")
-            return [
-                self.generate(one, own, decoding=decoding, drafter=drafter)
-                for one, own in zip(prompts, each, strict=True)
-            ]
-        answer = self.stream(
-            cast("Prompt", prompt), cast("SamplingParams", params), decoding=decoding, drafter=drafter, raw=raw
+        if not _is_list_of_prompts(prompt):
+            one = self.submit(
+                cast("Prompt", prompt), cast("SamplingParams", params), decoding=decoding, drafter=drafter, raw=raw
+            )
+            return one.result()
+        prompts = self._encode_all(cast("Sequence[Prompt]", prompt), raw=raw)
+        each = cast(
+            "Sequence[SamplingParams | None]", params if isinstance(params, (list, tuple)) else [params] * len(prompts)
         )
-        for _ in answer:
-            pass
-        return answer.generation
+        if len(each) != len(prompts):
+            raise ConfigError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one for each")
+        options: dict[str, Any] = {"decoding": decoding, "drafter": drafter}
+        if self._tells_answer(self._drafter_name(decoding or self._default_decoding, drafter)):
+            self._answer_plainly(prompts, each, decoding)
+        answers = [self.stream(one, own, **options) for one, own in zip(prompts, each, strict=True)]
+        try:
+            for answer in answers:
+                self._turns.enqueue(answer)
+            return [answer.result() for answer in answers]
+        finally:
+            for answer in answers:
+                answer.close()
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        decoding: DecodingConfig | None = None,
+        drafter: str | None = None,
+        raw: bool = False,
+    ) -> Answer:
+        """As `stream`; the answer is computed from now on, whenever any answer of this engine is read."""
+        answer = self.stream(prompt, params, decoding=decoding, drafter=drafter, raw=raw)
+        self._turns.enqueue(answer)
+        return answer
 
     def stream(
         self,
@@ -246,9 +269,7 @@ class Engine:
         self._turns.check()
         _check_default_device()
         params = _check_type("params", SamplingParams() if params is None else params, SamplingParams)
-        if decoding is None:
-            decoding = DecodingConfig() if self._drafters else DecodingConfig(mode=Mode.AUTOREGRESSIVE)
-        _check_type("decoding", decoding, DecodingConfig)
+        decoding = _check_type("decoding", self._default_decoding if decoding is None else decoding, DecodingConfig)
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         self._check_sampling(params, name, policy_name(decoding))
@@ -274,7 +295,7 @@ class Engine:
 
         def make(text: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], outcome: Outcome) -> Generation:
             if decoding.mode is Mode.AUTOREGRESSIVE:
-                self._plain = _PlainAnswer(prompt_ids, params, token_ids)
+                self._keep_plain(prompt_ids, params, token_ids)
             return Generation(
                 text=text,
                 token_ids=token_ids,
@@ -289,7 +310,7 @@ class Engine:
             )
 
         text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)
-        return Answer(self._worker.decode(request, stop), text, make, self._turns)
+        return Answer(request, stop, text, make, self._turns)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""
@@ -382,14 +403,34 @@ class Engine:
     def _tells_answer(self, drafter: str | None) -> bool:
         return drafter == SYNTHETIC and self._worker.client.has_draft
 
+    @property
+    def _default_decoding(self) -> DecodingConfig:
+        return DecodingConfig() if self._drafters else DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+
     def _plain_answer(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig
     ) -> tuple[int, ...]:
-        """What plain decoding answers: the last such answer if it was to this request, else a new one."""
-        plain = self._plain
-        if plain is not None and (plain.prompt_ids, plain.params) == (prompt_ids, params):
-            return plain.token_ids
-        return self.generate(prompt_ids, params, decoding=replace(decoding, mode=Mode.AUTOREGRESSIVE)).token_ids
+        """What plain decoding answers: computed now, unless it is one of the latest answers."""
+        self._answer_plainly([prompt_ids], [params], decoding)
+        return self._plain[prompt_ids, params]
+
+    def _answer_plainly(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        params: Sequence[SamplingParams | None],
+        decoding: DecodingConfig | None,
+    ) -> None:
+        """Have plain decoding answer those prompts that it has not answered lately."""
+        plain = replace(decoding or DecodingConfig(), mode=Mode.AUTOREGRESSIVE)
+        asked = [(one, SamplingParams() if own is None else own) for one, own in zip(prompts, params, strict=True)]
+        missing = [pair for pair in asked if pair not in self._plain]
+        self.generate([one for one, _ in missing], [own for _, own in missing], decoding=plain)
+
+    def _keep_plain(self, prompt_ids: tuple[int, ...], params: SamplingParams, token_ids: tuple[int, ...]) -> None:
+        self._plain[prompt_ids, params] = token_ids
+        self._plain.move_to_end((prompt_ids, params))
+        while len(self._plain) > MAX_PLAIN_ANSWERS:
+            self._plain.popitem(last=False)
 
     def _encode_all(self, prompts: Sequence[Prompt], *, raw: bool) -> list[tuple[int, ...]]:
         """Token ids of each prompt. Raises `ConfigError` with the number of the first that cannot be answered."""

@@ -23,6 +23,7 @@ LAYERS = (
     {"runtime"},
     {"answer"},
     {"engine", "workload", "console", "reporting"},
+    {"async_engine"},
     {"commands"},
     {"__main__"},
 )

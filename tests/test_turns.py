@@ -102,7 +102,8 @@ def test_streams_are_answered_in_the_order_in_which_they_were_first_read() -> No
         first, second, third = (engine.stream(PROMPT, params(20)) for _ in range(3))
         for stream in (first, second, third):
             if stream is not third:
-                stream._turns.advance(stream, stream._steps)
+                stream._turns.enqueue(stream)
+                stream._turns.advance(stream)
         passes = on_pass(engine, lambda _number: None)
         second.close()
         assert next(third).token_id == answer_of(1)[0]

@@ -192,6 +192,8 @@ class EngineConfig:
     """Rows of a target pass at most: the last committed token and its candidates."""
     max_model_len: int = 2048
     """Longest sequence, prompt included; the model's own limit still holds."""
+    max_num_seqs: int = 8
+    """Answers that are computed at a time; further ones wait. Each has room for `max_model_len` tokens."""
     startup_timeout_seconds: float = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: int = 1
@@ -203,6 +205,7 @@ class EngineConfig:
         convert_fields(self, "")
         require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
         require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "must be at least 2")
+        require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "must be at least 1")
         check_seconds("startup_timeout_seconds", self.startup_timeout_seconds)
         require(
             self.target_tensor_parallel_size >= 1,

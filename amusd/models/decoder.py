@@ -21,13 +21,15 @@ from torch import Tensor
 from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.compatibility import why_not_run
 from amusd.models.fused import rotate_and_store, silu_and_multiply
-from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.linear import Linear, MakeLinear, Weights, make_int8, make_linear
+from amusd.models.kv_cache import KVMemory
+from amusd.models.linear import InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
 from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """transformers' names of the architectures that `Decoder` computes."""
+VECTOR = 32
+"""Numbers in a vector of a CPU at most: bfloat16 in 64 bytes."""
 _ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
 
 
@@ -83,16 +85,14 @@ class _Layer:
         self.down = _split_inputs(mlp.down_proj, device, _slots(units, 1), make, ranks)
         self._head_norm = _head_norm_weights(attention, heads, pairs, device)
 
-    def __call__(
-        self, hidden: Tensor, rotation: Tensor, attention: Attention, cache: PreallocatedCache, index: int
-    ) -> Tensor:
+    def __call__(self, hidden: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int) -> Tensor:
         """[rows, width] -> [rows, width]; `rotation` is [rows, dim / 2] complex."""
         epsilon, rows, width = self._heads.epsilon, hidden.shape[0], hidden.shape[1:]
         joint = self.query_key_value(F.rms_norm(hidden, width, self._attention_norm, epsilon))
         joint = joint.view(rows, -1, self._heads.dim)  # [rows, query heads + key heads + value heads, dim]
         is_fused = joint.device.type != "cpu"
         place = self._place_fused if is_fused else self._place_on_host
-        query, keys, values = place(joint, rotation, cache, index)
+        query, keys, values = place(joint, rotation, memory, index)
         attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden = self.output.add_to(hidden, attended)
@@ -103,7 +103,7 @@ class _Layer:
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
     def _place_on_host(
-        self, joint: Tensor, rotation: Tensor, cache: PreallocatedCache, index: int
+        self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and rotate queries and keys of `joint`, write keys and values; returns what attention takes."""
         heads, rows, joint = self._heads, joint.shape[0], joint.float()
@@ -112,19 +112,19 @@ class _Layer:
         if self._head_norm is not None:
             rotated.copy_(F.rms_norm(rotated, (heads.dim,), None, heads.epsilon) * self._head_norm)
         torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation.unsqueeze(1))
-        keys, values = cache.update_joint(joint[:, num_queries:], index)
+        keys, values = memory.update_joint(joint[:, num_queries:], index)
         return joint[:, :num_queries], keys, values
 
     def _place_fused(
-        self, joint: Tensor, rotation: Tensor, cache: PreallocatedCache, index: int
+        self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`_place_on_host` in one kernel."""
-        heads, slots = self._heads, cache.slots_of_pass
-        assert slots is not None, "a pass on a GPU says where it writes"
+        heads, slots = self._heads, memory.slots_of_pass
+        assert isinstance(slots, Tensor), "a pass on a GPU says where each row is written"
         num_queries = len(heads.queries)
-        storage = cache.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
+        storage = memory.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
         query: Tensor = rotate_and_store(joint, rotation, self._head_norm, storage, slots, num_queries, heads.epsilon)
-        return query, *cache.views(index)
+        return query, *memory.views(index)
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +157,10 @@ class Decoder:
         config = model.config
         blocks = model.base_model.layers
         rows = dtype or model.get_input_embeddings().weight.dtype
-        make: MakeLinear = make_int8 if int8 else partial(make_linear, dtype=rows)
+        self._input_scales = InputScales()
+        make: MakeLinear = partial(make_linear, dtype=rows)
+        if int8:
+            make = partial(make_int8, scales=self._input_scales)
         attention = blocks[0].self_attn
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
@@ -169,6 +172,8 @@ class Decoder:
             scaling=attention.scaling,
         )
         self.device = device
+        widths = (config.hidden_size, config.intermediate_size, heads.dim)
+        self.fills_vectors = not any(width % VECTOR for width in widths)
         self._epsilon = heads.epsilon
         self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
         self._layers: list[_Layer] = []
@@ -192,13 +197,21 @@ class Decoder:
         self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, cache: PreallocatedCache, *, with_logits: bool
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        memory: KVMemory,
+        *,
+        with_logits: bool,
+        several: bool = False,
     ) -> Tensor | None:
         """See `Network`."""
+        self._input_scales.by_row = several
         hidden = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]  # [rows, dim / 2]
         for index, layer in enumerate(self._layers):
-            hidden = layer(hidden, rotation, attention, cache, index)
+            hidden = layer(hidden, rotation, attention, memory, index)
         if not with_logits:
             return None
         return self._head(F.rms_norm(hidden, hidden.shape[1:], self._norm, self._epsilon))

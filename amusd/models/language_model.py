@@ -55,6 +55,31 @@ class ModelOutput:
     """[rows, vocab] float32 (or the model's own dtype): row i holds the scores of the token after input token i."""
     digests: npt.NDArray[np.int32] | None = None
     """[rows, words]: the outputs of the wanted digest; None where logits are on the host."""
+    columns: npt.NDArray[np.int64] | None = None
+    """[rows]: those that a captured pass has chosen."""
+    largest: npt.NDArray[np.float64] | None = None
+    """[rows]: the logits of `columns`; None where they did not come with the pass."""
+
+    def last_row(self) -> ModelOutput:
+        """The same of the last row alone."""
+        return ModelOutput(
+            logits=self.logits[-1:],
+            digests=None if self.digests is None else self.digests[-1:],
+            columns=None if self.columns is None else self.columns[-1:],
+            largest=None if self.largest is None else self.largest[-1:],
+        )
+
+    def choose(self) -> list[int]:
+        """The column of the highest logit of each row; of equal ones the first.
+
+        Where a captured pass has chosen it, also with a digest, no logit leaves the device. Raises `NotFiniteError`
+        where the highest logit is NaN or infinite.
+        """
+        if self.columns is None or self.largest is None:
+            return argmax_rows(self.logits)
+        check_finite(self.largest)
+        result: list[int] = self.columns.tolist()
+        return result
 
 
 class KVCache(Protocol):
@@ -81,6 +106,16 @@ class KVCache(Protocol):
     def wipe(self) -> None:
         """Write zeros beyond `length`. Masked values are multiplied by zero, so a NaN there would spread."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """The rows of one sequence in a pass: the arguments of `LanguageModel.forward`."""
+
+    token_ids: Sequence[int]
+    cache: KVCache
+    wanted: DigestRequest | None = None
+    parents: Sequence[int] | None = None
 
 
 class Chooser(Protocol):
@@ -117,8 +152,8 @@ class Chooser(Protocol):
 class LanguageModel(Protocol):
     """A causal language model on one device.
 
-    One pass takes in tokens of one cache, so of one sequence. They are a chain, or, with `parents`, several paths that
-    share their first token.
+    One pass takes in tokens of one sequence, or of several whose caches share their memory (`new_caches`). Those of a
+    sequence are a chain, or, with `parents`, several paths that share their first token.
     """
 
     @property
@@ -155,6 +190,10 @@ class LanguageModel(Protocol):
         """An empty cache for sequences of at most `capacity` tokens."""
         ...
 
+    def new_caches(self, number: int, capacity: int) -> Sequence[KVCache]:
+        """Empty caches that share their memory, so that one pass may take in tokens of several."""
+        ...
+
     def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
         """Do now what would make the first passes over `cache` slow.
 
@@ -165,6 +204,10 @@ class LanguageModel(Protocol):
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens whose logits nobody needs, in chunks whose borders depend on the position alone."""
+        ...
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
         ...
 
     def max_rows(self, start: int) -> int:
@@ -196,10 +239,12 @@ class LanguageModel(Protocol):
         """
         ...
 
-    def choose(self, token_ids: Sequence[int], cache: KVCache, parents: Sequence[int] | None = None) -> list[int]:
-        """`forward`, and for each row the token with the highest logit; of equal ones the token of the first column.
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> Sequence[ModelOutput]:
+        """One pass over the rows of several sequences, whose caches share their memory; each as of `forward`.
 
-        Token ids leave the device, logits do not. Raises `NotFiniteError` where the highest logit is NaN or infinite.
+        The bits of a row do not depend on the other sequences where they do not depend on the block. A sequence
+        without `wanted` may get the digest of another one, of inputs that are zeros; its tokens must then be the most
+        likely ones (`ModelOutput.choose`). Raises `ValueError` as `forward` does, before any change.
         """
         ...
 
@@ -218,7 +263,7 @@ class LanguageModel(Protocol):
         Each is the most likely one, or what `chooser` chooses from logits, which leave the device for it.
 
         The last token stays outside the cache, whose length grows by `len(token_ids) + num_tokens - 1`. Raises
-        `ValueError` as `forward` does, and `NotFiniteError` as `choose` does; the cache is longer then.
+        `ValueError` as `forward` does, and `NotFiniteError` as `ModelOutput.choose` does; the cache is longer then.
         """
         ...
 

@@ -114,6 +114,11 @@ class Policy(ABC):
     breadth: int = 1
     """The most candidates of one position that a pass verifies, if it can verify several; 1: one path."""
 
+    @property
+    def in_lock_step(self) -> bool:
+        """Whether a pass over several sequences waits for all of them."""
+        return False
+
     @abstractmethod
     def decide(self, view: TargetView) -> Decision:
         """Decide what the target does next."""

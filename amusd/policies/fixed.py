@@ -29,6 +29,11 @@ class SynchronousPolicy(Policy):
     timeout_seconds: float
     """The longest wait for a block: then the target goes on alone until the draft answers again."""
 
+    @property
+    def in_lock_step(self) -> bool:
+        """True: that is what these blocks are."""
+        return True
+
     def decide(self, view: TargetView) -> Decision:
         """Wait until the draft has nothing more to offer for this prefix, then verify its block."""
         seconds_left = self.timeout_seconds - view.waited_seconds
@@ -53,6 +58,11 @@ class WindowedPolicy(Policy):
 
     timeout_seconds: float
     """The longest wait for a window."""
+
+    @property
+    def in_lock_step(self) -> bool:
+        """True: that is what these blocks are."""
+        return True
 
     def decide(self, view: TargetView) -> Decision:
         """Wait for a window unless the draft starts anew."""

@@ -90,6 +90,8 @@ class DraftClient:
     """Those that are open, by id."""
     _reminders: dict[int, Reminder] = field(default_factory=dict)
     """For each open sequence that this draft was told of, by id."""
+    _closed: dict[int, tuple[TargetSequence, int]] = field(default_factory=dict)
+    """Those whose counts are awaited, by id, and until when."""
     _silent_ns: int = 0
     """How long it was waited for since the draft was last heard."""
     _num_nonsense: int = 0
@@ -137,7 +139,8 @@ class DraftClient:
         self._silent_ns = 0
         self._num_nonsense = 0
         self.num_restarts += 1
-        for sequence in self._sequences.values():
+        by_need = sorted(self._sequences.values(), key=lambda sequence: -sequence.session.remaining)
+        for sequence in by_need:
             sequence.tally.num_draft_restarts += 1
             self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.peer.incarnation)
             self._attach(sequence)
@@ -164,13 +167,22 @@ class DraftClient:
             self.draft_restart.verified()
 
     def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
-        """The sequence is over. Waits a moment for the draft's own counts."""
-        session = sequence.session
-        if session.attached and self._send(Close(session.sequence_id, reason)):
-            self._await_final_progress(sequence)
-        session.detach()
-        self._sequences.pop(session.sequence_id, None)
-        self._reminders.pop(session.sequence_id, None)
+        """The sequence is over. What the draft has counted of it is awaited for a moment from now on."""
+        if sequence.session.attached and self._send(Close(sequence.sequence_id, reason)):
+            seconds = min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
+            self._closed[sequence.sequence_id] = sequence, self.recorder.now_ns() + round(seconds * 1e9)
+        sequence.session.detach()
+        self._sequences.pop(sequence.sequence_id, None)
+        self._reminders.pop(sequence.sequence_id, None)
+
+    def seconds_for_counts(self, sequence: TargetSequence) -> float:
+        """How much longer the draft's counts of a closed sequence are waited for; 0: no longer, or they have come."""
+        _, due_ns = self._closed.get(sequence.sequence_id, (sequence, 0))
+        return max(0, due_ns - self.recorder.now_ns()) / 1e9
+
+    def forget(self, sequence: TargetSequence) -> None:
+        """Wait no longer for the counts of a closed sequence."""
+        self._closed.pop(sequence.sequence_id, None)
 
     def shut_down(self) -> None:
         """Tell the draft that all is over, and close the link."""
@@ -190,7 +202,7 @@ class DraftClient:
         """Take in what has arrived."""
         end = self._now() + MAX_DRAIN_SECONDS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
-            if not (self._reminders and self.take(0.0)) or self._now() >= end:
+            if not (self._reminders or self._closed) or not self.take(0.0) or self._now() >= end:
                 break
 
     def take(self, timeout: float) -> bool:
@@ -226,12 +238,6 @@ class DraftClient:
         assert self.peer is not None
         return self._send(sequence.opening(self.peer.incarnation))
 
-    def _await_final_progress(self, sequence: TargetSequence) -> None:
-        deadline = self._now() + min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
-        before = sequence.tally.draft
-        while sequence.tally.draft is before and self.has_draft and (left := deadline - self._now()) > 0:
-            self.take(left)
-
     def _handle(self, message: Message) -> None:
         sequence = self._sequences.get(getattr(message, "sequence_id", -1))
         if isinstance(message, Candidate):
@@ -246,8 +252,10 @@ class DraftClient:
             self._lose(told(message))
             return
         self._judge_sense(makes_sense=isinstance(message, Progress))
-        if isinstance(message, Progress) and sequence is not None:
-            sequence.tally.draft = DraftCounts.of(message)
+        if isinstance(message, Progress):
+            sequence, _ = self._closed.pop(message.sequence_id, (sequence, 0))
+            if sequence is not None:
+                sequence.tally.draft = DraftCounts.of(message)
 
     def _receive_candidate(self, message: Candidate) -> str:
         """Take it in; return what became of it, for the record."""
@@ -303,10 +311,11 @@ class DraftClient:
     def _lose(self, reason: str) -> None:
         """Go on without it, and look for the next one if that can be."""
         self._reminders.clear()
-        for sequence in self._sequences.values():
+        for sequence in (*self._sequences.values(), *(sequence for sequence, _ in self._closed.values())):
             sequence.session.detach()
             sequence.tally.num_draft_losses += 1
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
+        self._closed.clear()
         self.losses.append(last_line(reason))
         if self.draft_restart is None:
             self.failure = reason

@@ -94,8 +94,8 @@ def connect_target(
     except BaseException:
         link.close()
         raise
-    line = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
-    return TargetWorker(model, recorder, line), tokenizer
+    client = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
+    return TargetWorker(model, recorder, client, config.max_num_seqs), tokenizer
 
 
 def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
@@ -115,11 +115,16 @@ def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> 
 
 
 def meet_draft(
-    link: Transport, model: LanguageModel, tokenizer: Tokenizer, recorder: Recorder, timeout_seconds: float
+    link: Transport,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    recorder: Recorder,
+    timeout_seconds: float,
+    max_num_seqs: int = 1,
 ) -> TargetWorker:
     """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
     peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
-    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer))
+    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer), max_num_seqs)
 
 
 def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
@@ -159,11 +164,23 @@ def load_with_followers(
     Raises `ConfigError` as `load_target`, `PeerError` when a rank fails or does not come.
     """
     device = device_of(config, Role.TARGET)
-    if leader is None:
-        return load_target(config, device, report)
-    loaded = load_target(config, device, report, leader)
-    _await_followers(leader, config)
+    loaded = load_target(config, device, report, ALONE if leader is None else leader)
+    if leader is not None:
+        _await_followers(leader, config)
+    if report is not None and config.max_num_seqs > 1:
+        report(describe_capacity(loaded[0], config.max_num_seqs))
     return loaded
+
+
+def describe_capacity(model: CachedModel, max_num_seqs: int) -> str:
+    """How many answers are computed at a time, and the memory of their caches, in a line. Computes a pass."""
+    cache = model.new_cache(1)
+    model.prefill((0,), cache)  # keys and values are allocated by the first pass, which knows their shapes
+    megabytes = max_num_seqs * model.max_length * cache.nbytes / cache.allocated / 1e6
+    return (
+        f"up to {max_num_seqs} answers at a time, with a cache of {model.max_length} tokens each: {megabytes:.0f} MB "
+        "(max_num_seqs, max_model_len)"
+    )
 
 
 def _await_followers(leader: Leader, config: EngineConfig) -> None:
@@ -263,7 +280,7 @@ def serve_draft(
         drafters = drafters or load_drafters(config, device, leader or ALONE)
         if leader is not None:
             _await_followers(leader, config)
-        serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)
+        serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
     except Exception as error:
         if followers is not None and isinstance(error, RankLostError):
             followers.failure(_FOLLOWER_SECONDS)  # says who was killed, before the target ends this process
@@ -284,25 +301,30 @@ def failure_report(error: BaseException) -> Failed:
 
 
 def serve(
-    link: Transport, drafters: LoadedDrafters, recorder: Recorder, incarnation: int, timeout_seconds: float
+    link: Transport,
+    drafters: LoadedDrafters,
+    recorder: Recorder,
+    incarnation: int,
+    timeout_seconds: float,
+    max_num_seqs: int = 1,
 ) -> None:
-    """Shake hands over `link` and draft until the target is done."""
+    """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences at once."""
     hello = Hello(
         protocol_version=PROTOCOL_VERSION,
         role=Role.DRAFT,
         incarnation=incarnation,
         vocab_size=drafters.vocab_size,
         tokenizer_hash=drafters.tokenizer_hash,
-        drafters=tuple(drafters.factories),
-        tree_drafters=tuple(drafters.tree_factories),
+        drafters=drafters.names(drafts_trees=False),
+        tree_drafters=drafters.names(drafts_trees=True),
     )
     worker = DraftWorker(
         link=link,
         drafters=drafters.factories,
-        tree_drafters=drafters.tree_factories,
         incarnation=incarnation,
         recorder=recorder,
         num_ids=drafters.num_ids,
+        max_num_seqs=max_num_seqs,
     )
     worker.prepare()  # before the target counts on it
     await_hello(link, hello, timeout_seconds)

@@ -6,10 +6,13 @@ session           the committed tokens, and the candidates behind them
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amusd.config import GREEDY, Distribution
+from amusd.errors import NotFiniteError
 from amusd.models.language_model import KVCache
 from amusd.policies.base import Decision, Policy, Verify
 from amusd.policies.observer import Observer
@@ -52,7 +55,7 @@ class Outcome:
     """Names the sequence in the events of both workers."""
 
 
-@dataclass
+@dataclass(eq=False)
 class TargetSequence:
     """The state of one request while the target decodes it."""
 
@@ -65,10 +68,15 @@ class TargetSequence:
     """What was measured of the pair so far, earlier requests included."""
     tally: Tally
     decision: Verify = field(default_factory=lambda: Verify(0))
-    """What the policy said of the pass under way."""
-    max_candidates: int = 0
-    """Candidates that the pass under way has room for."""
+    """What the pass under way verifies, or the next one where it begins now."""
     finish_reason: FinishReason | None = None
+    """What ended the answer; None while it goes on."""
+    error: NotFiniteError | None = None
+    """Why it cannot go on."""
+    is_over: bool = False
+    """Nothing follows, and the counts are complete."""
+    _room: int = 0
+    _emissions: deque[Emission] = field(default_factory=deque)
 
     @property
     def ended_by(self) -> FinishReason:
@@ -79,6 +87,16 @@ class TargetSequence:
     def sequence_id(self) -> int:
         """Names it in messages and events."""
         return self.session.sequence_id
+
+    @property
+    def is_prefilled(self) -> bool:
+        """The cache holds the prompt."""
+        return self.cache.length >= len(self.request.prompt) - 1
+
+    @property
+    def max_candidates(self) -> int:
+        """Candidates that the next pass has room for, and that the draft may have sent."""
+        return min(self._room, self.request.policy.max_lookahead)
 
     @property
     def uses_draft(self) -> bool:
@@ -108,46 +126,60 @@ class TargetSequence:
             rows_per_step=policy.rows_per_step,
         )
 
-    def decide(self, max_candidates: int, waited_ns: int, *, may_hear: bool) -> Decision:
-        """Ask the policy about the next pass, which has room for `max_candidates`.
+    def decide(self, max_rows: int, waited_ns: int, *, may_hear: bool) -> Decision:
+        """Ask the policy about the next pass, which takes `max_rows` of the sequence at most.
 
         `may_hear`: a draft works on the sequence. Without one nothing is waited for, and the question whether drafting
         pays does not arise: the draft must be told of each pass, to be heard again.
         """
-        view = self.observer.view(self.session, max_candidates=max_candidates, waited_ns=waited_ns)
+        self._room = min(self.session.remaining, max_rows) - 1
+        view = self.observer.view(self.session, max_candidates=self._room, waited_ns=waited_ns)
         if not may_hear:
             view = replace(view, may_get_more=False, drafting_pays=True)
-        return self.request.policy.decide(view)
+        decision = self.request.policy.decide(view)
+        self.decision = decision if isinstance(decision, Verify) else Verify(view.num_candidates)
+        return decision
 
-    def begin(self, decision: Verify, max_candidates: int) -> Block:
-        """The block of the next pass, which has room for `max_candidates`."""
-        policy = self.request.policy
-        self.decision = decision
-        self.max_candidates = min(max_candidates, policy.max_lookahead)
-        num_candidates = min(decision.num_candidates, max_candidates)
-        return self.verifier.begin(self.session, num_candidates, policy.breadth, decision.min_chance)
+    def begin(self) -> Block:
+        """The block of the pass that begins now."""
+        num_candidates = min(self.decision.num_candidates, self._room)
+        return self.verifier.begin(self.session, num_candidates, self.request.policy.breadth, self.decision.min_chance)
 
-    def commit(self, acceptance: Acceptance) -> tuple[Emission, PassOutcome]:
+    def commit(self, acceptance: Acceptance) -> PassOutcome:
         """Make the tokens final, up to the one that ends the answer, and cut the cache back to them."""
         emission = self.stop.push(acceptance.token_ids)
         if self.verifier.logprobs:
             emission = replace(emission, logprobs=self.verifier.logprobs[: len(emission.token_ids)])
+        self._emissions.append(emission)
         self.finish_reason = emission.finish_reason
         num_accepted = min(acceptance.num_accepted, len(emission.token_ids))
         outcome = self.session.commit(emission.token_ids, num_accepted, ends=emission.finish_reason is not None)
         self.cache.truncate(min(self.cache.length, self.session.committed_length - 1))
-        return emission, outcome
+        return outcome
 
-    def observe(self, start_ns: int, end_ns: int, now_ns: int, outcome: PassOutcome, *, may_hear: bool) -> None:
-        """Count the pass that ran from `start_ns` to `end_ns`, and whose tokens are committed at `now_ns`."""
+    def take(self) -> Iterator[Emission]:
+        """What passes have committed since the last call."""
+        while self._emissions:
+            yield self._emissions.popleft()
+
+    def observe(
+        self, times_ns: tuple[int, int, int], outcome: PassOutcome, *, may_hear: bool, num_rows: int, num_sequences: int
+    ) -> None:
+        """Count a pass. `times_ns`: when it began and ended, and when its tokens were committed.
+
+        It had `num_rows` for `num_sequences` in all.
+        """
+        start_ns, end_ns, committed_ns = times_ns
         self.observer.passed(
             start_ns,
             end_ns,
             outcome,
             rests=not self.decision.tells_draft,
             is_alone=not may_hear,
+            num_rows=num_rows,
+            num_sequences=num_sequences,
         )
-        self.tally.passed(now_ns, end_ns - start_ns, outcome)
+        self.tally.passed(committed_ns, end_ns - start_ns, outcome)
         if self.uses_draft and not may_hear:
             self.tally.num_tokens_alone += outcome.num_tokens
 

@@ -1,72 +1,70 @@
-"""The target's loop: drain, decide, verify, commit, answer.
+"""The target's loop over its sequences: drain, prefill, decide, verify, commit, answer.
 
 It never waits for an acknowledgement, and it can always go on alone: what it hears from a draft comes through its
-`DraftClient`. The three modes are this loop under three policies (`amusd/policies`).
+`DraftClient`. The three modes are this loop under three policies (`amusd/policies`). No sequence waits for another one:
+a pass takes in what each of them has (docs/batching.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
+from amusd.errors import NotFiniteError
 from amusd.models.language_model import KVCache, LanguageModel
 from amusd.policies.base import Wait, because
 from amusd.policies.observer import Observer
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.target_sequence import Outcome, Request, TargetSequence
+from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
-from amusd.sampling.stopping import Emission, StopChecker
+from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
 from amusd.tracing.tally import Tally
 
 
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """What one sequence after another uses."""
+
+    cache: KVCache
+    observer: Observer
+
+
 @dataclass
 class TargetWorker:
-    """Decodes one sequence at a time with `model`, helped by the draft that `client` reaches, if there is one."""
+    """Decodes up to `max_num_seqs` sequences with `model`, helped by the draft that `client` reaches, if there is one.
+
+    `admit` sequences, `step` until they are over, and `end` each. For one thread.
+    """
 
     model: LanguageModel
     recorder: Recorder
     client: DraftClient
+    max_num_seqs: int = 1
     _next_sequence_id: int = 1
-    _observer: Observer = field(default_factory=Observer)
-    _cache: KVCache = field(init=False)
+    _free_slots: list[_Slot] = field(init=False)
+    _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
+    """By the sequences that are not finished, in the order of their admission."""
+    _finished: list[TargetSequence] = field(default_factory=list)
+    """Those whose counts the draft still has to say."""
     _digests: Digests | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._cache = self.model.new_cache(self.model.max_length)
-        self._digests = prepare_to_verify(self.model, self._cache)
+        caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
+        self._free_slots = [_Slot(cache, Observer()) for cache in reversed(caches)]
+        self._digests = prepare_to_verify(self.model, caches[0])
 
-    def decode(self, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
-        """Yield what each pass commits; return how it ended. Closing the generator aborts the sequence."""
-        sequence = self._admit(request, stop)
-        try:
-            self.client.open(sequence)  # first, so that the draft prefills while the target does
-            self._prefill(sequence)
-            while sequence.finish_reason is None:
-                block = self._next_block(sequence)
-                emission = self._verify(sequence, block)
-                if sequence.tells_draft:
-                    self.client.answer(sequence)
-                yield emission
-        finally:
-            self._end(sequence)
-        return sequence.outcome()
+    @property
+    def has_room(self) -> bool:
+        """A sequence can be admitted."""
+        return bool(self._free_slots)
 
-    def begin_run(self, number: int) -> None:
-        """What is decoded from now on belongs to this run of several, and its events to that run's file."""
-        self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
-
-    def shut_down(self) -> None:
-        """Tell the draft that all is over."""
-        self.client.shut_down()
-        self.recorder.flush()
-
-    # The steps, in their order
-
-    def _admit(self, request: Request, stop: StopChecker) -> TargetSequence:
+    def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
+        """Begin a sequence; only where the worker `has_room`."""
+        slot = self._free_slots[-1]
         session = TargetSession(
             sequence_id=self._next_sequence_id,
             prompt=request.prompt,
@@ -79,66 +77,149 @@ class TargetWorker:
             self.model, request.distribution, request.prompt, logprobs=request.logprobs, digests=self._digests
         )
         self._next_sequence_id += 1
-        self._cache.truncate(0)
-        self._observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
+        slot.cache.truncate(0)
+        slot.observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
         tally = Tally(self.recorder.now_ns(), len(request.prompt))
-        return TargetSequence(request, stop, session, self._cache, verifier, self._observer, tally)
+        sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, tally)
+        self.client.open(sequence)  # at once, so that the draft prefills while the target does
+        self._slots_in_use[sequence] = self._free_slots.pop()
+        return sequence
 
-    def _prefill(self, sequence: TargetSequence) -> None:
+    def step(self) -> None:
+        """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in."""
+        self._prefill()
+        sequences = [sequence for sequence in self._slots_in_use if sequence.is_prefilled]
+        if sequences:
+            blocks = self._next_blocks(sequences)
+            self._verify(sequences, blocks)
+        self._settle()
+
+    def end(self, sequence: TargetSequence) -> None:
+        """End a sequence now, whatever is left of it. Idempotent."""
+        if sequence in self._slots_in_use:
+            self._close(sequence)
+        if sequence in self._finished:
+            self._finished.remove(sequence)
+        self.client.forget(sequence)
+        sequence.is_over = True
+
+    def begin_run(self, number: int) -> None:
+        """What is decoded from now on belongs to this run of several, and its events to that run's file."""
+        self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
+
+    def shut_down(self) -> None:
+        """Tell the draft that all is over."""
+        self.client.shut_down()
+        self.recorder.flush()
+
+    # The steps, in their order
+
+    def _prefill(self) -> None:
+        """One chunk of the first prompt that is not taken in; alone, all of it: no other sequence waits for it then."""
+        sequence = next((sequence for sequence in self._slots_in_use if not sequence.is_prefilled), None)
+        if sequence is None:
+            return
+        start, end = sequence.cache.length, len(sequence.request.prompt) - 1
+        if len(self._slots_in_use) > 1:
+            end = self.model.chunk_end(start, end)
         start_ns = self.recorder.now_ns()
-        self.model.prefill(sequence.request.prompt[:-1], sequence.cache)
+        self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
         sequence.tally.prefill_ns += end_ns - start_ns
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
 
-    def _next_block(self, sequence: TargetSequence) -> Block:
-        """Drain what has arrived and let the policy decide, until it decides to verify."""
-        client, session = self.client, sequence.session
+    def _next_blocks(self, sequences: Sequence[TargetSequence]) -> list[Block]:
+        """Drain what has arrived and ask each policy, until the pass begins.
+
+        It begins when no more than half of the sequences would wait, and takes in what each has: so one whose draft
+        starts anew holds up no other, and where most do, the pass waits for their candidates.
+        """
+        client = self.client
         ready_ns = self.recorder.now_ns()
         if client.look_for_next():
-            sequence.observer.draft_joined()
+            for sequence in sequences:
+                sequence.observer.draft_joined()
         while True:
             client.drain()
-            max_candidates = min(session.remaining, self.model.max_rows(session.committed_length - 1)) - 1
             waited_ns = self.recorder.now_ns() - ready_ns
-            decision = sequence.decide(max_candidates, waited_ns, may_hear=client.may_hear(sequence))
-            if not isinstance(decision, Wait):
-                return sequence.begin(decision, max_candidates)
-            self._wait(sequence, decision)
+            waits: dict[TargetSequence, Wait] = {}
+            for sequence in sequences:
+                max_rows = self.model.max_rows(sequence.session.committed_length - 1)
+                decision = sequence.decide(max_rows, waited_ns, may_hear=client.may_hear(sequence))
+                if isinstance(decision, Wait):
+                    waits[sequence] = decision
+            in_lock_step = any(sequence.request.policy.in_lock_step for sequence in waits)
+            if len(waits) <= (0 if in_lock_step else len(sequences) // 2):
+                return [sequence.begin() for sequence in sequences]
+            self._wait(waits)
 
-    def _wait(self, sequence: TargetSequence, decision: Wait) -> None:
-        """Wait for one message, no longer than the policy says, nor than a silent draft is waited for."""
-        start_ns, num_before = self.recorder.now_ns(), sequence.session.num_candidates
-        self.client.take(min(decision.seconds, self.client.patience_seconds))
+    def _wait(self, waits: dict[TargetSequence, Wait]) -> None:
+        """Wait for one message, no longer than any policy says, nor than a silent draft is waited for."""
+        start_ns, num_before = self.recorder.now_ns(), [sequence.session.num_candidates for sequence in waits]
+        seconds = min(decision.seconds for decision in waits.values())
+        self.client.take(min(seconds, self.client.patience_seconds))
         end_ns = self.recorder.now_ns()
-        sequence.waited(end_ns - start_ns, num_before=num_before)
-        self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, **because(decision))
+        for (sequence, decision), before in zip(waits.items(), num_before, strict=True):
+            sequence.waited(end_ns - start_ns, num_before=before)
+            self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, **because(decision))
 
-    def _verify(self, sequence: TargetSequence, block: Block) -> Emission:
-        """One forward over [last committed token, candidates]; accept, commit, cut the cache back."""
+    def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> None:
+        """One forward over [last committed token, candidates] of each; accept, commit, cut the cache back, tell."""
         start_ns = self.recorder.now_ns()
-        acceptance, end_ns = sequence.verifier.judge(sequence.session, block, sequence.cache, self.client.drain)
-        emission, outcome = sequence.commit(acceptance)
-        if outcome.num_judged:
-            self.client.verified()
-        sequence.observe(start_ns, end_ns, self.recorder.now_ns(), outcome, may_hear=self.client.may_hear(sequence))
-        self.recorder.span(
-            "target_pass",
-            start_ns,
-            end_ns,
-            sequence.sequence_id,
-            max_candidates=sequence.max_candidates,
-            committed_length=sequence.session.committed_length,
-            num_ready=sequence.session.num_candidates,
-            **asdict(outcome),
-            **because(sequence.decision),
+        outputs = self.model.forward_batch(
+            [sequence.verifier.rows(block, sequence.cache) for sequence, block in zip(sequences, blocks, strict=True)]
         )
-        return emission
+        end_ns = self.recorder.now_ns()
+        self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
+        num_rows = sum(len(block.token_ids) for block in blocks)
+        for sequence, block, output in zip(sequences, blocks, outputs, strict=True):
+            try:
+                acceptance = sequence.verifier.judge(sequence.session, block, output, sequence.cache)
+            except NotFiniteError as error:
+                sequence.error = error
+                self.end(sequence)
+                continue
+            outcome = sequence.commit(acceptance)
+            if sequence.tells_draft:
+                self.client.answer(sequence)
+            if outcome.num_judged:
+                self.client.verified()
+            sequence.observe(
+                (start_ns, end_ns, self.recorder.now_ns()),
+                outcome,
+                may_hear=self.client.may_hear(sequence),
+                num_rows=num_rows,
+                num_sequences=len(sequences),
+            )
+            self.recorder.span(
+                "target_pass",
+                start_ns,
+                end_ns,
+                sequence.sequence_id,
+                max_candidates=sequence.max_candidates,
+                committed_length=sequence.session.committed_length,
+                num_ready=sequence.session.num_candidates,
+                **asdict(outcome),
+                **because(sequence.decision),
+            )
+            if sequence.finish_reason is not None:
+                self._close(sequence)
+                self._finished.append(sequence)
 
-    def _end(self, sequence: TargetSequence) -> None:
+    def _close(self, sequence: TargetSequence) -> None:
+        """Free the slot of a sequence that computes nothing any more, and tell the draft."""
+        self._free_slots.append(self._slots_in_use.pop(sequence))
         tally, sequence_id = sequence.tally, sequence.sequence_id
         self.recorder.span("sequence", tally.start_ns, tally.last_ns, sequence_id, **sequence.summary())
         if sequence.verifier.num_whole_rows:
             self.recorder.instant("whole_rows", sequence_id, number=sequence.verifier.num_whole_rows)
         self.client.close(sequence, sequence.ended_by)
         self.recorder.flush()
+
+    def _settle(self) -> None:
+        """End what is finished and whose counts the draft has said. They are waited for where nothing else is to do."""
+        for sequence in tuple(self._finished):
+            while (seconds := self.client.seconds_for_counts(sequence)) and not self._slots_in_use:
+                self.client.take(seconds)
+            if not seconds:
+                self.end(sequence)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from amusd.config import Distribution
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import DigestRequest, KVCache, LanguageModel
+from amusd.models.language_model import DigestRequest, KVCache, LanguageModel, ModelOutput, SequenceRows
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import Acceptance, accept_along, accept_equal
@@ -66,23 +65,28 @@ class Verifier:
             return session.begin(num_candidates, num_tracks=num_tracks, max_rows=max_rows, min_chance=min_chance)
         return session.begin(num_candidates)
 
-    def judge(
-        self, session: TargetSession, block: Block, cache: KVCache, drain: Callable[[], None]
-    ) -> tuple[Acceptance, int]:
-        """Compute the pass; returns what it commits, and when it ended (monotonic ns), choosing included.
+    def rows(self, block: Block, cache: KVCache) -> SequenceRows:
+        """What a pass computes to judge `block`."""
+        wanted = None
+        if self._sampler is not None and (digest := self._sampler.digest) is not None:
+            wanted = DigestRequest(digest, self._sampler.path_inputs(block))
+        return SequenceRows(block.token_ids, cache, wanted, block.parents if block.alternatives else None)
 
-        `drain` takes in what has arrived meanwhile: where the block is one path, a further candidate may be judged. The
-        pass is made again without candidates, since these must not matter, if a logit that counts is NaN or infinite;
-        raises `NotFiniteError` if it still is.
+    def judge(self, session: TargetSession, block: Block, output: ModelOutput, cache: KVCache) -> Acceptance:
+        """What a pass over `block` commits; where it is one path, a candidate that came during the pass may be judged.
+
+        If a logit that counts is NaN or infinite, the pass is made again without candidates, since these must not
+        matter; raises `NotFiniteError` if it still is.
         """
-        length = cache.length
         try:
-            return self._judge(session, block, cache, drain)
+            return self._judge(session, block, output, cache)
         except NotFiniteError:
-            cache.truncate(length)
+            cache.truncate(block.start)
             cache.wipe()
+        block = Block(block.start, block.last_token, ())
+        [output] = self._model.forward_batch([self.rows(block, cache)])
         try:
-            return self._judge(session, Block(block.start, block.last_token, ()), cache, drain)
+            return self._judge(session, block, output, cache)
         except NotFiniteError as error:
             cache.truncate(0)  # the prompt's keys and values may be no numbers either
             cache.wipe()
@@ -91,41 +95,25 @@ class Verifier:
                 "in target.dtype (float32 holds the largest numbers)"
             ) from None
 
-    def _judge(
-        self, session: TargetSession, block: Block, cache: KVCache, drain: Callable[[], None]
-    ) -> tuple[Acceptance, int]:
+    def _judge(self, session: TargetSession, block: Block, output: ModelOutput, cache: KVCache) -> Acceptance:
         if block.alternatives:
-            judged_paths = self._judge_paths(block, cache)
-            drain()
-            return judged_paths
-        if self._sampler is None:
-            choices = self._model.choose(block.token_ids, cache)  # [1 + candidates]
-            end_ns = time.monotonic_ns()
-            drain()
-            return accept_equal(choices, _scored(session.candidates_to_judge(), block)), end_ns
-        wanted = None
-        if (digest := self._sampler.digest) is not None:
-            wanted = DigestRequest(digest, self._sampler.inputs(block.start, block.token_ids))
-        output = self._model.forward(block.token_ids, cache, wanted)  # logits [1 + candidates, ids]
-        drain()
+            acceptance, rows = self._along_paths(block, output)
+            self._model.keep(rows, cache)
+            return acceptance
         judged = _scored(session.candidates_to_judge(), block)
-        rows = _scored(session.rows_to_judge(), block)
-        acceptance = self._sampler.accept(output.logits, block.start, block.token_ids, judged, rows, output.digests)
-        return acceptance, time.monotonic_ns()
-
-    def _judge_paths(self, block: Block, cache: KVCache) -> tuple[Acceptance, int]:
-        """A pass over several paths; the cache keeps the accepted one."""
         if self._sampler is None:
-            choices = self._model.choose(block.token_ids, cache, block.parents)  # [1 + candidates]
-            acceptance, rows = accept_along(choices.__getitem__, block.next_row, len(choices))
-        else:
-            wanted = None
-            if (digest := self._sampler.digest) is not None:
-                wanted = DigestRequest(digest, self._sampler.path_inputs(block))
-            output = self._model.forward(block.token_ids, cache, wanted, block.parents)
-            acceptance, rows = self._sampler.accept_paths(output.logits, block, output.digests)
-        self._model.keep(rows, cache)
-        return acceptance, time.monotonic_ns()
+            return accept_equal(output.choose(), judged)
+        rows_drawn_from = _scored(session.rows_to_judge(), block)
+        return self._sampler.accept(
+            output.logits, block.start, block.token_ids, judged, rows_drawn_from, output.digests
+        )
+
+    def _along_paths(self, block: Block, output: ModelOutput) -> tuple[Acceptance, tuple[int, ...]]:
+        """The same of several paths, and the rows of the accepted one."""
+        if self._sampler is not None:
+            return self._sampler.accept_paths(output.logits, block, output.digests)
+        choices = output.choose()  # [1 + candidates]
+        return accept_along(choices.__getitem__, block.next_row, len(choices))
 
 
 def _scored(judged: tuple[T, ...], block: Block) -> tuple[T, ...]:

@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from amusd.models.cached_model import ChainRows
 from amusd.models.language_model import (
     Chooser,
     DigestRequest,
     KVCache,
     LogitsDigest,
     ModelOutput,
+    SequenceRows,
     argmax_rows,
 )
 from amusd.models.numerics import Numerics
@@ -123,6 +125,14 @@ class TableModel:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self._max_length}")
         return TableCache(capacity, self._seed)
 
+    def new_caches(self, number: int, capacity: int) -> list[TableCache]:
+        """Caches as of `new_cache`."""
+        return [self.new_cache(capacity) for _ in range(number)]
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where the chunk of a prompt ends that begins at position `start`; without `numerics` there is one chunk."""
+        return self._numerics.prefill_end(start, end) if self._numerics else end
+
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
         return self._numerics.max_rows(start) if self._numerics else self._max_length
@@ -148,9 +158,9 @@ class TableModel:
             raise ValueError(f"{len(token_ids)} tokens at {cache.length}: at most {self.max_rows(cache.length)}")
         return ModelOutput(logits=self._scores([table.append(token_id) for token_id in token_ids]))
 
-    def choose(self, token_ids: Sequence[int], cache: KVCache, parents: Sequence[int] | None = None) -> list[int]:
-        """The token with the highest score after each of `token_ids`."""
-        return argmax_rows(self.forward(token_ids, cache, parents=parents).logits)
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
+        """The outputs of each sequence alone."""
+        return [self.forward(rows.token_ids, rows.cache, rows.wanted, rows.parents) for rows in batch]
 
     @property
     def width(self) -> int:
@@ -178,6 +188,10 @@ class TableModel:
             chosen += argmax_rows(logits) if chooser is None else chooser.choose(logits, cache.length - 1, pending[-1:])
             pending = chosen[-1:]
         return chosen
+
+    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
+        """The tokens of each sequence alone."""
+        return [self.extend(rows.token_ids, rows.cache, rows.num_tokens, rows.chooser) for rows in batch]
 
     def _hash_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
         """The hash of each row's prefix in a pass over several paths."""

@@ -18,7 +18,8 @@ from amusd.drafters.base import Drafter, ReferenceDrafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, ModelTreeDrafter
-from amusd.models.cached_model import CachedModel
+from amusd.errors import NoRoomError
+from amusd.models.cached_model import CachedModel, TreeRows
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
@@ -235,13 +236,13 @@ def test_no_pass_writes_into_a_slot_that_is_in_use(monkeypatch: pytest.MonkeyPat
     committed = set(range(len(sequence.prompt) - 1))
     batch: list[Node] = []
     passes: list[Any] = []
-    forward_tree = CachedModel.forward_tree
+    forward_trees = CachedModel.forward_trees
 
-    def spy(self: CachedModel, token_ids: Any, prefix: Any, paths: Sequence[Sequence[int]], *rest: Any) -> Any:
-        passes.append(tuple(path[-1] for path in paths))
-        return forward_tree(self, token_ids, prefix, paths, *rest)
+    def spy(self: CachedModel, batch: Sequence[TreeRows]) -> Any:
+        passes.extend(tuple(path[-1] for path in rows.paths) for rows in batch)
+        return forward_trees(self, batch)
 
-    monkeypatch.setattr(CachedModel, "forward_tree", spy)
+    monkeypatch.setattr(CachedModel, "forward_trees", spy)
     for _ in range(60):
         session = sequence.session
         if rng.random() < 0.7:
@@ -314,7 +315,7 @@ def test_it_drafts_up_to_the_last_position_of_the_model(name: str) -> None:
 
 
 def test_a_sequence_that_the_model_has_no_room_for_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"this draft model takes {tiny.MAX_LENGTH}"):
+    with pytest.raises(NoRoomError, match=f"this draft model takes {tiny.MAX_LENGTH}"):
         ModelTreeDrafter(model_of("LlamaConfig")).open([1, 2], tiny.MAX_LENGTH + 1, 2)
 
 

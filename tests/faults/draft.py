@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import MS, World
 
+from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
@@ -65,16 +66,16 @@ class WatchedDraft(DraftWorker):
 
     def step(self) -> None:
         super().step()
-        if self._sequence is not None:
-            self.process.watch.draft_stepped(self.process.incarnation, self._sequence.manager.session)
+        for sequence in self._sequences.values():
+            self.process.watch.draft_stepped(self.process.incarnation, sequence.manager.session)
 
     def _open(self, opening: Open) -> None:
-        before = self._sequence
+        before = set(self._sequences)
         super()._open(opening)
-        self.process.world.counts["end of a sequence lost"] += before not in (None, self._sequence)
+        self.process.world.counts["end of a sequence lost"] += len(before - set(self._sequences))
 
-    def _manage(self, opening: Open) -> RollbackManager:
-        manager: Any = super()._manage(opening)
+    def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:
+        manager: Any = super()._manage(opening, free)
         manager.__class__, manager.world = WatchedManager, self.process.world
         defect = self.process.drafts.defects.get(type(manager.session))
         if defect is not None:
@@ -82,13 +83,20 @@ class WatchedDraft(DraftWorker):
         return manager
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, Verdict) and self._open_one(message.sequence_id) is None:
+        if isinstance(message, Verdict) and message.sequence_id not in self._sequences:
             self.process.world.counts["verdict for no sequence"] += 1
-        super()._handle(message)
+        with self._changes_no_other(getattr(message, "sequence_id", -1)):
+            super()._handle(message)
+
+    def _changes_no_other(self, sequence_id: int) -> AbstractContextManager[None]:
+        """Of those that are open before and after."""
+        sessions = [sequence.manager.session for sequence in self._sequences.values()]
+        return self.process.watch.changes_no_other(sequence_id, sessions)
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
         before = sequence.num_rollbacks, sequence.manager.session.num_stale
-        has_advanced = super()._roll_back(sequence)
+        with self._changes_no_other(sequence.sequence_id):
+            has_advanced = super()._roll_back(sequence)
         counts, session = self.process.world.counts, sequence.manager.session
         counts["rollback"] += sequence.num_rollbacks - before[0]
         counts["stale verdict"] += session.num_stale - before[1]
@@ -201,10 +209,17 @@ class DraftProcess:
         quality, silence = self.drafts.quality, self.drafts.silence
         return WatchedDraft(
             link=link,
-            drafters={"test": lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)},
-            tree_drafters={"test": lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)},
+            drafters={
+                DrafterKind("test"): one_by_one(
+                    lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)
+                ),
+                DrafterKind("test", drafts_trees=True): one_by_one(
+                    lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)
+                ),
+            },
             incarnation=self.incarnation,
             recorder=Recorder("draft", now_ns=self.world.time_ns),
+            max_num_seqs=max(self.drafts.max_num_seqs, 1 + self.incarnation % 2),
             process=self,
         )
 
@@ -244,6 +259,7 @@ class Drafts:
         wires: Wires,
         watch: Watch,
         *,
+        max_num_seqs: int,
         quality: float,
         silence: float,
         defects: Mapping[type, Any],
@@ -252,6 +268,7 @@ class Drafts:
         self.weather = weather
         self.wires = wires
         self.watch = watch
+        self.max_num_seqs = max_num_seqs
         self.quality = quality
         self.silence = silence
         self.defects = defects

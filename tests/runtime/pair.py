@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.oracle import OracleDrafter, Schedule
 from amusd.engine import Engine
-from amusd.models.language_model import ModelOutput
+from amusd.models.language_model import ModelOutput, SequenceRows
 from amusd.models.numerics import Numerics
 from amusd.runtime.startup import meet_draft, serve
+from amusd.runtime.target_sequence import Outcome, Request
+from amusd.runtime.target_worker import TargetWorker
+from amusd.sampling.stopping import Emission, StopChecker
 from amusd.testing.memory import MemoryTransport, memory_pair
 from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
@@ -36,13 +38,13 @@ class PacedModel(TableModel):
 
     pass_seconds = 0.0
 
-    def forward(self, *args: Any, **options: Any) -> ModelOutput:
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
         time.sleep(self.pass_seconds)
-        return super().forward(*args, **options)
+        return super().forward_batch(batch)
 
 
-def paced_model(pass_seconds: float) -> PacedModel:
-    numerics = Numerics(width=WIDTH, fixed=False)
+def paced_model(pass_seconds: float, prefill_chunk: int = 256) -> PacedModel:
+    numerics = Numerics(width=WIDTH, fixed=False, border=None, prefill_chunk=prefill_chunk)
     model = PacedModel(VOCAB_SIZE, seed=7, max_length=400, numerics=numerics, num_tracks=3)
     model.pass_seconds = pass_seconds
     return model
@@ -68,6 +70,7 @@ class DraftThread:
     """The draft worker of a pair, on a thread, and how it ended."""
 
     link: MemoryTransport
+    incarnation: int = 1
     error: BaseException | None = None
     recorder: Recorder = field(default_factory=lambda: KeepingRecorder("draft"))
 
@@ -75,10 +78,13 @@ class DraftThread:
         self,
         factories: Mapping[str, Callable[[], Drafter]],
         tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
+        max_num_seqs: int = 1,
     ) -> None:
-        drafters = LoadedDrafters(factories, vocab_size=0, tokenizer_hash="", tree_factories=tree_factories)
+        chains = {DrafterKind(name): one_by_one(make) for name, make in factories.items()}
+        trees = {DrafterKind(name, drafts_trees=True): one_by_one(make) for name, make in tree_factories.items()}
+        drafters = LoadedDrafters({**chains, **trees}, vocab_size=0, tokenizer_hash="")
         try:
-            serve(self.link, drafters, self.recorder, incarnation=1, timeout_seconds=TIMEOUT_SECONDS)
+            serve(self.link, drafters, self.recorder, self.incarnation, TIMEOUT_SECONDS, max_num_seqs)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             self.error = error
         finally:
@@ -101,7 +107,9 @@ def pair(
     seed: int = 0,
     max_delay_seconds: float = 0.0,
     pass_seconds: float = 0.002,
+    max_num_seqs: int = 1,
     wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
+    prefill_chunk: int = 256,
 ) -> Iterator[tuple[Engine, DraftThread]]:
     """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
 
@@ -109,11 +117,16 @@ def pair(
     """
     target_end, draft_end = memory_pair(seed=seed, max_delay_seconds=max_delay_seconds)
     draft = DraftThread(draft_end)
-    thread = threading.Thread(target=draft.run, args=(factories, tree_factories), daemon=True)
+    thread = threading.Thread(target=draft.run, args=(factories, tree_factories, max_num_seqs), daemon=True)
     thread.start()
     tokenizer = TableTokenizer(VOCAB_SIZE, eos_token_id)
     worker = meet_draft(
-        wrap_target_link(target_end), paced_model(pass_seconds), tokenizer, KeepingRecorder("target"), TIMEOUT_SECONDS
+        wrap_target_link(target_end),
+        paced_model(pass_seconds, prefill_chunk),
+        tokenizer,
+        KeepingRecorder("target"),
+        TIMEOUT_SECONDS,
+        max_num_seqs,
     )
     try:
         with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:
@@ -138,3 +151,17 @@ def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
 
 def params(num_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
     return SamplingParams(max_new_tokens=num_tokens, stop=stop)
+
+
+def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generator[Emission, None, Outcome]:
+    """What each pass over one sequence commits, and how it ended. Closing the generator aborts the sequence."""
+    sequence = worker.admit(request, stop)
+    try:
+        while not sequence.is_over:
+            worker.step()
+            yield from sequence.take()
+        if sequence.error is not None:
+            raise sequence.error
+    finally:
+        worker.end(sequence)
+    return sequence.outcome()

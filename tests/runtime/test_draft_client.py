@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime.clocked import Clock, Link
+from runtime.pair import decode
 
 from amusd.policies.fixed import SynchronousPolicy
 from amusd.protocol import prefix_hash
@@ -75,7 +76,7 @@ class Target:
         self.client = DraftClient(recorder, VOCAB_SIZE, self.link, hello(1), round_trip_seconds, succession)
         model = SlowModel(VOCAB_SIZE, seed=7, max_length=2000)
         model.clock = self.clock
-        self.worker = TargetWorker(model, recorder, self.client)
+        self.worker = TargetWorker(model, recorder, self.client, max_num_seqs=4)
 
     def request(self, num_tokens: int, reference: tuple[int, ...] = ()) -> tuple[Request, StopChecker]:
         request = Request(
@@ -91,9 +92,7 @@ class Target:
 
     def open(self, num_tokens: int = 20) -> TargetSequence:
         """A sequence that the draft is told of."""
-        sequence = self.worker._admit(*self.request(num_tokens))
-        self.client.open(sequence)
-        return sequence
+        return self.worker.admit(*self.request(num_tokens))
 
 
 def candidate(sequence: TargetSequence, token_ids: Sequence[int], *, incarnation: int = 1) -> Candidate:
@@ -146,7 +145,7 @@ def test_what_the_link_takes_is_no_silence() -> None:
 
 def test_a_silent_draft_costs_one_pause_in_the_whole_answer() -> None:
     target = Target()
-    tokens = list(target.worker.decode(*target.request(200)))
+    tokens = list(decode(target.worker, *target.request(200)))
     assert sum(len(emission.token_ids) for emission in tokens) == 200
     waited = target.clock.ns / 1e9 - 200 * PASS_SECONDS
     assert 0 < waited <= SILENCE + 1e-6  # nor is the end waited for
@@ -154,7 +153,7 @@ def test_a_silent_draft_costs_one_pause_in_the_whole_answer() -> None:
 
 def test_a_silent_draft_is_told_again_at_longer_and_longer_intervals() -> None:
     target = Target()
-    for _ in target.worker.decode(*target.request(1000)):
+    for _ in decode(target.worker, *target.request(1000)):
         pass
     told = [at for at, message in target.link.sent if isinstance(message, Verdict)]
     alone = [at for at in told if at > SILENCE]
@@ -170,7 +169,7 @@ def test_a_silent_draft_is_told_again_at_longer_and_longer_intervals() -> None:
 def test_a_draft_that_has_answered_is_told_the_verdict_alone() -> None:
     target = Target()
     target.link.inbox.append(chain(1, PROMPT, (1,)))
-    for _ in target.worker.decode(*target.request(300)):
+    for _ in decode(target.worker, *target.request(300)):
         pass
     assert len(target.link.messages(Open)) == 1
     assert len(target.link.messages(Verdict)) > 2
@@ -207,8 +206,8 @@ def test_a_draft_that_says_nothing_but_nonsense_is_lost() -> None:
 
 def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
     target = Target()
-    plain = [token for emission in Target().worker.decode(*target.request(30)) for token in emission.token_ids]
-    answer = target.worker.decode(*target.request(30, tuple(plain)))
+    plain = [token for emission in decode(Target().worker, *target.request(30)) for token in emission.token_ids]
+    answer = decode(target.worker, *target.request(30, tuple(plain)))
     for _ in range(5):
         next(answer)
     target.link.is_lost = True
@@ -229,6 +228,10 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     assert (first.tally.num_stale_candidates, second.tally.num_stale_candidates) == (1, 0)
     target.link.inbox.append(Progress(Role.DRAFT, first.sequence_id, 7, 0, 0, 0, 0, 0, 0))
     target.client.close(first, FinishReason.EOS)
+    assert target.client.seconds_for_counts(first) > 0
+    target.client.drain()
+    assert target.client.seconds_for_counts(first) == 0
+    target.client.forget(first)
     assert [message.sequence_id for message in target.link.messages(Close)] == [first.sequence_id]
     assert (first.tally.draft is not None, second.tally.draft) == (True, None)
     assert second.session.attached
