@@ -20,7 +20,7 @@ from amusd.runtime.draft_restart import FIRST_INCARNATION
 from amusd.runtime.supervisor import TARGET_GONE, DraftProcess, warm_lives
 from amusd.types import Role
 
-from .devices import claim_hardware
+from .devices import NCCL_SETTINGS, claim_hardware
 from .drafts import BOTH_LOADED, await_rendezvous, pids_of
 from .job import Group, Options, store_secret
 from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
@@ -36,6 +36,7 @@ def run_draft_rank(options: Options, place: Place) -> int:
     The target's code is the run's, so here it is 0. On a machine without the target it is 2 where the target found a
     mistake, and what ended the draft is raised.
     """
+    os.environ.update(NCCL_SETTINGS)  # before there is a child that may need them
     store = None
     try:
         with ExitStack() as stack:

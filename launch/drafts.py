@@ -49,8 +49,6 @@ BOTH_LOADED = "both models to load (startup_timeout_seconds, once one of them ha
 class ChildDrafts(DraftProcess):
     """A draft that the target's process starts itself, and names in `workers.json`."""
 
-    _directory: Path | None = None
-
     def __init__(
         self,
         config: EngineConfig,
@@ -63,6 +61,7 @@ class ChildDrafts(DraftProcess):
         super().__init__(config, run_directories, work=work, tell_loss=tell_loss)
         self.followers = Followers(tell_loss)
         """The target's."""
+        self._directory: Path | None = None
 
     def record(self, directory: Path) -> None:
         """Keep `workers.json` true in this run directory from now on."""

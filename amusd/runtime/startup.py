@@ -194,6 +194,7 @@ def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
     Returns when the leader ends, or another rank is lost. Whatever else goes wrong is reported to the leader, and
     raised.
     """
+    torch.set_num_threads(config.hardware.num_threads)
     devices = in_role(devices_of(config), config, own.role)
     try:
         follower = Follower(address, own.role, own.rank, len(devices), backend_for(devices))

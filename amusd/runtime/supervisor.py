@@ -228,7 +228,6 @@ def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orde
     directories = [Path(directory) for directory in settings["run_directories"]]
     run_draft = importlib.import_module(settings["work"]).run_draft
     config = from_mapping(EngineConfig, settings["config"])
-
     is_over = threading.Event()
 
     def end_without_follower() -> None:

@@ -14,6 +14,7 @@ from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 from amusd.runtime.supervisor import TARGET_GONE
 from amusd.transport.base import Rendezvous
 from launch import draft
+from launch.devices import NCCL_SETTINGS
 from launch.draft import run_draft_rank
 from launch.job import Group, Job, Options
 from launch.store import Place
@@ -82,6 +83,8 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     def rendezvous(store: Told, incarnation: int, _timeout: float) -> Rendezvous | None:
         return Rendezvous("ipc:///nowhere", 1) if incarnation <= store.num_wanted else None
 
+    for name in NCCL_SETTINGS:
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
     Told.values, Told.num_wanted, Told.has_met, Drafts.started = {}, 9, True, []
     monkeypatch.setattr(draft, "Store", Told)
     monkeypatch.setattr(draft, "DraftProcess", Drafts)
