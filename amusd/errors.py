@@ -12,6 +12,7 @@
     |   |   +-- RankLostError  it shared this one's model
     |   +-- PeerFailedError    it reported its own failure (carries its traceback)
     +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
+    +-- NoRoomError            the draft's: it cannot take a sequence, which the target decodes alone
     +-- DeviceError            the device's: it is there but does not answer
     +-- RollbackError          ours: stream, cache and drafter disagree after a rollback
     +-- InvariantError         ours: an invariant of docs/protocol.md does not hold
@@ -65,6 +66,10 @@ class RankLostError(PeerLostError):
 
 class PeerFailedError(PeerError):
     """The peer reported that it cannot go on; the message carries its error and traceback."""
+
+
+class NoRoomError(AmusdError):
+    """No drafter is free, or the sequence is longer than its model takes. Nothing was changed."""
 
 
 class StateError(AmusdError, RuntimeError):

@@ -11,25 +11,37 @@ cache     [0, cache_length)      keys and values present; at most length - 1, so
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+from typing_extensions import Self
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.drafters.ngram import NgramDrafter
-from amusd.errors import NotFiniteError
-from amusd.models.language_model import LanguageModel
+from amusd.errors import NoRoomError, NotFiniteError
+from amusd.models.cached_model import ChainRows
+from amusd.models.language_model import KVCache, LanguageModel
 from amusd.sampling.digest import Digests
 from amusd.sampling.sampler import DraftSampler, TokenSampler
+
+
+class DraftModel(LanguageModel, Protocol):
+    """A `LanguageModel` whose passes go on with several sequences at once."""
+
+    def extend_batch(self, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:
+        """`extend` of several sequences, whose caches share their memory."""
+        ...
 
 
 class AutoregressiveDrafter(ChainDrafter):
     """Drafts with `model`. Its cache holds the longest sequence the model supports, and is kept between sequences."""
 
-    def __init__(self, model: LanguageModel, lookup: NgramDrafter | None = None) -> None:
-        """`lookup`: proposes first; the model drafts where it has no continuation."""
+    def __init__(self, model: DraftModel, lookup: NgramDrafter | None = None, *, cache: KVCache | None = None) -> None:
+        """`lookup`: proposes first; the model drafts where it has no continuation. `cache`: one of `new_caches`."""
         super().__init__()
-        self._model = model
+        self.model = model
         self._lookup = lookup
-        self._cache = model.new_cache(model.max_length)
+        self._cache = model.new_cache(model.max_length) if cache is None else cache
         self._distribution = GREEDY
         self._sampler: TokenSampler | None = None
         self._digests = Digests.of(model)
@@ -43,7 +55,7 @@ class AutoregressiveDrafter(ChainDrafter):
     def tokens_per_step(self) -> int:
         """One, where each token costs a call of the model; as many as are wanted, where they are looked up."""
         looked_up = self._lookup is not None and self._lookup.continuation(1)
-        return self._capacity if looked_up else self._model.tokens_per_step
+        return self._capacity if looked_up else self.model.tokens_per_step
 
     @property
     def cache_length(self) -> int:
@@ -61,42 +73,57 @@ class AutoregressiveDrafter(ChainDrafter):
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`; all but the last go through the model at once."""
         if capacity > self._cache.capacity:
-            raise ValueError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
+            raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
         super().open(token_ids, capacity, fan_out)
         if self._lookup is not None:
             self._lookup.open(token_ids, capacity)
         self._cache.truncate(0)
         self._sampler = None
         if not self._distribution.is_argmax:
-            model, distribution = self._model, self._distribution
+            model, distribution = self.model, self._distribution
             if distribution.rule == "rejection":
                 self._sampler = DraftSampler(distribution, model.vocab_size, model.output_ids, prompt=token_ids)
             else:
                 self._sampler = TokenSampler(
                     distribution, model.vocab_size, model.output_ids, prompt=token_ids, digests=self._digests
                 )
-        self._model.prefill(token_ids[:-1], self._cache)
+        self.model.prefill(token_ids[:-1], self._cache)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """`max_tokens` tokens; fewer at the end of the capacity, none where the model gives no numbers."""
+        return self.propose_together([self], [max_tokens])[0]
+
+    @classmethod
+    def propose_together(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """`propose` of each; the model goes on with all that look nothing up in the same passes."""
+        proposed = [drafter.propose_known(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
+        asking = [index for index, tokens in enumerate(proposed) if tokens is None]
+        found = cls._extend([drafters[index] for index in asking], [max_tokens[index] for index in asking])
+        for index, tokens in zip(asking, found, strict=True):
+            proposed[index] = tokens
+        return [tokens or () for tokens in proposed]
+
+    def propose_known(self, max_tokens: int) -> tuple[int, ...] | None:
+        """What is proposed without the model: a continuation, or nothing where no room is left; None: ask the model."""
         num_tokens = min(max_tokens, self._capacity - self.length)
         if num_tokens < 1:
             return ()
-        if self._lookup is not None and (found := self._lookup.continuation(num_tokens)):
-            self.commit(found)  # the model reads it with its next step
-            return found
+        found = () if self._lookup is None else self._lookup.continuation(num_tokens)
+        self.commit(found)  # the model reads it with its next step
+        return found or None
+
+    def rows(self, max_tokens: int) -> ChainRows:
+        """What the model goes on with."""
         pending = self._catch_up()
         if self._sampler is not None:
             self._sampler.see(self._context)
-        try:
-            proposed = self._model.extend(pending, self._cache, num_tokens, self._sampler)
-        except NotFiniteError as error:
-            say_not_finite(error)
-            self._cache.truncate(min(self._cache.length, self.length - 1))
-            self._cache.wipe()
-            return ()
-        self.commit(proposed)
-        return tuple(proposed)
+        return ChainRows(pending, self._cache, min(max_tokens, self._capacity - self.length), self._sampler)
+
+    def undo_rows(self) -> None:
+        """Forget what a pass that failed has left: it may be no numbers."""
+        self.take_rows()
+        self._cache.truncate(min(self._cache.length, self.length - 1))
+        self._cache.wipe()
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens; they go through the model with the next step."""
@@ -116,11 +143,38 @@ class AutoregressiveDrafter(ChainDrafter):
         super().close()
         self._cache.truncate(0)
 
+    @classmethod
+    def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """What the model proposes for each."""
+        if not drafters:
+            return []
+        rows = [drafter.rows(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
+        try:
+            found = _extended(drafters[0].model, rows)
+        except NotFiniteError as error:
+            for drafter in drafters:
+                drafter.undo_rows()
+            if len(drafters) > 1:  # of one of them: the others go on
+                alone = zip(drafters, max_tokens, strict=True)
+                return [cls._extend([drafter], [number])[0] for drafter, number in alone]
+            say_not_finite(error)
+            return [()]
+        for drafter, proposed in zip(drafters, found, strict=True):
+            drafter.commit(proposed)
+        return [tuple(proposed) for proposed in found]
+
     def _catch_up(self) -> list[int]:
         """The tokens that the next pass takes in; those that do not fit into one pass go through the model here."""
         while True:
             start = self._cache.length
-            pending = self._context[start : start + self._model.max_rows(start)]
+            pending = self._context[start : start + self.model.max_rows(start)]
             if start + len(pending) == self.length:
                 return pending
-            self._model.prefill(pending, self._cache)
+            self.model.prefill(pending, self._cache)
+
+
+def _extended(model: DraftModel, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:
+    if len(batch) > 1:
+        return model.extend_batch(batch)
+    (rows,) = batch
+    return [model.extend(rows.token_ids, rows.cache, rows.num_tokens, rows.chooser)]

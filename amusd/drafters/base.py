@@ -5,8 +5,11 @@ from __future__ import annotations
 import abc
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+from typing_extensions import Self
 
 from amusd.config import Distribution
 from amusd.errors import NotFiniteError, RollbackError
@@ -24,6 +27,15 @@ def say_once(line: str) -> None:
 def say_not_finite(error: NotFiniteError) -> None:
     """Tell people, once, that a draft model gives no numbers."""
     say_once(f"draft: {error}, which costs speed alone: its weights are damaged, or overflow in drafter.dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """One tree's part of a step: the arguments of `Drafter.expand`."""
+
+    root: Node
+    nodes: Sequence[Node]
+    num_tokens: int = 1
 
 
 class Drafter(abc.ABC):
@@ -47,7 +59,7 @@ class Drafter(abc.ABC):
 
     @abc.abstractmethod
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Forget everything and start from `token_ids`, one at least.
+        """Forget everything and start from `token_ids`, one at least. Raises `NoRoomError` before any change.
 
         `capacity`: longest sequence ever asked for; `fan_out`: guesses behind a node at most.
         """
@@ -59,6 +71,12 @@ class Drafter(abc.ABC):
         A chain goes on behind its own guess, up to `num_tokens` in all: an entry for each, none where it has no
         proposal.
         """
+
+    @classmethod
+    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+        """`expand` of several drafters that were made together, each for its part; in one pass if they have a model."""
+        together = zip(drafters, parts, strict=True)
+        return [drafter.expand(part.root, part.nodes, part.num_tokens) for drafter, part in together]
 
     def take_rows(self) -> tuple[bytes, ...]:
         """Under the ratio test: what each token of the last step was drawn from; empty if nothing was drawn."""
@@ -127,12 +145,24 @@ class ChainDrafter(Drafter):
         """Forget the sequence."""
         self._context, self._capacity = [], 0
 
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:  # noqa: ARG002
+    @classmethod
+    def propose_together(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """`propose` of several drafters that were made together, each for its number of tokens."""
+        return [drafter.propose(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
+
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
         """The next tokens behind the last node."""
-        (last,) = nodes
-        if self.length != last.position + 1:
-            raise RollbackError(f"drafter holds {self.length} tokens, session {last.position + 1}")
-        return [((token_id, 1.0),) for token_id in self.propose(num_tokens)]
+        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
+
+    @classmethod
+    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+        """The next tokens behind the last node of each."""
+        for drafter, part in zip(drafters, parts, strict=True):
+            (last,) = part.nodes
+            if drafter.length != last.position + 1:
+                raise RollbackError(f"drafter holds {drafter.length} tokens, session {last.position + 1}")
+        proposed = cls.propose_together(drafters, [part.num_tokens for part in parts])
+        return [[((token_id, 1.0),) for token_id in token_ids] for token_ids in proposed]
 
     def follow(self, transition: Transition) -> None:
         """Cut what was contradicted, and append what the target chose instead."""
@@ -150,3 +180,12 @@ class ReferenceDrafter(Protocol):
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """The target's whole text of the sequence that is opened next, prompt included."""
         ...
+
+
+DrafterFactory = Callable[[int], Sequence[Drafter]]
+"""Makes that many drafters of one class, which share their model and the memory of their caches."""
+
+
+def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:
+    """A factory of drafters that share nothing."""
+    return lambda number: [make() for _ in range(number)]

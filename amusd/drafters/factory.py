@@ -1,34 +1,36 @@
-"""From the configuration to drafters that can be made, one for each sequence, over models loaded once."""
+"""From the configuration to drafters that can be made, some for each of several sequences, over models loaded once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, DrafterFactory, one_by_one
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
+from amusd.models.language_model import KVCache
 from amusd.models.loading import load_draft_model
 from amusd.models.sharding import ALONE, Ranks
+from amusd.protocol.draft_session import MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafters:
     """What a draft worker offers."""
 
-    factories: Mapping[str, Callable[[], Drafter]]
-    """Makes a drafter of chains, by name (the configuration's `kind`)."""
+    factories: Mapping[str, DrafterFactory]
+    """Makes drafters of chains, by name (the configuration's `kind`)."""
     vocab_size: int
     """The models' vocabulary size; 0 without one."""
     tokenizer_hash: str
     """The fingerprint of the models' tokenizer; empty where every drafter works with any."""
-    tree_factories: Mapping[str, Callable[[], Drafter]] = field(default_factory=dict)
-    """Makes a drafter of trees, by name; only for those that can draft them."""
+    tree_factories: Mapping[str, DrafterFactory] = field(default_factory=dict)
+    """Makes drafters of trees, by name; only for those that can draft them."""
     num_ids: int = 0
     """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
 
@@ -38,8 +40,8 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
 
     `ranks`: those that share the model of the only drafter.
     """
-    factories: dict[str, Callable[[], Drafter]] = {}
-    tree_factories: dict[str, Callable[[], Drafter]] = {}
+    factories: dict[str, DrafterFactory] = {}
+    tree_factories: dict[str, DrafterFactory] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     for config in engine.drafters:
         if config.kind == "ngram":
@@ -57,23 +59,28 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, tree_factories, num_ids)
 
 
-def _ngram_factory(config: DrafterConfig) -> Callable[[], Drafter]:
-    return lambda: NgramDrafter(config.min_ngram, config.max_ngram)
+def _ngram_factory(config: DrafterConfig) -> DrafterFactory:
+    return one_by_one(lambda: NgramDrafter(config.min_ngram, config.max_ngram))
 
 
-def _model_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], Drafter]:
-    if config.kind == "synthetic":
-        return lambda: SyntheticDrafter(AutoregressiveDrafter(model), config.accept, model.vocab_size)
-    if config.kind == "embedded" and config.min_lookup > 0:
-        return lambda: AutoregressiveDrafter(model, NgramDrafter(config.min_lookup, config.max_lookup))
-    return lambda: AutoregressiveDrafter(model)
+def _model_factory(config: DrafterConfig, model: CachedModel) -> DrafterFactory:
+    def make(cache: KVCache) -> Drafter:
+        if config.kind == "synthetic":
+            return SyntheticDrafter(AutoregressiveDrafter(model, cache=cache), config.accept, model.vocab_size)
+        looks_up = config.kind == "embedded" and config.min_lookup > 0
+        lookup = NgramDrafter(config.min_lookup, config.max_lookup) if looks_up else None
+        return AutoregressiveDrafter(model, lookup, cache=cache)
+
+    return lambda number: [make(cache) for cache in model.new_caches(number, model.max_length)]
 
 
-def _tree_factory(config: DrafterConfig, model: CachedModel) -> Callable[[], Drafter]:
-    if config.kind == "synthetic":
-        return lambda: SyntheticTreeDrafter(
-            ModelTreeDrafter(model, num_ids=model.vocab_size), config.accept, config.accept_next, model.vocab_size
-        )
-    if config.kind == "embedded" and config.min_lookup > 0:
-        return lambda: ModelTreeDrafter(model, NgramCache(config.min_lookup, config.max_lookup))
-    return lambda: ModelTreeDrafter(model)
+def _tree_factory(config: DrafterConfig, model: CachedModel) -> DrafterFactory:
+    def make(cache: KVCache) -> Drafter:
+        if config.kind == "synthetic":
+            drafter = ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache)
+            return SyntheticTreeDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
+        looks_up = config.kind == "embedded" and config.min_lookup > 0
+        ngrams = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
+        return ModelTreeDrafter(model, ngrams, cache=cache)
+
+    return lambda number: [make(cache) for cache in model.new_caches(number, model.max_length, spare=MAX_NODES)]

@@ -13,8 +13,10 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import Self
+
 from amusd.config import Distribution
-from amusd.drafters.base import ChainDrafter, Drafter
+from amusd.drafters.base import ChainDrafter, Drafter, Expansion
 from amusd.drafters.oracle import right_with_probability
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import Guesses, Node, Transition
@@ -34,7 +36,7 @@ class SyntheticDrafter(ChainDrafter):
     def __init__(self, model: ChainDrafter, accept: float, vocab_size: int) -> None:
         """`model` spends the time, on ids in `[0, vocab_size)`: any target fits, as ids are reduced to that range."""
         super().__init__()
-        self._model = model
+        self.model = model
         self._accept = accept
         self._vocab_size = vocab_size
         self.set_reference(())
@@ -42,7 +44,7 @@ class SyntheticDrafter(ChainDrafter):
     @property
     def tokens_per_step(self) -> int:
         """The model's."""
-        return self._model.tokens_per_step
+        return self.model.tokens_per_step
 
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """The target's whole text of the sequence that is opened next, prompt included."""
@@ -53,35 +55,44 @@ class SyntheticDrafter(ChainDrafter):
 
     def set_distribution(self, distribution: Distribution) -> None:
         """The model draws as it would, which costs what it costs; its tokens are replaced all the same."""
-        self._model.set_distribution(distribution)
+        self.model.set_distribution(distribution)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
         super().open(token_ids, capacity, fan_out)
-        self._model.open(_reduced(token_ids, self._vocab_size), capacity)
+        self.model.open(_reduced(token_ids, self._vocab_size), capacity)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """As many tokens as the model proposes, by the schedule."""
-        start = self.length
-        num_tokens = len(self._model.propose(max_tokens))
-        proposed = tuple(self._token_at(position) for position in range(start, start + num_tokens))
-        super().commit(proposed)
-        return proposed
+        return self.propose_together([self], [max_tokens])[0]
+
+    @classmethod
+    def propose_together(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """The same for each; their models share their passes."""
+        models = [drafter.model for drafter in drafters]
+        found = models[0].propose_together(models, max_tokens)
+        return [drafter.replaced(len(tokens)) for drafter, tokens in zip(drafters, found, strict=True)]
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append the target's tokens."""
         super().commit(token_ids)
-        self._model.commit(_reduced(token_ids, self._vocab_size))
+        self.model.commit(_reduced(token_ids, self._vocab_size))
 
     def truncate(self, length: int) -> None:
         """Keep `length` tokens."""
         super().truncate(length)
-        self._model.truncate(length)
+        self.model.truncate(length)
 
     def close(self) -> None:
         """Release the sequence; the reference stays until the next one is set."""
         super().close()
-        self._model.close()
+        self.model.close()
+
+    def replaced(self, num_tokens: int) -> tuple[int, ...]:
+        """Propose so many tokens by the schedule, as the model has done."""
+        proposed = tuple(self._token_at(position) for position in range(self.length, self.length + num_tokens))
+        super().commit(proposed)
+        return proposed
 
     def _token_at(self, position: int) -> int:
         if position >= len(self._reference):
@@ -97,7 +108,7 @@ class SyntheticTreeDrafter(Drafter):
 
     def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
         """`vocab_size`: ids of the model; those of the target are reduced to that range for it."""
-        self._model = model
+        self.model = model
         self._accept = accept
         self._accept_next = accept_next
         self._vocab_size = vocab_size
@@ -121,7 +132,7 @@ class SyntheticTreeDrafter(Drafter):
 
     def set_distribution(self, distribution: Distribution) -> None:
         """The model ranks as it would, which costs what it costs."""
-        self._model.set_distribution(distribution)
+        self.model.set_distribution(distribution)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
@@ -129,12 +140,19 @@ class SyntheticTreeDrafter(Drafter):
         self._right = {}
         self._length = len(token_ids)
         self._follows = self._reference[: self._length] == tuple(token_ids)
-        self._model.open(_reduced(token_ids, self._vocab_size), capacity, fan_out)
+        self.model.open(_reduced(token_ids, self._vocab_size), capacity, fan_out)
 
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
         """As many guesses as asked for, behind each node."""
-        self._model.expand(root, nodes, num_tokens)
-        return [self._guesses(root, node) for node in nodes]
+        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
+
+    @classmethod
+    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+        """The same for each; their models share their passes."""
+        models = [drafter.model for drafter in drafters]
+        models[0].expand_together(models, parts)
+        together = zip(drafters, parts, strict=True)
+        return [[drafter.guesses(part.root, node) for node in part.nodes] for drafter, part in together]
 
     def follow(self, transition: Transition) -> None:
         """Follow the committed tokens."""
@@ -143,13 +161,14 @@ class SyntheticTreeDrafter(Drafter):
         self._follows = self._follows and self._reference[self._length : end] == committed
         self._length = end
         self._right = {node: self._right[node] for node in transition.alive if node in self._right}
-        self._model.follow(replace(transition, token_ids=tuple(_reduced(transition.token_ids, self._vocab_size))))
+        self.model.follow(replace(transition, token_ids=tuple(_reduced(transition.token_ids, self._vocab_size))))
 
     def close(self) -> None:
         """Release the sequence; the reference stays until the next one is set."""
-        self._model.close()
+        self.model.close()
 
-    def _guesses(self, root: Node, node: Node) -> Guesses:
+    def guesses(self, root: Node, node: Node) -> Guesses:
+        """As many guesses as asked for, behind `node`."""
         position = node.position + 1
         on_path = self._follows if node is root else self._is_right(root, node)
         right = self._reference[position] if on_path and position < len(self._reference) else -1

@@ -8,15 +8,17 @@ pending   committed tokens that the model has not computed; the root is the last
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import Self
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import Drafter, say_not_finite
+from amusd.drafters.base import Drafter, Expansion, say_not_finite
 from amusd.drafters.ngram import NgramCache
-from amusd.errors import NotFiniteError
-from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import DigestRequest
+from amusd.errors import NoRoomError, NotFiniteError
+from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.language_model import DigestRequest, KVCache, ModelOutput
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.digest import Digests
 from amusd.sampling.ranking import Ranking
@@ -27,15 +29,38 @@ LOOKUP_TOKENS = 8
 """Most tokens of one lookup."""
 
 
+@dataclass(frozen=True, slots=True)
+class TreePart:
+    """A tree's rows of a pass, and what its guesses depend on beside the logits of the last rows."""
+
+    rows: TreeRows
+    positions: Sequence[int]
+    """Of the tokens that follow these rows."""
+    contexts: Sequence[Sequence[int]]
+    """The tokens before each; empty where nothing depends on them."""
+    mixtures: Sequence[Sequence[tuple[int, float]]]
+    """The shares of the looked-up tokens behind each; empty without a lookup."""
+
+
 class ModelTreeDrafter(Drafter):
     """Drafts with `model`; mixed with `ngrams`, if given, which also adds what repeats itself."""
 
-    def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, num_ids: int | None = None) -> None:
-        """`num_ids`: reduce ids to `[0, num_ids)` before the model sees them (a model that only spends time)."""
-        self._model = model
+    def __init__(
+        self,
+        model: CachedModel,
+        ngrams: NgramCache | None = None,
+        *,
+        num_ids: int | None = None,
+        cache: KVCache | None = None,
+    ) -> None:
+        """`num_ids`: reduce ids to `[0, num_ids)` before the model sees them (a model that only spends time).
+
+        `cache`: one of `new_caches(number, model.max_length, spare=MAX_NODES)`.
+        """
+        self.model = model
         self._num_ids = num_ids
         self._ngrams = ngrams
-        self._cache = model.new_cache(model.max_length, spare=MAX_NODES)
+        self._cache = model.new_cache(model.max_length, spare=MAX_NODES) if cache is None else cache
         self._digests = Digests.of(model)
         if self._digests is not None:
             model.prepare(self._cache, (None, self._digests.few, self._digests.many))
@@ -57,21 +82,21 @@ class ModelTreeDrafter(Drafter):
         self._distribution = distribution
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Prefill all but the last token. Raises `ValueError` beyond the model's length."""
-        if capacity > self._model.max_length:
-            raise ValueError(f"a sequence of {capacity} tokens: this draft model takes {self._model.max_length}")
+        """Prefill all but the last token. Raises `NoRoomError` beyond the model's length."""
+        if capacity > self.model.max_length:
+            raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self.model.max_length}")
         self._slots, self._paths = {}, {}
         self._context = list(token_ids)
         self._pending = [len(token_ids) - 1]  # positions
         self._cache.truncate(0)
-        self._model.prefill(token_ids[:-1], self._cache)
+        self.model.prefill(token_ids[:-1], self._cache)
         self._prefix = np.arange(self._num_slots)  # of which the first `_num_computed` count
         self._num_computed = len(token_ids) - 1
         self._free = list(range(self._num_slots - 1, len(token_ids) - 2, -1))  # the lowest is taken first
         self._ranking = Ranking(
             self._distribution,
-            self._model.vocab_size,
-            self._model.output_ids,
+            self.model.vocab_size,
+            self.model.output_ids,
             number=fan_out,
             min_probability=MIN_PROBABILITY,
             num_prompt_tokens=len(token_ids),
@@ -80,16 +105,17 @@ class ModelTreeDrafter(Drafter):
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
 
-    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:  # noqa: ARG002
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
         """One pass over `nodes`; over the committed tokens that are still missing, where they are the root."""
-        if nodes[0] is root:
-            return self._compute_pending()
-        for node in nodes:
-            slot = self._free.pop()
-            above = () if node.parent is None or node.parent is root else self._paths[node.parent]
-            self._slots[node], self._paths[node] = slot, (*above, slot)
-        tokens, paths = [node.token_id for node in nodes], [self._paths[node] for node in nodes]
-        return self._pass(tokens, paths, [_path(root, node) for node in nodes])
+        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
+
+    @classmethod
+    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+        """One pass over the nodes of all trees."""
+        planned = [drafter.plan(part) for drafter, part in zip(drafters, parts, strict=True)]
+        outputs = drafters[0].model.forward_trees([part.rows for part in planned])
+        together = zip(drafters, planned, outputs, strict=True)
+        return [drafter.rank(part, output) for drafter, part, output in together]
 
     def follow(self, transition: Transition) -> None:
         """Keys of kept nodes join the prefix where they lie; slots of nodes that are gone become free."""
@@ -124,23 +150,34 @@ class ModelTreeDrafter(Drafter):
         self._cache.truncate(0)
         self._slots, self._paths = {}, {}
 
-    def _compute_pending(self) -> list[Guesses]:
-        """The committed tokens that are missing, as many passes as they need; the guesses behind the last one."""
-        while True:
-            part = self._pending[: self._model.max_rows(0)]
-            del self._pending[: len(part)]
-            slots = [self._free.pop() for _ in part]
-            tokens = [self._context[position] for position in part]
-            paths = [slots[: row + 1] for row in range(len(slots))]
-            guesses = self._pass(tokens, paths, () if self._pending else ([],))
-            self._append_to_prefix(slots)
-            if guesses:
-                return guesses
+    def plan(self, expansion: Expansion) -> TreePart:
+        """The rows of `expansion` in a pass. Committed tokens that do not fit into one are computed here."""
+        root, nodes = expansion.root, expansion.nodes
+        if nodes[0] is not root:
+            for node in nodes:
+                slot = self._free.pop()
+                above = () if node.parent is None or node.parent is root else self._paths[node.parent]
+                self._slots[node], self._paths[node] = slot, (*above, slot)
+            tokens, paths = [node.token_id for node in nodes], [self._paths[node] for node in nodes]
+            return self._part(tokens, paths, [_path(root, node) for node in nodes])
+        most = self.model.max_rows(0)
+        while len(self._pending) > most:
+            self.model.forward_trees([self._pending_part(most, ()).rows])
+        return self._pending_part(most, ([],))
 
-    def _pass(
-        self, tokens: Sequence[int], paths: Sequence[Sequence[int]], behind: Sequence[Sequence[int]]
-    ) -> list[Guesses]:
-        """One pass; guesses behind its last rows. `behind`: for each of these, the tokens from the root to it."""
+    def _pending_part(self, most: int, behind: Sequence[Sequence[int]]) -> TreePart:
+        """The next of the missing tokens, which join the prefix."""
+        positions = self._pending[:most]
+        del self._pending[:most]
+        slots = [self._free.pop() for _ in positions]
+        tokens = [self._context[position] for position in positions]
+        paths = [slots[: row + 1] for row in range(len(slots))]
+        part = self._part(tokens, paths, behind)
+        self._append_to_prefix(slots)  # behind what `part` has of it
+        return part
+
+    def _part(self, tokens: Sequence[int], paths: Sequence[Sequence[int]], behind: Sequence[Sequence[int]]) -> TreePart:
+        """`behind`: for each of the last rows, whose guesses are wanted, the tokens from the root to it."""
         if self._num_ids is not None:
             tokens = [token_id % self._num_ids for token_id in tokens]
         ranking, prefix = self._ranking, self._prefix[: self._num_computed]
@@ -152,16 +189,18 @@ class ModelTreeDrafter(Drafter):
             inputs = ranking.inputs(positions, contexts, mixtures)
             others = np.repeat(inputs[:1], len(tokens) - len(inputs), axis=0)  # of rows whose guesses are not needed
             wanted = DigestRequest(ranking.digest, np.concatenate((others, inputs)))
-        output = self._model.forward_tree(tokens, prefix, paths, self._cache, wanted)
-        if not behind:
-            return []
-        digests = None if output.digests is None else output.digests[-len(behind) :]
+        return TreePart(TreeRows(tokens, prefix, paths, self._cache, wanted), positions, contexts, mixtures)
+
+    def rank(self, part: TreePart, output: ModelOutput) -> Sequence[Guesses]:
+        """What follows the last rows, by the logits of the pass."""
+        number = len(part.positions)
+        digests = None if output.digests is None else output.digests[-number:]
         try:
-            ranked = ranking.rank(output.logits[-len(behind) :], positions, contexts, mixtures, digests)
+            ranked = self._ranking.rank(output.logits[-number:], part.positions, part.contexts, part.mixtures, digests)
         except NotFiniteError as error:
             say_not_finite(error)
             self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses
-            return [()] * len(behind)
+            return [()] * number
         return [tuple(zip(row.token_ids, row.probabilities, strict=True)) for row in ranked]
 
     def _append_to_prefix(self, slots: Sequence[int]) -> None:

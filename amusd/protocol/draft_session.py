@@ -136,6 +136,7 @@ class DraftSession:
         self._num_guessed = 0
         self._num_steps = 0
         self._num_nodes = 0
+        self._num_ready = 0.0
         self._unsent: list[Node] = []
         self._said_no_more = False
 
@@ -180,25 +181,26 @@ class DraftSession:
         return self._may_grow(self._root) and (not self._root.computed or self._has_guess())
 
     def next_nodes(self, row_share: float = 0.0) -> tuple[Node, ...]:
-        """What to compute next, the likeliest first: the root alone, or up to `rows_per_step` guesses.
+        """Choose what a step for this tree alone computes next; see the function `next_nodes`."""
+        return next_nodes([self], row_share)[0]
 
-        `row_share`: what each further row adds to a step, relative to a step with one. Rows are added as long as that
-        raises the probability computed in the same time, so that where the draft is sure its one path is not held up.
+    def value_of_next(self, num_taken: int) -> float:
+        """Return the value of the next node for a step that has taken `num_taken` of this tree; 0: there is none.
+
+        It is the node's probability, divided by one more than the number of tokens that the tree is expected to have
+        ready: a target that has few needs the next ones first.
         """
-        if not self._may_grow(self._root):
-            return ()
-        self._num_steps += 1
         if not self._root.computed:
-            return (self._root,)
-        chosen: list[Node] = []
-        probability, cost = 0.0, 1.0 - row_share
-        while len(chosen) < self._rows_per_step and self._has_guess():
-            if -self._guesses[0][0] * cost < probability * row_share:
-                break
-            chosen.append(heapq.heappop(self._guesses)[2])
-            probability += chosen[-1].probability
-            cost += row_share
-        return tuple(chosen)
+            probability = 1.0 if num_taken == 0 and self._may_grow(self._root) else 0.0
+        else:
+            has_next = num_taken < self._rows_per_step and self._may_grow(self._root) and self._has_guess()
+            probability = -self._guesses[0][0] if has_next else 0.0
+        return probability / (1.0 + self._num_ready)
+
+    def take_next(self, num_taken: int) -> Node:
+        """Take that node, which has a value, out of the guesses."""
+        self._num_steps += num_taken == 0
+        return heapq.heappop(self._guesses)[2] if self._root.computed else self._root
 
     def grow(self, nodes: Sequence[Node], found: Sequence[Guesses], rows: Sequence[bytes] = ()) -> None:
         """`nodes` were computed; `found`: what may follow each of them, nothing for those that it does not reach.
@@ -304,9 +306,11 @@ class DraftSession:
                 node.number = 0
             self._unsent = offered + self._unsent
         self._num_nodes = len(alive)
+        self._num_ready = 0.0
         self._guesses = []
         for node in alive:
             node.probability /= self._root.probability
+            self._num_ready += node.probability
             if not node.computed:
                 self._push(node)
         self._root.probability = 1.0
@@ -349,6 +353,7 @@ class DraftSession:
     def _guess(self, parent: Node, token_id: int, weight: float, step: int) -> Node:
         node = Node(parent, token_id, parent.position + 1, parent.probability * weight, weight, step=step)
         self._num_nodes += 1
+        self._num_ready += node.probability
         parent.children.append(node)
         self._unsent.append(node)
         self._push(node)
@@ -387,3 +392,24 @@ class DraftSession:
 
     def _number_of(self, parent: Node | None) -> int:
         return 0 if parent is None or parent is self._root else parent.number
+
+
+def next_nodes(sessions: Sequence[DraftSession], row_share: float = 0.0) -> list[tuple[Node, ...]]:
+    """Choose what one step computes of each tree: the root alone, up to `rows_per_step` guesses, or nothing.
+
+    The node that is worth most comes first, whichever tree it is of: the likeliest, and where little is ready.
+
+    `row_share`: what each further row adds to a step, relative to a step with one. Rows are added as long as that
+    raises the value computed in the same time, so that where the draft is sure its one path is not held up.
+    """
+    taken: list[list[Node]] = [[] for _ in sessions]
+    waiting = [(-session.value_of_next(0), index) for index, session in enumerate(sessions)]
+    heapq.heapify(waiting)
+    total, cost = 0.0, 1.0 - row_share
+    while waiting and (value := -waiting[0][0]) > 0 and value * cost >= total * row_share:
+        index = waiting[0][1]
+        taken[index].append(sessions[index].take_next(len(taken[index])))
+        heapq.heapreplace(waiting, (-sessions[index].value_of_next(len(taken[index])), index))
+        total += value
+        cost += row_share
+    return [tuple(nodes) for nodes in taken]

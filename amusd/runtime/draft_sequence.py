@@ -1,12 +1,18 @@
-"""One sequence at the draft: its tree with the drafter behind it, when its next verdict is due, and what is counted."""
+"""The sequences at the draft, each with its tree, when its next verdict is due, and what is counted.
+
+Those whose drafters were made together are a forest: one step serves them all.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from amusd.drafters.base import Drafter
+from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.messages import Candidate, Progress, Verdict
-from amusd.runtime.rollback import RollbackManager
+from amusd.runtime.rollback import Proposal, RollbackManager, propose
 from amusd.tracing.recorder import Recorder
 from amusd.types import Role
 
@@ -16,6 +22,7 @@ class DraftSequence:
     """The state of one sequence while the draft works on it. Each step is recorded as an event."""
 
     manager: RollbackManager
+    forest: Forest
     drafter_name: str
     recorder: Recorder
     opened_ns: int
@@ -70,16 +77,12 @@ class DraftSequence:
         )
         return True
 
-    def propose(self) -> None:
-        """Compute one step."""
-        start_ns = self.recorder.now_ns()
-        num_tokens = self.manager.propose()
-        step_ns = self.recorder.now_ns() - start_ns
+    def stepped(self, proposal: Proposal, step_ns: int, start_ns: int, end_ns: int) -> None:
+        """Count a step of `step_ns`, of which the time from `start_ns` to `end_ns` was for this sequence."""
         self.num_steps += 1
-        self.num_drafted += num_tokens
+        self.num_drafted += proposal.num_tokens
         self.verdict_clock.stepped(step_ns)
-        self.manager.stepped(step_ns)
-        self.account("draft_step", start_ns, num_tokens=num_tokens, length=self.manager.length)
+        self._account("draft_step", start_ns, end_ns, num_tokens=proposal.num_tokens, length=self.manager.length)
 
     def offer(self) -> Candidate | None:
         """The next message of candidates; None while there are too few for one."""
@@ -110,13 +113,40 @@ class DraftSequence:
         )
 
     def close(self) -> None:
-        """Release the drafter."""
+        """Give the drafter back."""
         end_ns = self.recorder.now_ns()
         self.recorder.span("sequence", self.opened_ns, end_ns, self.sequence_id, drafter=self.drafter_name)
         self.manager.close()
+        self.forest.free.append(self.manager.drafter)
 
     def account(self, name: str, start_ns: int, **fields: object) -> None:
         """Count and record work that began at `start_ns` and ends now."""
-        end_ns = self.recorder.now_ns()
+        self._account(name, start_ns, self.recorder.now_ns(), **fields)
+
+    def _account(self, name: str, start_ns: int, end_ns: int, /, **fields: object) -> None:
         self.busy_ns += end_ns - start_ns
         self.recorder.span(name, start_ns, end_ns, self.sequence_id, **fields)
+
+
+@dataclass(slots=True)
+class Forest:
+    """Drafters that were made together, and what their steps cost."""
+
+    free: list[Drafter]
+    """Those that no open sequence has."""
+    step_cost: RowCost = field(default_factory=lambda: RowCost(DRAFT_ROW_SHARE))
+
+    def step(self, sequences: Sequence[DraftSequence], recorder: Recorder) -> None:
+        """One step for those of its sequences that have work; each has a share of its time by the number of rows."""
+        start_ns = recorder.now_ns()
+        proposals = propose([sequence.manager for sequence in sequences], self.step_cost.row_share)
+        step_ns = recorder.now_ns() - start_ns
+        num_rows, num_before = sum(proposal.num_rows for proposal in proposals), 0
+        if not any(proposal.has_root for proposal in proposals):  # after a miss caches are cold
+            self.step_cost.passed(num_rows, step_ns)
+        for sequence, proposal in zip(sequences, proposals, strict=True):
+            if proposal.num_rows:
+                num_behind = num_before + proposal.num_rows
+                borders = (start_ns + step_ns * number // num_rows for number in (num_before, num_behind))
+                sequence.stepped(proposal, step_ns, *borders)
+                num_before = num_behind

@@ -1,23 +1,22 @@
-"""The draft's loop: receive, roll back, propose, send. It waits only when its sequence has no room to run ahead.
+"""The draft's loop: receive, roll back, propose, send. It waits only when no sequence has room to run ahead.
 
 It knows nothing of schedules: how far it may run ahead, and how many tokens make a message, came with each `Open`.
 
-The target decodes one sequence at a time and numbers them upwards. So an `Open` ends the sequence before it, whose
-`Close` was lost; and one that is not above all numbers heard before is a late copy of what is over.
+A sequence lives from its `Open` to its `Close`, and each number lives once: a later `Open` is a copy. A verdict for one
+changes no other. One step is for all of them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, ReferenceDrafter
-from amusd.errors import PeerLostError, PeerProtocolError, RankLostError
-from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
+from amusd.drafters.base import Drafter, DrafterFactory, ReferenceDrafter
+from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Message, Open, Shutdown, Verdict
-from amusd.runtime.draft_sequence import DraftSequence
+from amusd.runtime.draft_sequence import DraftSequence, Forest
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
@@ -25,12 +24,12 @@ from amusd.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
-DrafterFactory = Callable[[], Drafter]
-
 IDLE_SECONDS = 1.0
 """How long one wait for a message lasts before the loop looks around again."""
 MAX_SHOWN = 40
 """Characters of a name that a peer made up and that goes into a line for people."""
+MAX_KNOWN = 1_000
+"""Numbers of sequences that are remembered, the highest ones; a lower one is over."""
 SIGN_NS = 100_000_000
 """A draft that works for longer and has nothing to send says that it is alive; well below `max_silence_seconds`."""
 
@@ -48,17 +47,20 @@ class DraftWorker:
     recorder: Recorder
     num_ids: int = 0
     """Token ids that the models take in: `[0, num_ids)`; 0: any, since there is none that would compute them."""
+    max_num_seqs: int = 1
+    """Sequences that each drafter works on at once."""
     num_ignored: int = 0
     """Messages that the protocol forbids, that ask for what is not here (ids which no model takes, a drafter), or that
-    name another sequence than the open one: dropped, and they change nothing."""
+    name a sequence that is not open: dropped, and they change nothing."""
     _has_complained: bool = False
-    _sequence: DraftSequence | None = None
-    _newest: int = -1
-    """Highest number of a sequence that was opened or closed."""
-    _chain_drafters: dict[str, Drafter] = field(default_factory=dict)
-    _tree_drafters: dict[str, Drafter] = field(default_factory=dict)
-    _step_costs: dict[str, RowCost] = field(default_factory=dict)
-    """What rows of a tree step cost, by drafter."""
+    _sequences: dict[int, DraftSequence] = field(default_factory=dict)
+    """Those that are open, by number."""
+    _known: set[int] = field(default_factory=set)
+    """The highest numbers of sequences that were opened or closed."""
+    _over: int = -1
+    """This number and all below it are over, except of open sequences."""
+    _chains: dict[str, Forest] = field(default_factory=dict)
+    _trees: dict[str, Forest] = field(default_factory=dict)
     _running: bool = True
     _last_sent_ns: int = 0
 
@@ -74,42 +76,47 @@ class DraftWorker:
             # The target decides when a run ends; its going away is one way of saying so.
             self.recorder.instant("target_gone", -1)
         finally:
-            self._forget()
+            for sequence in tuple(self._sequences.values()):
+                self._forget(sequence)
             self.recorder.flush()
 
     def prepare(self) -> None:
         """Make the drafters before the first sequence needs one: a GPU takes seconds to prepare. Idempotent."""
-        if self._chain_drafters or self._tree_drafters:
+        if self._chains or self._trees:
             return
-        self._chain_drafters = {name: make() for name, make in self.drafters.items()}
-        self._tree_drafters = {name: make() for name, make in self.tree_drafters.items()}
+        self._chains = {name: Forest([*make(self.max_num_seqs)]) for name, make in self.drafters.items()}
+        self._trees = {name: Forest([*make(self.max_num_seqs)]) for name, make in self.tree_drafters.items()}
 
     @property
     def has_work(self) -> bool:
-        """The sequence has room to run ahead."""
-        return self._sequence is not None and self._sequence.has_work
+        """A sequence has room to run ahead."""
+        return any(sequence.has_work for sequence in self._sequences.values())
 
     def step(self) -> None:
         """Receive, roll back, propose, send. Raises `PeerLostError`."""
         self._receive()
-        sequence = self._sequence
-        if sequence is None:
+        for sequence in self._sequences.values():
+            if self._roll_back(sequence):
+                self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left
+        for forest in (*self._chains.values(), *self._trees.values()):
+            self._propose(forest)
+
+    def _propose(self, forest: Forest) -> None:
+        working = [each for each in self._sequences.values() if each.forest is forest and each.has_work]
+        if not working:
             return
-        if self._roll_back(sequence):
-            self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left to draft
-        if sequence.has_work:
-            sequence.propose()
+        forest.step(working, self.recorder)
+        for sequence in working:
             self._send(sequence)
-            if self.recorder.now_ns() - self._last_sent_ns >= SIGN_NS:
-                self._post(sequence.progress())
+        if self.recorder.now_ns() - self._last_sent_ns >= SIGN_NS:
+            self._post(working[0].progress())
 
     def _receive(self) -> None:
         """Take in everything that has arrived; wait for something when there is nothing to draft."""
-        sequence = self._sequence
-        if sequence is not None and sequence.has_work:
-            message = self.link.receive(sequence.patience_seconds)
-        else:
-            message = self._wait()
+        working = [sequence for sequence in self._sequences.values() if sequence.has_work]
+        # a step is for all of them, so it waits only as long as each would
+        patience = min((sequence.patience_seconds for sequence in working), default=None)
+        message = self._wait() if patience is None else self.link.receive(patience)
         while message is not None:
             record_message(self.recorder, RECEIVE, message)
             self._handle(message)
@@ -119,12 +126,12 @@ class DraftWorker:
         """Wait for a message, because nothing can be drafted before one comes."""
         start_ns = self.recorder.now_ns()
         message = self.link.receive(IDLE_SECONDS)
-        if self._sequence is not None:
-            self._sequence.waited(start_ns, self.recorder.now_ns())
+        for sequence in self._sequences.values():
+            sequence.waited(start_ns, self.recorder.now_ns())
         return message
 
     def _handle(self, message: Message) -> None:
-        sequence = self._open_one(getattr(message, "sequence_id", -1))
+        sequence = self._sequences.get(getattr(message, "sequence_id", -1))
         if isinstance(message, Open):
             self._open(message)
         elif isinstance(message, Verdict) and sequence is not None:
@@ -141,26 +148,20 @@ class DraftWorker:
             self.num_ignored += 1
             return
         biased = (token_id for token_id, _ in opening.distribution.logit_bias)
+        start_ns = self.recorder.now_ns()
         try:
             check_opening(opening)
             self._check_ids((*opening.token_ids, *opening.reference, *biased))
-            self._check_drafter(opening)
-        except PeerProtocolError as error:
+            forest = self._forest(opening)
+            self._note(opening.sequence_id)
+            manager = self._manage(opening, forest.free)
+        except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self.num_ignored += 1
             self._say_once(f"opened no sequence: {error}")
             return
-        self._forget()
-        self._newest = opening.sequence_id
-        start_ns = self.recorder.now_ns()
-        try:
-            manager = self._manage(opening)
-        except ValueError as error:  # more than its model takes: the target goes on alone
-            self.num_ignored += 1
-            self._say_once(f"opened no sequence: {error}")
-            return
-        sequence = DraftSequence(manager, opening.drafter, self.recorder, start_ns)
+        sequence = DraftSequence(manager, forest, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
-        self._sequence = sequence
+        self._sequences[opening.sequence_id] = sequence
 
     def _say_once(self, complaint: str) -> None:
         """Warn people once: the target asks again and again, and that must not fill the log."""
@@ -172,22 +173,37 @@ class DraftWorker:
         if self.num_ids and max(token_ids, default=0) >= self.num_ids:
             raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
-    def _check_drafter(self, opening: Open) -> None:
-        """Raises `PeerProtocolError` for a name that there is not."""
-        names = self.drafters if opening.fan_out == 1 else self.tree_drafters
-        if opening.drafter not in names:
+    def _forest(self, opening: Open) -> Forest:
+        """Return where a free drafter of that name is; the oldest sequence gives up its own where there is none.
+
+        A target that has no more sequences than there are drafters has closed that one, and the `Close` was lost.
+
+        Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where all sequences are newer.
+        """
+        forests = self._chains if opening.fan_out == 1 else self._trees
+        if opening.drafter not in forests:
             kind = "a drafter" if opening.fan_out == 1 else "a drafter of trees"
             asked = f"the target asks for {kind} {opening.drafter[:MAX_SHOWN]!r}"
-            raise PeerProtocolError(f"{asked}; this draft has: {', '.join(names) or 'none'}")
+            raise PeerProtocolError(f"{asked}; this draft has: {', '.join(forests) or 'none'}")
+        forest = forests[opening.drafter]
+        if not forest.free:
+            oldest = min(
+                (each for each in self._sequences.values() if each.forest is forest), key=lambda each: each.sequence_id
+            )
+            if opening.sequence_id < oldest.sequence_id:
+                raise NoRoomError(f"all {self.max_num_seqs} drafters {opening.drafter!r} are at work")
+            self._forget(oldest)
+        return forest
 
-    def _manage(self, opening: Open) -> RollbackManager:
-        name = opening.drafter
-        drafter = (self._chain_drafters if opening.fan_out == 1 else self._tree_drafters)[name]
+    def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:
+        """Have a free drafter work on the sequence. Raises `NoRoomError`."""
+        drafter = free[-1]
         if isinstance(drafter, ReferenceDrafter):
             drafter.set_reference((*opening.token_ids, *opening.reference))
         drafter.set_distribution(opening.distribution)
-        step_cost = None if opening.fan_out == 1 else self._step_costs.setdefault(name, RowCost(DRAFT_ROW_SHARE))
-        return RollbackManager(opening, drafter, step_cost)
+        manager = RollbackManager(opening, drafter)
+        free.pop()
+        return manager
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
         """Bring the sequence in line with the verdict that has come; whether there was one to follow."""
@@ -206,12 +222,12 @@ class DraftWorker:
             sequence.sent(candidate)
 
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:
-        self._newest = max(self._newest, message.sequence_id)
+        self._note(message.sequence_id)
         if sequence is None:
             self.num_ignored += 1
             return
         progress = sequence.progress()
-        self._forget()
+        self._forget(sequence)
         record_message(self.recorder, SEND, progress)
         self.recorder.flush()  # the target may read the events as soon as it has the counts
         self.link.send(progress)
@@ -222,15 +238,17 @@ class DraftWorker:
         self._last_sent_ns = self.recorder.now_ns()
 
     def _is_over(self, sequence_id: int) -> bool:
-        """The sequence is over or has begun: it or a later one was heard of before."""
-        return sequence_id <= self._newest
+        """The sequence is over or has begun."""
+        return sequence_id <= self._over or sequence_id in self._known
 
-    def _open_one(self, sequence_id: int) -> DraftSequence | None:
-        """The open sequence, if that is its id."""
-        return self._sequence if self._sequence is not None and self._sequence.sequence_id == sequence_id else None
+    def _note(self, sequence_id: int) -> None:
+        """Remember that the sequence has begun, or is over."""
+        self._known.add(sequence_id)
+        if len(self._known) > MAX_KNOWN:
+            self._over = max(self._over, min(self._known))
+            self._known.remove(min(self._known))
 
-    def _forget(self) -> None:
-        """End the open sequence, if there is one."""
-        sequence, self._sequence = self._sequence, None
-        if sequence is not None:
-            sequence.close()
+    def _forget(self, sequence: DraftSequence) -> None:
+        """End an open sequence."""
+        del self._sequences[sequence.sequence_id]
+        sequence.close()

@@ -12,28 +12,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, Expansion
 from amusd.errors import RankLostError, RollbackError
-from amusd.policies.row_cost import RowCost
-from amusd.protocol.draft_session import DraftSession, Guesses, Transition
+from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.sampling.acceptance import certain
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What one step did for one sequence."""
+
+    num_rows: int
+    """Nodes that were computed; 0: the step was for other sequences."""
+    num_tokens: int
+    """The same of a tree; the tokens that were added to a chain."""
+    has_root: bool
+    """Its root was computed."""
+
+
 class RollbackManager:
     """Owns one sequence of the draft: its session and its drafter, which always agree."""
 
-    def __init__(self, opening: Open, drafter: Drafter, step_cost: RowCost | None = None) -> None:
-        """`step_cost`: of trees, what is known from earlier sequences of this drafter."""
+    def __init__(self, opening: Open, drafter: Drafter) -> None:
         self.session = DraftSession(opening)
         self.drafter = drafter
         self.num_looked_up = 0
         """Tokens drafted outside of steps."""
-        self._step_cost = step_cost or RowCost()
-        self._num_guesses = 0  # computed in the last step
         self._capacity = opening.max_length
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
@@ -59,22 +68,17 @@ class RollbackManager:
         """Committed tokens and nodes."""
         return self.session.base + self.session.num_nodes
 
-    def propose(self) -> int:
-        """One step: compute the likeliest nodes. Returns how many, or how many tokens were added to a chain."""
-        session, drafter = self.session, self.drafter
-        nodes = session.next_nodes(self._step_cost.row_share)
-        self._num_guesses = len(nodes) - (session.root in nodes)
-        if not nodes:
-            return 0
-        num_tokens = min(session.room, max(session.tokens_per_message, drafter.tokens_per_step))
-        found = drafter.expand(session.root, nodes, num_tokens)
-        session.grow(nodes, found, self._rows(found) if self._sends_rows else ())
-        return len(found)
+    def plan(self, nodes: Sequence[Node]) -> Expansion:
+        """The drafter's part of a step that computes `nodes`."""
+        num_tokens = min(self.session.room, max(self.session.tokens_per_message, self.drafter.tokens_per_step))
+        return Expansion(self.session.root, nodes, num_tokens)
 
-    def stepped(self, ns: int) -> None:
-        """That step took this long. One over the root tells nothing of others: it follows a miss, caches are cold."""
-        if self._num_guesses:
-            self._step_cost.passed(self._num_guesses, ns)
+    def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> Proposal:
+        """Add what was `found` behind them; nothing where there are none."""
+        has_root = self.session.root in nodes
+        if nodes:
+            self.session.grow(nodes, found, self._rows(found) if self._sends_rows else ())
+        return Proposal(len(nodes), len(found), has_root)
 
     def offer(self) -> Candidate | None:
         """The next message for the target."""
@@ -128,3 +132,16 @@ class RollbackManager:
         expected = committed_length + (num_nodes if self.session.is_chain else 0)
         if self.drafter.length != expected:
             raise RollbackError(f"drafter holds {self.drafter.length} tokens, session {expected}")
+
+
+def propose(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[Proposal]:
+    """One step for sequences whose drafters were made together: compute the nodes that are worth most.
+
+    `row_share`: see `next_nodes`.
+    """
+    chosen = next_nodes([manager.session for manager in managers], row_share)
+    working = [manager for manager, nodes in zip(managers, chosen, strict=True) if nodes]
+    parts = [manager.plan(nodes) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
+    drafters = [manager.drafter for manager in working]
+    found = iter(drafters[0].expand_together(drafters, parts) if drafters else ())
+    return [manager.take(nodes, next(found) if nodes else ()) for manager, nodes in zip(managers, chosen, strict=True)]

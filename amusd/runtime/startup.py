@@ -279,9 +279,14 @@ def failure_report(error: BaseException) -> Failed:
 
 
 def serve(
-    link: Transport, drafters: LoadedDrafters, recorder: Recorder, incarnation: int, timeout_seconds: float
+    link: Transport,
+    drafters: LoadedDrafters,
+    recorder: Recorder,
+    incarnation: int,
+    timeout_seconds: float,
+    max_num_seqs: int = 1,
 ) -> None:
-    """Shake hands over `link` and draft until the target is done."""
+    """Shake hands over `link` and draft until the target is done, for up to `max_num_seqs` sequences at once."""
     hello = Hello(
         protocol_version=PROTOCOL_VERSION,
         role=Role.DRAFT,
@@ -298,6 +303,7 @@ def serve(
         incarnation=incarnation,
         recorder=recorder,
         num_ids=drafters.num_ids,
+        max_num_seqs=max_num_seqs,
     )
     worker.prepare()  # before the target counts on it
     await_hello(link, hello, timeout_seconds)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from amusd.models.cached_model import ChainRows
 from amusd.models.language_model import (
     Chooser,
     DigestRequest,
@@ -191,6 +192,10 @@ class TableModel:
             chosen += argmax_rows(logits) if chooser is None else chooser.choose(logits, cache.length - 1, pending[-1:])
             pending = chosen[-1:]
         return chosen
+
+    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
+        """The tokens of each sequence alone."""
+        return [self.extend(rows.token_ids, rows.cache, rows.num_tokens, rows.chooser) for rows in batch]
 
     def _hash_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
         """The hash of each row's prefix in a pass over several paths."""

@@ -101,7 +101,7 @@ def prepared_drafters(config: EngineConfig) -> PreparedDrafters:
     loaded = load_drafters(config, device)
     ready = time.perf_counter()
     kind = config.drafters[0].kind
-    chain, tree = loaded.factories[kind](), loaded.tree_factories[kind]()
+    (chain,), (tree,) = loaded.factories[kind](1), loaded.tree_factories[kind](1)
     _wait_for(torch.device(device))
     return PreparedDrafters(chain, tree, ready - started, time.perf_counter() - ready)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, ReferenceDrafter
+from amusd.drafters.base import ChainDrafter, Drafter, ReferenceDrafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.language_model import Chooser, KVCache
 from amusd.testing.table import TableModel
@@ -36,29 +36,12 @@ class Model(TableModel):
         return super().extend(token_ids, cache, num_tokens, chooser)
 
 
-class Free:
+class Free(ChainDrafter):
     """The model of a drafter whose cost is of no interest."""
 
-    tokens_per_step = 1
-
-    def __init__(self) -> None:
-        self.length = 0
-
-    def open(self, token_ids: Sequence[int], capacity: int) -> None:
-        self.length = len(token_ids)
-
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        self.length += max_tokens
+        self.commit((0,) * max_tokens)
         return (0,) * max_tokens
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        self.length += len(token_ids)
-
-    def truncate(self, length: int) -> None:
-        self.length = length
-
-    def close(self) -> None:
-        self.length = 0
 
 
 def opened(accept: float, reference: Sequence[int] = REFERENCE, model: Drafter | None = None) -> SyntheticDrafter:

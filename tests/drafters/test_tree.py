@@ -18,6 +18,7 @@ from amusd.drafters.base import Drafter, ReferenceDrafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, ModelTreeDrafter
+from amusd.errors import NoRoomError
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node, Transition
@@ -314,7 +315,7 @@ def test_it_drafts_up_to_the_last_position_of_the_model(name: str) -> None:
 
 
 def test_a_sequence_that_the_model_has_no_room_for_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"this draft model takes {tiny.MAX_LENGTH}"):
+    with pytest.raises(NoRoomError, match=f"this draft model takes {tiny.MAX_LENGTH}"):
         ModelTreeDrafter(model_of("LlamaConfig")).open([1, 2], tiny.MAX_LENGTH + 1, 2)
 
 

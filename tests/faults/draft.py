@@ -14,6 +14,7 @@ from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import MS, World
 
+from amusd.drafters.base import Drafter, one_by_one
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
@@ -65,16 +66,16 @@ class WatchedDraft(DraftWorker):
 
     def step(self) -> None:
         super().step()
-        if self._sequence is not None:
-            self.process.watch.draft_stepped(self.process.incarnation, self._sequence.manager.session)
+        for sequence in self._sequences.values():
+            self.process.watch.draft_stepped(self.process.incarnation, sequence.manager.session)
 
     def _open(self, opening: Open) -> None:
-        before = self._sequence
+        before = set(self._sequences)
         super()._open(opening)
-        self.process.world.counts["end of a sequence lost"] += before not in (None, self._sequence)
+        self.process.world.counts["end of a sequence lost"] += len(before - set(self._sequences))
 
-    def _manage(self, opening: Open) -> RollbackManager:
-        manager: Any = super()._manage(opening)
+    def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:
+        manager: Any = super()._manage(opening, free)
         manager.__class__, manager.world = WatchedManager, self.process.world
         defect = self.process.drafts.defects.get(type(manager.session))
         if defect is not None:
@@ -82,7 +83,7 @@ class WatchedDraft(DraftWorker):
         return manager
 
     def _handle(self, message: Message) -> None:
-        if isinstance(message, Verdict) and self._open_one(message.sequence_id) is None:
+        if isinstance(message, Verdict) and message.sequence_id not in self._sequences:
             self.process.world.counts["verdict for no sequence"] += 1
         super()._handle(message)
 
@@ -201,8 +202,8 @@ class DraftProcess:
         quality, silence = self.drafts.quality, self.drafts.silence
         return WatchedDraft(
             link=link,
-            drafters={"test": lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)},
-            tree_drafters={"test": lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)},
+            drafters={"test": one_by_one(lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation))},
+            tree_drafters={"test": one_by_one(lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation))},
             incarnation=self.incarnation,
             recorder=Recorder("draft", now_ns=self.world.time_ns),
             process=self,

@@ -114,7 +114,7 @@ MUTANTS: dict[str, Mutant] = {
     "NeverReminds": Mutant(client=NeverReminds),
     "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
     "ReopensTheClosed": Mutant(
-        patches={"amusd.runtime.draft_worker.DraftWorker._is_over": lambda draft, number: bool(draft._open_one(number))}
+        patches={"amusd.runtime.draft_worker.DraftWorker._is_over": lambda draft, number: number in draft._sequences}
     ),
     "DamageIsBelieved": Mutant(patches={"amusd.protocol.wire.zlib": SimpleNamespace(crc32=lambda _: 0)}),
 }

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.oracle import OracleDrafter, Schedule
 from amusd.engine import Engine
@@ -79,7 +79,12 @@ class DraftThread:
         factories: Mapping[str, Callable[[], Drafter]],
         tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
     ) -> None:
-        drafters = LoadedDrafters(factories, vocab_size=0, tokenizer_hash="", tree_factories=tree_factories)
+        drafters = LoadedDrafters(
+            {name: one_by_one(make) for name, make in factories.items()},
+            vocab_size=0,
+            tokenizer_hash="",
+            tree_factories={name: one_by_one(make) for name, make in tree_factories.items()},
+        )
         try:
             serve(self.link, drafters, self.recorder, incarnation=1, timeout_seconds=TIMEOUT_SECONDS)
         except BaseException as error:  # noqa: BLE001 - handed to the test

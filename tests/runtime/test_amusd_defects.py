@@ -16,7 +16,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.oracle import OracleDrafter, always_right, right_with_probability
 from amusd.protocol.messages import Message, Open, Verdict
 from amusd.protocol.wire import encode
-from amusd.runtime.rollback import RollbackManager
+from amusd.runtime.rollback import RollbackManager, propose
 from amusd.testing.memory import MemoryTransport
 from amusd.types import FinishReason, Mode
 
@@ -38,7 +38,7 @@ def test_after_a_rollback_at_any_index_the_draft_equals_a_fresh_one(num_drafted:
     drafter = AutoregressiveDrafter(target_model())
     manager = RollbackManager(opening(), drafter)
     while manager.length < len(PROMPT) + num_drafted:
-        manager.propose()
+        propose([manager])
     path = tuple(node.token_id for node in manager.session.root.below())
     kept, other = path[:divergence], (path[divergence] + 1) % VOCAB_SIZE
     transition = manager.apply(verdict(len(PROMPT), (*kept, other)))

@@ -6,6 +6,7 @@ import itertools
 
 from runtime.clocked import Clock, Link
 
+from amusd.drafters.base import one_by_one
 from amusd.drafters.oracle import OracleDrafter, always_right
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_worker import IDLE_SECONDS, SIGN_NS, DraftWorker
@@ -40,7 +41,7 @@ class Draft:
             return drafter
 
         recorder = Recorder("draft", now_ns=self.clock)
-        self.worker = DraftWorker(self.link, {"test": make}, {}, 1, recorder)  # type: ignore[arg-type]
+        self.worker = DraftWorker(self.link, {"test": one_by_one(make)}, {}, 1, recorder)  # type: ignore[arg-type]
         self.worker.prepare()
         options = {"max_lookahead": 8, "tokens_per_message": 1} | opening
         self.say(Open(1, 1, PROMPT, max_length, "test", **options))
@@ -89,8 +90,7 @@ def test_only_the_newest_of_several_verdicts_is_followed() -> None:
     older = Verdict(1, 1, 0, len(PROMPT), ANSWER[:1], 1)
     newer = Verdict(1, 1, 0, len(PROMPT), ANSWER[:3], 3)
     draft.say(older, newer)
-    sequence = draft.worker._sequence
-    assert sequence is not None
+    sequence = draft.worker._sequences[1]
     assert sequence.manager.session.committed == (*PROMPT, *ANSWER[:3])
     assert (sequence.num_rollbacks, draft.worker.num_ignored) == (0, 0)
 
@@ -100,8 +100,7 @@ def test_an_impossible_verdict_is_counted_once_and_changes_nothing() -> None:
     draft.steps(3)
     draft.say(Verdict(1, 1, 0, 99, (7,), 0))
     draft.steps(2)
-    sequence = draft.worker._sequence
-    assert sequence is not None
+    sequence = draft.worker._sequences[1]
     assert sequence.manager.session.committed == PROMPT
     assert draft.worker.num_ignored == 1
 

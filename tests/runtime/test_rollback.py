@@ -17,7 +17,7 @@ from amusd.drafters.ngram import NgramCache
 from amusd.errors import PeerProtocolError, RankLostError, RollbackError
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
-from amusd.runtime.rollback import RollbackManager
+from amusd.runtime.rollback import RollbackManager, propose
 
 OPENINGS = {
     "chain": Open(1, 1, PROMPT, 100, "brittle", 8, 1),
@@ -96,7 +96,7 @@ def paths(root: Node) -> list[tuple[int, ...]]:
 def manager_of(kind: str, num_steps: int = 4, fails: Callable[[str], bool] = lambda _: False) -> RollbackManager:
     manager = RollbackManager(OPENINGS[kind], BrittleDrafter(DRAFTERS[kind](), fails))
     for _ in range(num_steps):
-        manager.propose()
+        propose([manager])
     return manager
 
 
@@ -126,7 +126,7 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
         before = tree_of(manager)
         try:
             if rng.random() < 0.6:
-                manager.propose()
+                propose([manager])
             else:
                 known = paths(manager.session.root)
                 new = rng.choice(known) if known and rng.random() < 0.7 else (rng.randrange(VOCAB_SIZE),)
@@ -143,7 +143,7 @@ def test_a_drafter_that_fails_at_any_call_never_disagrees_with_its_session(
         assert failed_in == "look_up" or tree_of(manager) == before
         return
     while manager.session.has_work:
-        manager.propose()
+        propose([manager])
     if kind == "chain":
         fresh = AutoregressiveDrafter(target_model())
         fresh.open(committed, 100)
@@ -165,7 +165,7 @@ def test_a_drafter_that_cannot_follow_is_opened_again_with_what_the_verdict_comm
     assert manager.session.committed == (*PROMPT, *verdict.token_ids)
     assert manager.drafter.length == manager.session.base
     assert "opened again: DeviceLostError('follow')" in caplog.text
-    assert manager.propose() > 0
+    assert propose([manager])[0].num_tokens > 0
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -202,7 +202,7 @@ def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog
 
     manager = RollbackManager(OPENINGS["chain"], Forgetful(DRAFTERS["chain"](), lambda _: False))
     for _ in range(4):
-        manager.propose()
+        propose([manager])
     verdict = contradiction(manager)
     with caplog.at_level(logging.WARNING):
         manager.apply(verdict)
@@ -263,7 +263,7 @@ def test_a_disagreement_is_reported_with_both_lengths() -> None:
     drafter = AutoregressiveDrafter(target_model())
     manager = RollbackManager(OPENINGS["chain"], drafter)
     for _ in range(4):
-        manager.propose()
+        propose([manager])
     drafter.truncate(len(PROMPT))
     with pytest.raises(RollbackError, match=f"drafter holds {len(PROMPT)} tokens, session {len(PROMPT) + 4}"):
-        manager.propose()
+        propose([manager])

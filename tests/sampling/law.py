@@ -21,7 +21,7 @@ from amusd.models.language_model import Chooser, ModelOutput
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
-from amusd.runtime.rollback import RollbackManager
+from amusd.runtime.rollback import RollbackManager, propose
 from amusd.sampling.acceptance import unpack_rows
 from amusd.sampling.logits import LogitsProcessor
 from amusd.sampling.sampler import TargetSampler
@@ -192,7 +192,7 @@ class Experiment:
         return session.committed[len(PROMPT) : len(PROMPT) + NUM_TOKENS]
 
     def _draft(self, manager: RollbackManager, candidates: deque[bytes]) -> None:
-        manager.propose()
+        propose([manager])
         offer = manager.session.offer()
         if offer is not None:
             candidates.append(encode(self.filter_offer(offer), 7))
