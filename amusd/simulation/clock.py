@@ -4,8 +4,8 @@ Times are whole nanoseconds, so that runs repeat exactly. The target is the main
 draft works until it has come as far. A message is seen from its arrival on, which its sender's time decides. At equal
 times the draft acts first, then the target.
 
-The draft may look for a message only at times up to which all that the target sends is known. Where it would look
-later, `NotYet` ends its step before anything has changed, and the step is begun again once the target has come further.
+The draft may act only at times up to which all that the target sends is known. Where it would look for a message later,
+`NotYet` ends its act before anything has changed, and the act is begun again once the target has come further.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -59,8 +60,8 @@ class Clock:
 
     to_draft: Direction
     to_target: Direction
-    step_draft: Callable[[], None] | None = None
-    """`DraftWorker.step`; None: there is no draft."""
+    draft_acts: deque[Callable[[], None]] = field(default_factory=deque)
+    """What the draft does in turns: `DraftWorker.take_in` and `propose`; empty: there is no draft."""
     target_ns: int = 0
     draft_ns: int = 0
     _busy_until_ns: int = -1
@@ -124,11 +125,10 @@ class Clock:
     def _run_draft(self, until_ns: int, *, target_waits: bool = False) -> None:
         """Have the draft do all that it begins up to that time, or until a message is there that the target awaits."""
         self._known_until_ns, self._target_waits = until_ns, target_waits
-        while self.step_draft is not None and self.draft_ns <= self._known_ns:
-            try:
-                self.step_draft()
-            except NotYet:
-                return
+        with suppress(NotYet):
+            while self.draft_acts and self.draft_ns <= self._known_ns:
+                self.draft_acts[0]()
+                self.draft_acts.rotate(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ class _Run:
             cast("Transport", own_end), {DRAFTER: make}, {DRAFTER: make}, 1, journal, max_num_seqs=simulator.num_slots
         )
         draft.prepare()
-        clock.step_draft = draft.step
+        clock.draft_acts.extend((draft.take_in, draft.propose))
         return cast("Transport", other_end), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", (DRAFTER,), (DRAFTER,))
 
 

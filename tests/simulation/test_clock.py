@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from random import Random
 
 import pytest
@@ -19,7 +20,7 @@ class Draft:
 
     def __init__(self, *, delay: int = 0, patience: float = 1.0, work: int = 0, num_answers: int = 0) -> None:
         delays = Duration((delay,))
-        self.clock = Clock(Direction(delays, Random(1)), Direction(delays, Random(1)), self.step)
+        self.clock = Clock(Direction(delays, Random(1)), Direction(delays, Random(1)), deque([self.step]))
         self.patience, self.work, self.num_answers = patience, work, num_answers
         self.received: list[tuple[int, bool]] = []
         """When each wait ended, and whether with a message."""
