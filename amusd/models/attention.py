@@ -5,6 +5,7 @@ A pass has one `Attention`, which each layer calls with its own queries, keys an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +25,7 @@ class AttentionInputs(NamedTuple):
     query: Tensor
     """[rows, heads, dim]."""
     keys: Tensor
-    """[key_heads, slots, dim]: all slots that may be read; query heads that share a key head are grouped."""
+    """[key_heads, slots, dim]: all slots of the memory; query heads that share a key head are grouped."""
     values: Tensor
     """[key_heads, slots, value_dim]."""
     scaling: float
@@ -74,12 +75,30 @@ def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
     return output.view(key_heads, groups, rows, -1).permute(2, 0, 1, 3).flatten(1, 2)
 
 
+class PackedAttention:
+    """Attention of the rows of several sequences, which stand one after another in a pass; padding comes last."""
+
+    def __init__(self, parts: Sequence[tuple[slice, Attention]]) -> None:
+        """`parts`: the rows of each sequence, and their attention."""
+        self._parts = parts
+
+    def attend(self, layer: AttentionInputs) -> Tensor:
+        """See `Attention`; zeros for padding."""
+        query = layer.query
+        attended = [attention.attend(layer._replace(query=query[rows])) for rows, attention in self._parts]
+        padding = len(query) - self._parts[-1][0].stop
+        if padding:
+            attended.append(attended[0].new_zeros((padding, *attended[0].shape[1:])))
+        return torch.cat(attended)
+
+
 class CausalAttention:
     """Attention of the last rows of a sequence, each to what stands before it; for many rows on a GPU."""
 
-    def __init__(self, start: int, rows: int) -> None:
-        """`start`: position of the first row; the slots that are read end with the last one."""
+    def __init__(self, start: int, rows: int, first: int = 0) -> None:
+        """`start`: position of the first row; the slots that are read begin at `first` and end with the last row."""
         self._start = start
+        self._slots = slice(first, first + start + rows)
         self._bias = None
         if start:
             from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler: a second of start-up
@@ -88,10 +107,10 @@ class CausalAttention:
 
     def attend(self, layer: AttentionInputs) -> Tensor:
         """See `Attention`."""
-        query, keys, values = layer[:3]
+        query, keys, values = layer.query, layer.keys[:, self._slots], layer.values[:, self._slots]
         if not layer.is_plain:
             visible = torch.ones(len(query), keys.shape[1], dtype=torch.bool, device=keys.device).tril_(self._start)
-            return attend_masked(layer, visible)
+            return attend_masked(layer._replace(keys=keys, values=values), visible)
         output = F.scaled_dot_product_attention(
             query.to(keys.dtype).transpose(0, 1).unsqueeze(0),  # [1, heads, rows, dim]
             keys.unsqueeze(0),
@@ -106,42 +125,45 @@ class CausalAttention:
 
 @dataclass(frozen=True, slots=True)
 class TableAttention:
-    """Attention of few rows, each along its own path of slots; see `attend_rows`. All tensors are on the device."""
+    """Attention of few rows of each sequence, each along its own path of slots; see `attend_rows`.
+
+    All tensors are on the device.
+    """
 
     table: Tensor
-    """[1, positions] int64."""
+    """[seqs, positions] int64."""
     lengths: Tensor
-    """[1] int64."""
+    """[seqs] int64."""
     branches: Tensor
-    """[1, paths, depth] int64."""
+    """[seqs, paths, depth] int64."""
     row_paths: Tensor
-    """[1, rows] int64."""
+    """[seqs, rows] int64."""
     positions: Tensor
-    """[1, rows] int64."""
+    """[seqs, rows] int64."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`."""
+        """See `Attention`; the rows of a sequence are neighbours."""
         query, keys, values, scaling, softcap, sinks = layer
         if keys.shape[2] != values.shape[2]:  # latent attention, which `attend_rows` cannot do
             return attend_masked(layer, self._visible(keys.shape[1]))
         where = (self.table, self.lengths, self.branches, self.row_paths, self.positions)
-        output: Tensor = attend_rows(
-            query.to(keys.dtype).unsqueeze(0), keys, values, *where, scaling, softcap or 0.0, sinks
-        )
-        return output[0]
+        by_sequence = query.to(keys.dtype).view(*self.positions.shape, *query.shape[1:])
+        output: Tensor = attend_rows(by_sequence, keys, values, *where, scaling, softcap or 0.0, sinks)
+        return output.flatten(0, 1)
 
     def _visible(self, num_slots: int) -> Tensor:
-        """[rows, slots] bool: what each row sees. A padded row sees slot 0, since the softmax of no score is NaN."""
-        positions = self.positions[0].unsqueeze(1)  # [rows, 1]
+        """[seqs * rows, slots] bool: what each row sees. A padded row sees slot 0: the softmax of no score is NaN."""
+        positions, lengths = self.positions.unsqueeze(2), self.lengths.view(-1, 1, 1)  # [seqs, rows, 1], [seqs, 1, 1]
         by_table = torch.arange(self.table.shape[1], device=positions.device)
-        in_table = (by_table <= positions) & (by_table < self.lengths)  # [rows, positions]
-        branches = self.branches[0].index_select(0, self.row_paths[0])  # [rows, depth]
-        on_branch = self.lengths + torch.arange(branches.shape[1], device=positions.device) <= positions
-        visible = torch.zeros(len(positions), num_slots, dtype=torch.int8, device=positions.device)
-        visible.scatter_add_(1, self.table.expand(len(positions), -1), in_table.to(torch.int8))
-        visible.scatter_add_(1, branches, on_branch.to(torch.int8))
-        visible[:, :1] += positions < 0
-        return visible > 0
+        in_table = (by_table <= positions) & (by_table < lengths)  # [seqs, rows, positions]
+        depth = self.branches.shape[2]
+        branches = self.branches.gather(1, self.row_paths.unsqueeze(2).expand(-1, -1, depth))  # [seqs, rows, depth]
+        on_branch = lengths + torch.arange(depth, device=positions.device) <= positions
+        visible = torch.zeros(*self.positions.shape, num_slots, dtype=torch.int8, device=positions.device)
+        visible.scatter_add_(2, self.table.unsqueeze(1).expand_as(in_table), in_table.to(torch.int8))
+        visible.scatter_add_(2, branches, on_branch.to(torch.int8))
+        visible[:, :, :1] += positions < 0
+        return visible.flatten(0, 1) > 0
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,7 @@ nothing of candidates, sampling or messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
 from amusd.models.graphs import Capture
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import (
     Chooser,
     DigestRequest,
@@ -23,10 +23,19 @@ from amusd.models.language_model import (
     LogitsDigest,
     ModelOutput,
     SequenceRows,
-    argmax_rows,
 )
 from amusd.models.numerics import Numerics
-from amusd.models.passes import PADDING_ID, Network, Pass, PathRows, Slots, check_paths, lay_out_paths, lay_out_rows
+from amusd.models.passes import (
+    Network,
+    Part,
+    PartOutput,
+    Pass,
+    PathRows,
+    Slots,
+    check_paths,
+    lay_out_paths,
+    lay_out_rows,
+)
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.split_attention import stored_dtype
 
@@ -52,10 +61,14 @@ class ChainRows:
     chooser: Chooser | None = None
 
 
-class _CapturedCache(PreallocatedCache):
-    """A cache with the passes that were captured over its memory."""
+class _CapturedMemory(KVMemory):
+    """A memory with the passes that were captured over it."""
 
     passes: CapturedPasses
+
+
+class _CapturedCache(PreallocatedCache):
+    """A cache that captured passes read through a table of its slots."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """See `PreallocatedCache`, but nothing moves: the positions change their slots."""
@@ -118,7 +131,10 @@ class CachedModel:
         """Bytes of all weights; tied ones count once."""
         if capture is None and network.device.type == "cuda":
             raise ValueError(f"passes on {network.device} need a capture: run_each_time where graphs are off")
-        self._eager = EagerPasses(network, numerics, max_length) if capture is None else None
+        self._eager = None
+        if capture is None:
+            # How the sums of ranks are rounded may depend on the place of a row.
+            self._eager = EagerPasses(network, numerics, max_length, may_vary=ranks.size == 1)
 
     def under(self, numerics: Numerics) -> CachedModel:
         """The same weights under another rule."""
@@ -137,39 +153,49 @@ class CachedModel:
 
         `spare`: slots for nodes of a tree beside these tokens; see `forward_tree`.
         """
+        return self.new_caches(1, capacity, spare=spare)[0]
+
+    def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[PreallocatedCache]:
+        """Empty caches that share their memory, each as of `new_cache`."""
         if not 1 <= capacity <= self.max_length:
             raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
         if spare < 0:
             raise ValueError(f"spare={spare} must be at least 0")
         dtype = self._network.cache_dtype
         allocated = self._numerics.allocation(capacity + spare)
+        new, memory = PreallocatedCache, KVMemory
         if self._capture is None:
             dtype = stored_dtype(dtype, self._numerics.allocation(self.max_length))  # not of this cache: bits follow
-            return PreallocatedCache(capacity=capacity, allocated=allocated, dtype=dtype, spare=spare)
-        allocated += self.tokens_per_step
-        cache = _CapturedCache(capacity=capacity, allocated=allocated, dtype=dtype, spare=spare)
-        cache.passes = CapturedPasses(
-            self._network,
-            self._numerics,
-            cache,
-            max_length=self.max_length,
-            max_steps=self.tokens_per_step,
-            output_ids=self.output_ids,
-            capture=self._capture,
-            ranks=self._ranks,
-        )
-        return cache
-
-    def new_caches(self, number: int, capacity: int, *, spare: int = 0) -> list[PreallocatedCache]:
-        """Empty caches that share their memory, each as of `new_cache`."""
-        return [self.new_cache(capacity, spare=spare) for _ in range(number)]
+        else:
+            new, memory = _CapturedCache, _CapturedMemory
+            allocated += self.tokens_per_step
+        shared = memory(number * allocated, dtype)
+        caches = [
+            new(shared, capacity=capacity, allocated=allocated, spare=spare, number=index) for index in range(number)
+        ]
+        if isinstance(shared, _CapturedMemory):
+            assert self._capture is not None
+            shared.passes = CapturedPasses(
+                self._network,
+                self._numerics,
+                caches,
+                max_length=self.max_length,
+                max_steps=self.tokens_per_step,
+                output_ids=self.output_ids,
+                capture=self._capture,
+                ranks=self._ranks,
+            )
+        return caches
 
     def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
-        """See `LanguageModel`. A pass over a prepared cache that was not prepared is a `DeviceError`."""
+        """See `LanguageModel`, for the memory of `cache`. Then a captured pass of another shape is a `DeviceError`."""
         cache = self._checked((), cache)
-        for digest in digests if isinstance(cache, _CapturedCache) else ():
+        if self._eager is not None:
+            self._eager.prepare(cache.memory.num_slots // cache.allocated)
+            return
+        for digest in digests:
             wanted = None if digest is None else DigestRequest(digest, np.zeros((0, digest.num_inputs), dtype=np.int64))
-            self.run(Pass(steps=steps, wanted=wanted), cache)
+            self.run(Pass([Part(cache, wanted=wanted)], steps=steps))
 
     def chunk_end(self, start: int, end: int) -> int:
         """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
@@ -192,7 +218,7 @@ class CachedModel:
             rows = self._numerics.prefill_end(start, end) - start
             if not cache.is_in_order(start + rows):  # a chunk needs positions that are their own slots
                 rows = min(rows, self.max_rows(start))
-            self.run(Pass(token_ids[done : done + rows], with_logits=False), cache)
+            self.run(Pass([Part(cache, token_ids[done : done + rows])], with_logits=False))
             done += rows
 
     def forward(
@@ -203,49 +229,55 @@ class CachedModel:
         parents: Sequence[int] | None = None,
     ) -> ModelOutput:
         """One pass over a chain, or over several paths; see `LanguageModel.forward`."""
-        if parents is None:
-            return self._output(Pass(token_ids, wanted=wanted), self._check_chain(token_ids, cache))
-        cache = self._checked((), cache)
-        rows = self._lay_out(token_ids, parents, cache)
-        padding = [PADDING_ID] * (len(rows.paths) - len(token_ids))
-        output = self._output(Pass([*token_ids, *padding], rows, wanted=wanted), cache)
-        cache.path_slots = rows.slots
-        return ModelOutput(output.logits[: len(token_ids)], output.digests)
+        return self.forward_batch([SequenceRows(token_ids, cache, wanted, parents)])[0]
 
     def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
         """One pass over the rows of several sequences; see `LanguageModel.forward_batch`."""
-        return [self.forward(rows.token_ids, rows.cache, rows.wanted, rows.parents) for rows in batch]
-
-    def choose(self, token_ids: Sequence[int], cache: KVCache, parents: Sequence[int] | None = None) -> list[int]:
-        """`forward`, and the most likely token after each of its tokens."""
-        logits = self.forward(token_ids, cache, parents=parents).logits
-        if isinstance(cache, _CapturedCache):
-            return cache.passes.chosen(len(token_ids))
-        return self._tokens(argmax_rows(logits))
+        parts = []
+        for sequence in batch:
+            rows, cache = None, self._checked((), sequence.cache)
+            if sequence.parents is None:
+                self._check_chain(sequence.token_ids, cache)
+            else:
+                rows = self._lay_out(sequence.token_ids, sequence.parents, cache)
+            parts.append(Part(cache, sequence.token_ids, rows, sequence.wanted))
+        outputs = self._outputs(parts)
+        for part in parts:
+            part.cache.path_slots = () if part.rows is None else part.rows.slots
+        return outputs
 
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
         """Continue with `rows` of the last pass, which had several paths; see `LanguageModel.keep`."""
         cache = self._checked((), cache)
         cache.check_keep(rows)
-        self._ranks.announce(cache, None, rows)
+        self._ranks.announce([Part(cache)], None, rows)
         cache.keep(rows)
 
     def extend(
         self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
     ) -> list[int]:
         """`num_tokens` tokens after `token_ids`, each chosen behind the one before; see `LanguageModel`."""
-        if num_tokens < 1:
-            raise ValueError(f"num_tokens={num_tokens} must be at least 1")
-        end = cache.length + len(token_ids) + num_tokens - 1
-        if end > cache.capacity:
-            raise ValueError(f"{num_tokens} tokens do not fit: {end} of {cache.capacity} would be used")
-        chosen: list[int] = []
-        pending = token_ids
-        while len(chosen) < num_tokens:
-            chosen += self._step(pending, cache, chooser)
-            pending = chosen[-1:]
-        cache.truncate(end)
-        return chosen[:num_tokens]
+        return self.extend_batch([ChainRows(token_ids, cache, num_tokens, chooser)])[0]
+
+    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
+        """`extend` of several sequences, whose caches share their memory, in as many passes as the longest needs."""
+        ends = []
+        for chain in batch:
+            if chain.num_tokens < 1:
+                raise ValueError(f"num_tokens={chain.num_tokens} must be at least 1")
+            end, capacity = chain.cache.length + len(chain.token_ids) + chain.num_tokens - 1, chain.cache.capacity
+            if end > capacity:
+                raise ValueError(f"{chain.num_tokens} tokens do not fit: {end} of {capacity} would be used")
+            self._check_chain(chain.token_ids, chain.cache)
+            ends.append(end)
+        chosen: list[list[int]] = [[] for _ in batch]
+        while going := [index for index, chain in enumerate(batch) if len(chosen[index]) < chain.num_tokens]:
+            pending = [replace(batch[index], token_ids=chosen[index][-1:] or batch[index].token_ids) for index in going]
+            for index, tokens in zip(going, self._steps(pending), strict=True):
+                chosen[index] += tokens
+        for chain, end in zip(batch, ends, strict=True):
+            chain.cache.truncate(end)
+        return [tokens[: chain.num_tokens] for chain, tokens in zip(batch, chosen, strict=True)]
 
     def forward_tree(
         self,
@@ -267,39 +299,59 @@ class CachedModel:
         write from there on, padding included, whatever lies there. Raises `ValueError`, before any change, for what no
         path can be.
         """
-        cache = self._checked((), cache)
-        if not 1 <= len(token_ids) <= self._numerics.width:
-            raise ValueError(f"{len(token_ids)} rows: allowed are 1 to {self._numerics.width}")
-        return self._output(Pass(token_ids, PathRows(prefix, paths), wanted=wanted), cache)
+        return self.forward_trees([TreeRows(token_ids, prefix, paths, cache, wanted)])[0]
 
     def forward_trees(self, batch: Sequence[TreeRows]) -> list[ModelOutput]:
         """One pass over nodes of several trees, whose caches share their memory; each as of `forward_tree`."""
-        return [self.forward_tree(rows.token_ids, rows.prefix, rows.paths, rows.cache, rows.wanted) for rows in batch]
+        parts = []
+        for tree in batch:
+            cache = self._checked((), tree.cache)
+            if not 1 <= len(tree.token_ids) <= self._numerics.width:
+                raise ValueError(f"{len(tree.token_ids)} rows: allowed are 1 to {self._numerics.width}")
+            parts.append(Part(cache, tree.token_ids, PathRows(tree.prefix, tree.paths), tree.wanted))
+        return self._outputs(parts)
 
-    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
-        """`extend` of several sequences, whose caches share their memory, in as many passes as the longest needs."""
-        return [self.extend(rows.token_ids, rows.cache, rows.num_tokens, rows.chooser) for rows in batch]
+    def run(self, work: Pass) -> list[PartOutput]:
+        """Compute a pass on every rank; returns what it gives for each part, or nothing for a prompt.
 
-    def run(self, work: Pass, cache: PreallocatedCache) -> list[Tensor]:
-        """Compute a pass on every rank; returns logits [tokens, vocab], and [1, vocab] for each further step.
-
-        Checks the paths of `work` alone, unlike the calls above. Other ranks call it with what the first one announces.
+        Checks the paths of `work` and that its caches suit each other, unlike the calls above. Other ranks call it with
+        what the first one announces.
         """
-        if work.rows is not None:
-            check_paths(self._network, work.token_ids, work.rows, max_length=self.max_length, num_slots=cache.allocated)
-        self._ranks.announce(cache, work)
-        cache.path_slots = ()
-        if isinstance(cache, _CapturedCache):
-            return cache.passes.run(work)
+        memory = work.parts[0].cache.memory
+        if any(part.cache.memory is not memory for part in work.parts):
+            raise ValueError("the caches of one pass must share their memory: see new_caches()")
+        if len({part.cache.number for part in work.parts}) < len(work.parts):
+            raise ValueError("a pass may have each cache once")
+        for part in work.parts:
+            if part.rows is not None:
+                num_slots = part.cache.allocated
+                check_paths(self._network, part.token_ids, part.rows, max_length=self.max_length, num_slots=num_slots)
+        self._ranks.announce(work.parts, work)
+        for part in work.parts:
+            part.cache.path_slots = ()
+        if isinstance(memory, _CapturedMemory):
+            return memory.passes.run(work)
         assert self._eager is not None
-        return self._eager.run(work, cache)
+        return self._eager.run(work)
 
-    def _output(self, work: Pass, cache: PreallocatedCache) -> ModelOutput:
-        """The logits of a pass, and its digests."""
-        logits = self.run(work, cache)[0]
-        if work.wanted is None or not isinstance(cache, _CapturedCache):
-            return ModelOutput(logits)
-        return ModelOutput(logits, cache.passes.digested(work.wanted.digest, len(work.token_ids)))
+    def _outputs(self, parts: Sequence[Part]) -> list[ModelOutput]:
+        """The outputs of parts in one pass, or in one for each digest that is wanted."""
+        if not parts:
+            return []
+        digests = {part.wanted.digest: None for part in parts if part.wanted is not None}
+        if len(digests) < 2 or self._eager is not None:
+            return [output.rows for output in self.run(Pass(parts))]
+        found: dict[int, ModelOutput] = {}
+        first, *_ = digests
+        for digest in digests:
+            numbers = [
+                number
+                for number, part in enumerate(parts)
+                if (first if part.wanted is None else part.wanted.digest) == digest
+            ]
+            for number, output in zip(numbers, self.run(Pass([parts[number] for number in numbers])), strict=True):
+                found[number] = replace(output.rows, logits=output.rows.logits.clone())  # of the last pass
+        return [found[number] for number in range(len(parts))]
 
     def _lay_out(self, token_ids: Sequence[int], parents: Sequence[int], cache: PreallocatedCache) -> PathRows:
         """The places of rows on several paths. Raises `ValueError` where there is no room."""
@@ -311,13 +363,8 @@ class CachedModel:
         if isinstance(cache, _CapturedCache):
             rows = lay_out_rows(parents, cache.slots, start, num_tracks)
         else:
-            rows = lay_out_paths(
-                parents,
-                start=start,
-                num_rows=self._numerics.padded_rows(len(token_ids)),
-                num_tracks=num_tracks,
-                stride=self._numerics.track_stride,
-            )
+            stride = self._numerics.track_stride
+            rows = lay_out_paths(parents, start=start, num_tracks=num_tracks, stride=stride)
         last = max(rows.positions)
         if last >= min(cache.capacity, start + self.max_rows(start)):
             raise ValueError(f"a path to position {last} from {start}: allowed are {self.max_rows(start)} rows of one")
@@ -326,42 +373,57 @@ class CachedModel:
     def _tokens(self, columns: list[int]) -> list[int]:
         return columns if self._output_id_list is None else [self._output_id_list[column] for column in columns]
 
-    def _step(self, token_ids: Sequence[int], cache: KVCache, chooser: Chooser | None) -> list[int]:
-        """One or, where they come in one replay, `tokens_per_step` tokens after `token_ids`."""
-        if isinstance(cache, _CapturedCache):
-            return self._replay_step(token_ids, cache, chooser)
-        if chooser is None:
-            return self.choose(token_ids, cache)[-1:]
-        logits = self.forward(token_ids, cache).logits[-1:]
-        return self._tokens(chooser.choose(logits, cache.length - 1, token_ids[-1:]))
+    def _steps(self, chains: Sequence[ChainRows]) -> list[list[int]]:
+        """One or, where they come in one replay, up to `tokens_per_step` tokens behind each chain."""
+        if self._eager is None:
+            return self._replay_steps(chains)
+        parts = [Part(self._check_chain(chain.token_ids, chain.cache), chain.token_ids) for chain in chains]
+        chosen = []
+        for chain, output in zip(chains, self.run(Pass(parts)), strict=True):
+            last, chooser = ModelOutput(output.rows.logits[-1:]), chain.chooser
+            before = chain.cache.length - 1
+            columns = last.choose() if chooser is None else chooser.choose(last.logits, before, chain.token_ids[-1:])
+            chosen.append(self._tokens(columns))
+        return chosen
 
-    def _replay_step(self, token_ids: Sequence[int], cache: _CapturedCache, chooser: Chooser | None) -> list[int]:
-        """The same in one replay. The tokens chosen on the device are valid as far as `chooser` agrees."""
-        self._check_chain(token_ids, cache)
-        start, count = cache.length, len(token_ids)
-        digest = None if chooser is None else chooser.digest
-        # Other ranks do not know the noise, so they cannot tell which token of a digest comes next.
-        follows = chooser is None or (chooser.follows_digest and self._ranks.size == 1)
-        steps = self.tokens_per_step if follows else 1
-        wanted = None
-        if chooser is not None and digest is not None:
-            wanted = DigestRequest(digest, chooser.inputs(start, token_ids, steps))
-        first, *others = self.run(Pass(token_ids, steps=steps, wanted=wanted), cache)
+    def _replay_steps(self, chains: Sequence[ChainRows]) -> list[list[int]]:
+        """The same in one replay for each digest. Tokens chosen on the device are valid as far as a chooser agrees."""
+        groups: dict[tuple[LogitsDigest | None, int], list[int]] = {}
+        for index, chain in enumerate(chains):
+            chooser = chain.chooser
+            # Other ranks do not know the noise, so they cannot tell which token of a digest comes next.
+            follows = chooser is None or (chooser.follows_digest and self._ranks.size == 1)
+            kind = (None if chooser is None else chooser.digest, self.tokens_per_step if follows else 1)
+            groups.setdefault(kind, []).append(index)
+        chosen: dict[int, list[int]] = {}
+        for (digest, steps), members in groups.items():
+            starts = [chains[index].cache.length for index in members]
+            parts = []
+            for index in members:
+                chain, wanted = chains[index], None
+                cache = self._check_chain(chain.token_ids, chain.cache)
+                if chain.chooser is not None and digest is not None:
+                    wanted = DigestRequest(digest, chain.chooser.inputs(cache.length, chain.token_ids, steps))
+                parts.append(Part(cache, chain.token_ids, wanted=wanted))
+            for index, start, output in zip(members, starts, self.run(Pass(parts, steps=steps)), strict=True):
+                chosen[index] = self._choose_steps(chains[index], start, output)
+        return [chosen[index] for index in range(len(chains))]
+
+    def _choose_steps(self, chain: ChainRows, start: int, output: PartOutput) -> list[int]:
+        """The tokens of one chain that began at `start`: each step's, as long as it followed what is chosen."""
+        chooser, end = chain.chooser, start + len(chain.token_ids)
+        steps = [output.rows.last_row(), *output.steps]
         if chooser is None:
-            cache.passes.check_chain(count, steps)
-            return cache.passes.chain(count, steps)
-        before, end = token_ids[-1], start + count
-        if digest is None:
-            return self._tokens(chooser.choose(first[-1:], end - 1, [before]))
-        outputs = cache.passes.digested(digest, count, steps)[count - 1 :]
+            return self._tokens([column for step in steps for column in step.choose()])
         chosen: list[int] = []
-        for step, (rows, followed) in enumerate(
-            zip([first[-1:], *others], cache.passes.chain(count, steps), strict=True)
-        ):
-            [before] = self._tokens(chooser.choose(rows, end + step - 1, [before], outputs[step : step + 1]))
+        before = chain.token_ids[-1]
+        for number, step in enumerate(steps):
+            columns = chooser.choose(step.logits, end + number - 1, [before], step.digests)
+            [before] = self._tokens(columns)
             chosen.append(before)
-            if before != followed:  # what was computed behind it is of another sequence
-                cache.truncate(min(cache.length, end + step))
+            assert step.columns is not None
+            if number + 1 < len(steps) and columns != step.columns.tolist():  # what follows is of another sequence
+                chain.cache.truncate(min(chain.cache.length, end + number))
                 break
         return chosen
 

@@ -1,17 +1,19 @@
-"""Passes of a few fixed shapes over one cache, captured once and replayed, so that a GPU never waits for the host.
+"""Passes of a few fixed shapes over one memory, captured once and replayed, so that a GPU never waits for the host.
 
-The shape of a pass is its number of rows, the number of tokens it chooses one after another, and the digest of the
-logits that comes to the host (none: the most likely tokens). Everything else is data on the device: the tokens, where
-each row stands and what it sees (`attend_rows`). So a chain, a tree and several paths are one graph, a rollback changes
-numbers only, and several draft steps fit in one replay, each reading the token that the one before it chose. The host
-writes its inputs, replays, and waits for one event (docs/gpu.md).
+The shape of a pass is its number of sequences, the rows of each, the number of tokens it chooses one after another, and
+the digest of the logits that comes to the host (none: the most likely tokens). Everything else is data on the device:
+the tokens, where each row stands and what it sees (`attend_rows`). So a chain, a tree and several paths are one graph,
+a rollback changes numbers only, and several draft steps fit in one replay, each reading the token that the one before
+it chose. The host writes its inputs, replays, and waits for one event (docs/gpu.md).
+
+At a fixed width all passes of a memory have one shape, with rows for every cache. Otherwise sequences come in powers of
+two, with one row each or `width`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +24,9 @@ from amusd.errors import DeviceError, RankLostError
 from amusd.models.attention import CausalAttention, TableAttention
 from amusd.models.graphs import Capture, Completion, Replay
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import LogitsDigest, check_finite
+from amusd.models.language_model import LogitsDigest, ModelOutput
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Network, Pass, PathRows, Slots
+from amusd.models.passes import Network, Part, PartOutput, Pass, Slots
 from amusd.models.sharding import Ranks
 
 _NO_POSITION = -1  # a padded row: it sees nothing
@@ -35,15 +37,17 @@ class PassShape:
     """The key of a captured pass."""
 
     rows: int
-    """Computed side by side, with padding."""
+    """Of each sequence, computed side by side, with padding."""
     steps: int = 1
-    """Tokens chosen one after another, the first behind the last real row."""
+    """Tokens of each sequence chosen one after another, the first behind its last real row."""
     digest: LogitsDigest | None = None
     """Computed of each row's logits; None: the most likely token alone."""
+    sequences: int = 1
+    """With padding."""
 
 
 class _DigestBuffers:
-    """Inputs and outputs of one digest, for each row and each step."""
+    """Inputs and outputs of one digest, for each row and each step of each sequence."""
 
     def __init__(self, digest: LogitsDigest, count: int, device: torch.device) -> None:
         is_pinned = device.type == "cuda"
@@ -51,63 +55,66 @@ class _DigestBuffers:
         self.inputs = torch.zeros_like(self._host_inputs, device=device)
         self._host_outputs = torch.zeros((count, digest.num_outputs), dtype=torch.int32, pin_memory=is_pinned)
         self.outputs = torch.zeros_like(self._host_outputs, device=device)
+        self.host_inputs: npt.NDArray[np.int64] = self._host_inputs.numpy()
+        """[count, words], which the host writes before `send`."""
+        self.host_outputs: npt.NDArray[np.int32] = self._host_outputs.numpy()
+        """[count, words], which the host reads after a pass."""
 
-    def send(self, inputs: npt.NDArray[np.int64], first: int) -> None:
-        """Hand the inputs of the rows from `first` on to the device. Does not wait."""
-        rows = slice(first, first + len(inputs))
-        self._host_inputs.numpy()[rows] = inputs
+    def send(self, rows: slice) -> None:
+        """Hand these inputs on to the device. Does not wait."""
         self.inputs[rows].copy_(self._host_inputs[rows], non_blocking=True)
 
     def fetch(self, rows: slice) -> None:
         """Have the device write these outputs to the host. Does not wait."""
         self._host_outputs[rows].copy_(self.outputs[rows], non_blocking=True)
 
-    def read(self, rows: slice) -> npt.NDArray[np.int32]:
-        """A copy of the outputs of a pass that is over."""
-        outputs: npt.NDArray[np.int32] = self._host_outputs.numpy()[rows].copy()
-        return outputs
-
 
 class _Inputs:
     """The inputs that the host writes before a pass: one pinned buffer, sent in one copy.
 
-    rows    tokens, positions, slots, and which path each row is on; behind them the positions and slots of the steps
-    paths   the slots of each path from position `length` on; a chain needs none
+    sequences   the cache of each, its length, and which of its rows is the last real one
+    rows        tokens, positions, slots, and which path each row is on: those of a sequence are neighbours
+    steps       positions and slots of each further step, in one piece with those of the rows
+    paths       the slots of each path of each sequence from position `length` on; a chain needs none
     """
 
-    def __init__(self, max_rows: int, max_steps: int, max_depth: int, device: torch.device) -> None:
-        counts = (1, 1, max_rows, max_rows, max_rows + max_steps, max_rows + max_steps, max_rows * max_depth)
+    def __init__(self, num_sequences: int, max_rows: int, max_steps: int, max_depth: int, device: torch.device) -> None:
+        self._max_depth = max_depth
+        num_rows = num_sequences * max_rows
+        num_all = num_rows + num_sequences * max_steps
+        counts = (num_sequences,) * 3 + (num_rows, num_rows, num_all, num_all, num_rows * max_depth)
         self._host = torch.zeros(sum(counts), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros_like(self._host, device=device)
         host = np.split(self._host.numpy(), np.cumsum(counts)[:-1])
         on_device = torch.split(self._device, list(counts))
-        self.last_row, self.length, self.token_ids, self.row_paths, self.positions, self.slots, paths = host
-        self.paths = paths.reshape(max_rows, max_depth)
+        self.caches, self.last_rows, self.lengths, self.token_ids, self.row_paths, self.positions, self.slots = host[:7]
+        self.paths = host[7].reshape(num_sequences, max_rows, max_depth)
         self._num_before_paths = sum(counts[:-1])
-        self.device_last_row, self._lengths, self.device_token_ids, self._row_paths = on_device[:4]
-        self.device_positions, self.device_slots = on_device[4:6]
-        self._branches = on_device[6].view(1, max_rows, max_depth)
+        self.device_caches, self.device_last_rows, self._lengths, self.device_token_ids, self._row_paths = on_device[:5]
+        self.device_positions, self.device_slots = on_device[5:7]
+        self._branches = on_device[7].view(num_sequences, max_rows, max_depth)
 
     def send(self, num_paths: int) -> None:
-        """Hand everything to the device, and the slots of the first `num_paths` paths. Does not wait."""
-        count = self._num_before_paths + num_paths * self.paths.shape[1]
+        """Hand everything to the device, and the first paths, of which a sequence has `max_rows`. Does not wait."""
+        count = self._num_before_paths + num_paths * self._max_depth
         self._device[:count].copy_(self._host[:count], non_blocking=True)
 
     def attention(self, table: Tensor, rows: slice) -> TableAttention:
-        """The attention of these rows, or steps. `table`: see `TableAttention`."""
-        positions = self.device_positions[rows].unsqueeze(0)
-        row_paths = self._row_paths[: positions.shape[1]].unsqueeze(0)
-        return TableAttention(table, self._lengths, self._branches, row_paths, positions)
+        """The attention of these rows, or of one step. `table`: see `TableAttention`."""
+        sequences = len(table)
+        positions = self.device_positions[rows].view(sequences, -1)
+        row_paths = self._row_paths[: positions.numel()].view(positions.shape)
+        return TableAttention(table, self._lengths[:sequences], self._branches[:sequences], row_paths, positions)
 
 
 class CapturedPasses:
-    """Runs a network over one cache in captured passes."""
+    """Runs a network over the caches of one memory in captured passes."""
 
     def __init__(
         self,
         network: Network,
         numerics: Numerics,
-        cache: PreallocatedCache,
+        caches: Sequence[PreallocatedCache],
         *,
         max_length: int,
         max_steps: int,
@@ -115,10 +122,15 @@ class CapturedPasses:
         capture: Capture,
         ranks: Ranks,
     ) -> None:
-        """`max_length`: positions that the model knows; `output_ids`: see `LanguageModel`; `ranks`: of the network."""
+        """`caches`: all of the memory, in their order; they have one size.
+
+        `max_length`: positions that the model knows; `output_ids`: see `LanguageModel`; `ranks`: of the network.
+        """
         self._network = network
         self._numerics = numerics
-        self._cache = cache
+        self._memory = caches[0].memory
+        self._allocated = allocated = caches[0].allocated
+        self._num_caches = number = len(caches)
         self._last_position = max_length - 1
         self._max_rows = max_rows = numerics.width
         self._max_steps = max_steps
@@ -130,114 +142,125 @@ class CapturedPasses:
         self._is_sealed = False
         device = network.device
         self._is_pinned = device.type == "cuda"
-        self._inputs = _Inputs(max_rows, max_steps, max(max_rows, cache.spare), device)
-        self._host_table = torch.arange(cache.allocated, pin_memory=self._is_pinned)
-        self._table = self._host_table.to(device)
-        # The tokens chosen, and the bits of the logit of each, as float64: both come to the host in one copy.
-        self._host_results = torch.zeros((2, max_rows + max_steps), dtype=torch.int64, pin_memory=self._is_pinned)
+        self._inputs = _Inputs(number, max_rows, max_steps, max(max_rows, caches[0].spare), device)
+        self._host_tables = torch.arange(number * allocated, pin_memory=self._is_pinned)
+        self._tables = self._host_tables.to(device).view(number, allocated)  # the slots in memory of each position
+        # The columns chosen, and the bits of the logit of each, as float64: both come to the host in one copy.
+        self._num_all = number * (max_rows + max_steps)
+        self._host_results = torch.zeros((2, self._num_all), dtype=torch.int64, pin_memory=self._is_pinned)
         self._results = torch.zeros_like(self._host_results, device=device)
-        self._chosen, self._largest = self._results[0], self._results[1].view(torch.float64)
-        self._host_chosen, self._host_largest = self._host_results[0], self._host_results[1].view(torch.float64)
+        self._columns, self._largest = self._results[0], self._results[1].view(torch.float64)
+        host_columns, host_largest = self._host_results.numpy()
+        self._host_columns, self._host_largest = host_columns, host_largest.view(np.float64)
         self._completion = Completion(device)
 
-    def run(self, work: Pass) -> list[Tensor]:
+    def run(self, work: Pass) -> list[PartOutput]:
         """Compute a pass and wait for it.
 
-        Returns logits [tokens, vocab], and [1, vocab] for each further step, valid until the next pass; nothing for a
-        prompt in order. Of several steps the last token stays outside the cache, and so do those that do not fit,
-        which are of no use.
+        Returns the logits [tokens, vocab] of each part, and [1, vocab] for each further step, valid until the next
+        pass; nothing for a prompt in order. Of several steps the last token stays outside the cache, and so do those
+        that do not fit, which are of no use.
         """
-        count, start = len(work.token_ids), self._cache.length
-        digest = None if work.wanted is None else work.wanted.digest
-        if not count:
+        first = work.parts[0]
+        if not first.token_ids:
             for rows in self._numerics.row_counts:
-                self.prepare(PassShape(rows, work.steps, digest))
+                for sequences in self._sequence_counts:
+                    self.prepare(PassShape(rows, work.steps, work.digest, sequences))
             return []
-        if not work.with_logits and self._cache.is_in_order(start + count):
-            self._prefill(work.token_ids)
+        if not work.with_logits and first.cache.is_in_order(first.cache.length + len(first.token_ids)):
+            self._prefill(first)
             return []
-        shape = PassShape(self._numerics.padded_rows(count), work.steps, digest)
-        if work.rows is None:
-            self._send_chain(work.token_ids, shape)
-        else:
-            self._send_paths(work.token_ids, work.rows, shape)
-        if work.wanted is not None:
-            buffers, inputs = self._buffers(work.wanted.digest), work.wanted.inputs
-            buffers.send(inputs[:count], 0)
-            if work.steps > 1:
-                buffers.send(inputs[count:], self._max_rows + 1)
-        first, *others = self._replay(shape, count)
-        if work.rows is None:
-            self._cache.advance(min(count + work.steps - 1, self._cache.capacity - start))
-        return [first[:count], *others]
+        rows = self._numerics.padded_rows(max(len(part.token_ids) for part in work.parts))
+        sequences = next(number for number in self._sequence_counts if number >= len(work.parts))
+        shape = PassShape(rows, work.steps, work.digest, sequences)
+        self._inputs.send(self._write_parts(work.parts, shape))
+        # Of digests as far as the last real row, and all steps.
+        in_use = [slice((len(work.parts) - 1) * rows + len(work.parts[-1].token_ids))]
+        if shape.steps > 1:
+            in_use.append(slice(self._step_rows(0, shape).start, self._step_rows(shape.steps - 2, shape).stop))
+        if shape.digest is not None:
+            self._write_digest_inputs(work.parts, shape)
+            for places in in_use:
+                self._buffers(shape.digest).send(places)
+        logits = self._replay(shape, in_use)
+        outputs = []
+        for index, part in enumerate(work.parts):
+            outputs.append(self._output(logits, index, len(part.token_ids), shape))
+            if part.rows is None:
+                free = part.cache.capacity - part.cache.length
+                part.cache.advance(min(len(part.token_ids) + work.steps - 1, free))
+        return outputs
 
-    def _prefill(self, token_ids: Sequence[int]) -> None:
+    @property
+    def _sequence_counts(self) -> list[int]:
+        """The numbers of sequences that are computed."""
+        if self._numerics.fixed:
+            return [self._num_caches]
+        powers = (1 << power for power in range(self._num_caches.bit_length()))
+        return [*(number for number in powers if number < self._num_caches), self._num_caches]
+
+    def _prefill(self, part: Part) -> None:
         """Take in a chunk of a prompt. Not captured: its shape is the prompt's."""
-        start, rows = self._cache.length, len(token_ids)
-        on_host = torch.tensor(token_ids, pin_memory=self._is_pinned)
+        cache, rows = part.cache, len(part.token_ids)
+        start = cache.length
+        on_host = torch.tensor(part.token_ids, pin_memory=self._is_pinned)
         positions = torch.arange(start, start + rows, device=self._network.device)
-        self._cache.begin(rows, start + rows, positions)
+        written = cache.memory_slots(rows)
+        self._memory.slots_of_pass = torch.arange(written.start, written.stop, device=self._network.device)
         with torch.inference_mode():
             self._network(
                 on_host.to(self._network.device, non_blocking=True),
                 positions,
-                CausalAttention(start, rows),
-                self._cache,
+                CausalAttention(start, rows, cache.first),
+                cache.memory,
                 with_logits=False,
             )
-        self._cache.advance(rows)
+        cache.advance(rows)
         self._wait()
 
-    def chosen(self, count: int) -> list[int]:
-        """The token chosen behind each of the first `count` rows of the last pass, without a digest.
+    def _output(self, logits: Sequence[Tensor], index: int, count: int, shape: PassShape) -> PartOutput:
+        """The results of the part with this index, which has `count` rows."""
+        first = index * shape.rows
+        rows = self._model_output(logits[0][first : first + count], slice(first, first + count), shape.digest)
+        steps = []
+        for step, scores in enumerate(logits[1:]):
+            place = self._step_rows(step, shape).start + index
+            steps.append(self._model_output(scores[index : index + 1], slice(place, place + 1), shape.digest))
+        return PartOutput(rows, steps)
 
-        Raises `NotFiniteError` where the largest logit is not a finite number.
-        """
-        check_finite(self._host_largest[:count].numpy())
-        tokens: list[int] = self._host_chosen[:count].tolist()
-        return tokens
+    def _model_output(self, logits: Tensor, rows: slice, digest: LogitsDigest | None) -> ModelOutput:
+        digests = None if digest is None else self._buffers(digest).host_outputs[rows].copy()
+        largest = self._host_largest[rows].copy() if self._fetches_largest(digest) else None
+        return ModelOutput(logits, digests, self._host_columns[rows].copy(), largest)
 
-    def chain(self, count: int, steps: int) -> list[int]:
-        """The tokens that the last `extend` of `count` tokens chose, one after another."""
-        return self._of_chain(self._host_chosen, count, steps)
+    def _fetches_largest(self, digest: LogitsDigest | None) -> bool:
+        """Whether the logits of the columns come to the host: not where nobody can do without the digest."""
+        return digest is None or self._num_caches > 1
 
-    def check_chain(self, count: int, steps: int) -> None:
-        """Raise `NotFiniteError` where `chain`, without a digest, chose a logit that is not finite."""
-        check_finite(np.array(self._of_chain(self._host_largest, count, steps)))
-
-    def _of_chain(self, results: Tensor, count: int, steps: int) -> list[Any]:
-        values: list[Any] = results.tolist()
-        return [values[count - 1], *values[self._max_rows + 1 : self._max_rows + steps]]
-
-    def digested(self, digest: LogitsDigest, count: int, steps: int = 1) -> npt.NDArray[np.int32]:
-        """[count + steps - 1, words]: the outputs of the last pass, for its rows, then for its further steps."""
-        buffers = self._buffers(digest)
-        of_steps = slice(self._max_rows + 1, self._max_rows + steps)
-        return np.concatenate((buffers.read(slice(count)), buffers.read(of_steps)))
+    def _step_rows(self, step: int, shape: PassShape) -> slice:
+        """Where results and inputs of a further step stand: behind those of all rows."""
+        first = self._num_caches * (self._max_rows + step)
+        return slice(first, first + shape.sequences)
 
     def prepare(self, shape: PassShape) -> None:
-        """Capture this shape now. The scratch slots at the end of memory are overwritten, nothing else.
+        """Capture this shape now. The scratch slots at the end of regions are overwritten, nothing else.
 
         From then on each pass must be of a prepared shape, so that no answer waits for a capture.
         """
         self._is_sealed = False
-        self._write_rows((), (), (), shape.rows)
-        self._inputs.positions[self._max_rows :] = _NO_POSITION
-        self._inputs.slots[self._max_rows :] = self._scratch_slots(self._max_steps)
+        self._write_parts((), shape)
         self._inputs.send(0)
         self._captured(shape)
         self._is_sealed = True
 
-    def _replay(self, shape: PassShape, count: int) -> list[Tensor]:
-        """`count`: real rows, whose digests the host gets."""
+    def _replay(self, shape: PassShape, in_use: Sequence[slice]) -> list[Tensor]:
+        """`in_use`: the places whose digests the host gets."""
         replay, logits = self._captured(shape)
         with torch.inference_mode():
             replay()
             if shape.digest is not None:
-                buffers = self._buffers(shape.digest)
-                buffers.fetch(slice(count))
-                if shape.steps > 1:
-                    buffers.fetch(slice(self._max_rows + 1, self._max_rows + shape.steps))
+                for places in in_use:
+                    self._buffers(shape.digest).fetch(places)
         self._wait()
         return logits
 
@@ -255,64 +278,100 @@ class CapturedPasses:
 
     # The inputs of a pass. The last replay is over, so nothing reads its inputs any more.
 
-    def _send_chain(self, token_ids: Sequence[int], shape: PassShape) -> None:
-        """Rows behind what the cache holds, and the single rows of further steps behind these."""
-        inputs, start, slots = self._inputs, self._cache.length, self._cache.slots
-        end, num_single = start + len(token_ids), shape.steps - 1
-        inputs.length[0] = len(slots)  # all of a chain is read through the table
-        self._write_rows(token_ids, range(start, end), slots[start:end], shape.rows)
-        single = slice(self._max_rows + 1, self._max_rows + shape.steps)
-        fitting = min(num_single, self._cache.capacity - end)
-        inputs.positions[single] = np.minimum(np.arange(end, end + num_single), self._last_position)
-        inputs.slots[single] = (*slots[end : end + fitting], *self._scratch_slots(num_single - fitting))
-        self._send_table(slots[: end + num_single])
-        inputs.send(0)
+    def _write_parts(self, parts: Sequence[Part], shape: PassShape) -> int:
+        """Write the inputs of a pass, padding included; returns how many paths `_Inputs.send` has to hand on.
 
-    def _write_rows(
-        self, token_ids: Sequence[int], positions: Sequence[int], slots: Sequence[int] | Slots, rows: int
-    ) -> None:
-        """The rows of a pass, padded to `rows`. Padded rows see nothing and write to scratch slots."""
-        inputs, count = self._inputs, len(token_ids)
-        inputs.last_row[0] = max(count - 1, 0)
-        inputs.token_ids[:count], inputs.token_ids[count:rows] = token_ids, 0
-        inputs.positions[:count], inputs.positions[count:rows] = positions, _NO_POSITION
-        inputs.slots[:count], inputs.slots[count:rows] = slots, self._scratch_slots(rows - count)
+        Padded rows see nothing and write to scratch slots. Chains are read through the table alone, so they need none.
+        """
+        inputs, rows, num_single = self._inputs, shape.rows, shape.steps - 1
+        num_paths = 0
+        tables: list[tuple[PreallocatedCache, Slots]] = []
+        for index in range(shape.sequences):
+            part = parts[index] if index < len(parts) else None
+            cache_number = part.cache.number if part is not None else 0
+            count = 0 if part is None else len(part.token_ids)
+            first, end = index * rows, (index + 1) * rows
+            inputs.caches[index] = cache_number
+            inputs.last_rows[index] = first + max(count - 1, 0)
+            inputs.lengths[index] = self._allocated  # all of a chain is read through the table
+            scratch = (cache_number + 1) * self._allocated  # the end of the region, whose last slots no token has
+            inputs.token_ids[first + count : end] = 0
+            inputs.positions[first + count : end] = _NO_POSITION
+            inputs.slots[first + count : end] = np.arange(scratch - rows + count, scratch)
+            singles = [self._step_rows(step, shape).start + index for step in range(num_single)]
+            inputs.positions[singles] = _NO_POSITION
+            inputs.slots[singles] = np.arange(scratch - num_single, scratch)
+            if part is None:
+                continue
+            cache = part.cache
+            inputs.token_ids[first : first + count] = part.token_ids
+            if part.rows is not None:
+                num_paths = index * self._max_rows + self._write_paths(part, index, rows)
+                tables.append((cache, part.rows.prefix))
+                continue
+            start = cache.length
+            last = start + count
+            inputs.positions[first : first + count] = np.arange(start, last)
+            inputs.slots[first : first + count] = cache.first + cache.slots[start:last]
+            fitting = min(num_single, cache.capacity - last)
+            inputs.positions[singles] = np.minimum(np.arange(last, last + num_single), self._last_position)
+            inputs.slots[singles[:fitting]] = cache.first + cache.slots[last : last + fitting]
+            tables.append((cache, cache.slots[: last + num_single]))
+        self._send_tables(tables)
+        return num_paths
 
-    def _send_paths(self, token_ids: Sequence[int], where: PathRows, shape: PassShape) -> None:
-        """Rows on paths behind a prefix. A row that is followed by one other row shares its path."""
-        inputs = self._inputs
+    def _write_paths(self, part: Part, index: int, rows: int) -> int:
+        """Rows on paths behind a prefix; returns how many. A row that is followed by one other row shares its path."""
+        inputs, where, first_slot = self._inputs, part.rows, part.cache.first
+        assert where is not None
+        first, count = index * rows, len(part.token_ids)
         path_of: dict[tuple[int, ...], int] = {}
         num_paths = 0
-        for row in sorted(range(len(where.paths)), key=lambda row: len(where.paths[row])):
+        for row in sorted(range(count), key=lambda row: len(where.paths[row])):
             slots = tuple(where.paths[row])
             path = path_of.pop(slots[:-1], None)
             if path is None:
                 path, num_paths = num_paths, num_paths + 1
             path_of[slots] = path
-            inputs.row_paths[row] = path
-            inputs.paths[path, : len(slots)] = slots
-        inputs.row_paths[len(where.paths) :] = 0
-        inputs.length[0] = len(where.prefix)
-        self._write_rows(token_ids, where.positions, where.slots, shape.rows)
-        self._send_table(where.prefix)
-        inputs.send(num_paths)
+            inputs.row_paths[first + row] = path
+            inputs.paths[index, path, : len(slots)] = np.add(slots, first_slot)
+        inputs.row_paths[first + count : first + rows] = 0
+        inputs.lengths[index] = len(where.prefix)
+        inputs.positions[first : first + count] = where.positions
+        inputs.slots[first : first + count] = np.add(where.slots, first_slot)
+        return num_paths
 
-    def _send_table(self, slots: Slots) -> None:
-        """Tell the device the slots of the first positions, as far as it does not know them."""
-        known = self._host_table.numpy()[: len(slots)]
-        changed = np.flatnonzero(known != slots)
-        if len(changed):
-            first, end = int(changed[0]), int(changed[-1]) + 1
-            known[first:end] = slots[first:end]
-            self._table[first:end].copy_(self._host_table[first:end], non_blocking=True)
+    def _send_tables(self, tables: Sequence[tuple[PreallocatedCache, Slots]]) -> None:
+        """Tell the device the slots of the first positions of caches, as far as it does not know them: in one copy."""
+        host = self._host_tables.numpy()
+        first, end = len(host), 0
+        for cache, slots in tables:
+            known = host[cache.first : cache.first + len(slots)]
+            changed = np.flatnonzero(known != cache.first + slots)
+            if len(changed):
+                known[:] = cache.first + slots
+                first = min(first, cache.first + int(changed[0]))
+                end = max(end, cache.first + int(changed[-1]) + 1)
+        if first < end:
+            self._tables.view(-1)[first:end].copy_(self._host_tables[first:end], non_blocking=True)
 
-    def _scratch_slots(self, count: int) -> range:
-        """The last slots of memory, which no token has."""
-        return range(self._cache.allocated - count, self._cache.allocated)
+    def _write_digest_inputs(self, parts: Sequence[Part], shape: PassShape) -> None:
+        """Write what parts want of the digest; zeros for those that want none."""
+        assert shape.digest is not None
+        buffers = self._buffers(shape.digest)
+        for index, part in enumerate(parts):
+            first, count = index * shape.rows, len(part.token_ids)
+            singles = [self._step_rows(step, shape).start + index for step in range(shape.steps - 1)]
+            if part.wanted is None:
+                buffers.host_inputs[first : first + count] = 0
+                buffers.host_inputs[singles] = 0
+            else:
+                buffers.host_inputs[first : first + count] = part.wanted.inputs[:count]
+                buffers.host_inputs[singles] = part.wanted.inputs[count:]
 
     def _buffers(self, digest: LogitsDigest) -> _DigestBuffers:
         if digest not in self._digests:
-            self._digests[digest] = _DigestBuffers(digest, self._max_rows + self._max_steps, self._network.device)
+            self._digests[digest] = _DigestBuffers(digest, self._num_all, self._network.device)
         return self._digests[digest]
 
     # The work of a replay.
@@ -335,33 +394,39 @@ class CapturedPasses:
 
     def _compute(self, shape: PassShape) -> list[Tensor]:
         """The rows, then single ones for further steps; returns the logits of both."""
-        inputs = self._inputs
-        rows, end = slice(shape.rows), self._max_rows + shape.steps
-        logits = [self._run(inputs.device_token_ids[rows], rows)]
+        inputs, sequences = self._inputs, shape.sequences
+        table = self._tables
+        if self._num_caches > 1:
+            table = table.index_select(0, inputs.device_caches[:sequences])
+        rows = slice(sequences * shape.rows)
+        logits = [self._run(inputs.device_token_ids[rows], rows, table)]
         self._choose(logits[0], shape.digest, rows)
-        last = self._chosen.index_select(0, inputs.device_last_row)  # [1]
-        for step in range(self._max_rows + 1, end):
-            row = slice(step, step + 1)
-            logits.append(self._run(last, row))
-            self._choose(logits[-1], shape.digest, row)
-            last = self._chosen[row]
+        last = self._columns.index_select(0, inputs.device_last_rows[:sequences])
+        for step in range(shape.steps - 1):
+            rows = self._step_rows(step, shape)
+            token_ids = last if self._output_ids is None else self._output_ids[last]
+            logits.append(self._run(token_ids, rows, table))
+            self._choose(logits[-1], shape.digest, rows)
+            last = self._columns[rows]
         self._host_results.copy_(self._results, non_blocking=True)
         return logits
 
-    def _run(self, token_ids: Tensor, rows: slice) -> Tensor:
+    def _run(self, token_ids: Tensor, rows: slice, table: Tensor) -> Tensor:
         inputs = self._inputs
-        self._cache.begin(len(token_ids), self._cache.allocated, inputs.device_slots[rows])
-        attention = inputs.attention(self._table.unsqueeze(0), rows)
+        memory = self._memory
+        memory.slots_of_pass = inputs.device_slots[rows]
         positions = inputs.device_positions[rows].clamp(min=0)
-        logits = self._network(token_ids, positions, attention, self._cache, with_logits=True)
+        logits = self._network(token_ids, positions, inputs.attention(table, rows), memory, with_logits=True)
         assert logits is not None
         return logits
 
     def _choose(self, logits: Tensor, digest: LogitsDigest | None, rows: slice) -> None:
-        """The token behind each row, and what the host wants to know of it."""
+        """The column behind each row, and what the host wants to know of it."""
         if digest is None:
-            self._largest[rows], columns = logits.max(dim=-1)  # a NaN is the largest
-        else:
-            buffers = self._buffers(digest)
-            columns, buffers.outputs[rows] = digest.compute(logits, buffers.inputs[rows])
-        self._chosen[rows] = columns if self._output_ids is None else self._output_ids[columns]
+            self._largest[rows], self._columns[rows] = logits.max(dim=-1)  # a NaN is the largest
+            return
+        buffers = self._buffers(digest)
+        columns, buffers.outputs[rows] = digest.compute(logits, buffers.inputs[rows])
+        self._columns[rows] = columns
+        if self._fetches_largest(digest):
+            self._largest[rows] = logits.gather(1, columns.unsqueeze(1)).squeeze(1)

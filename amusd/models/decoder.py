@@ -21,7 +21,7 @@ from torch import Tensor
 from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.compatibility import why_not_run
 from amusd.models.fused import rotate_and_store, silu_and_multiply
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import Linear, MakeLinear, Weights, make_int8, make_linear
 from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
@@ -83,16 +83,14 @@ class _Layer:
         self.down = _split_inputs(mlp.down_proj, device, _slots(units, 1), make, ranks)
         self._head_norm = _head_norm_weights(attention, heads, pairs, device)
 
-    def __call__(
-        self, hidden: Tensor, rotation: Tensor, attention: Attention, cache: PreallocatedCache, index: int
-    ) -> Tensor:
+    def __call__(self, hidden: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int) -> Tensor:
         """[rows, width] -> [rows, width]; `rotation` is [rows, dim / 2] complex."""
         epsilon, rows, width = self._heads.epsilon, hidden.shape[0], hidden.shape[1:]
         joint = self.query_key_value(F.rms_norm(hidden, width, self._attention_norm, epsilon))
         joint = joint.view(rows, -1, self._heads.dim)  # [rows, query heads + key heads + value heads, dim]
         is_fused = joint.device.type != "cpu"
         place = self._place_fused if is_fused else self._place_on_host
-        query, keys, values = place(joint, rotation, cache, index)
+        query, keys, values = place(joint, rotation, memory, index)
         attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden = self.output.add_to(hidden, attended)
@@ -103,7 +101,7 @@ class _Layer:
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
 
     def _place_on_host(
-        self, joint: Tensor, rotation: Tensor, cache: PreallocatedCache, index: int
+        self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm and rotate queries and keys of `joint`, write keys and values; returns what attention takes."""
         heads, rows, joint = self._heads, joint.shape[0], joint.float()
@@ -112,19 +110,19 @@ class _Layer:
         if self._head_norm is not None:
             rotated.copy_(F.rms_norm(rotated, (heads.dim,), None, heads.epsilon) * self._head_norm)
         torch.view_as_complex(rotated.view(rows, -1, heads.dim // 2, 2)).mul_(rotation.unsqueeze(1))
-        keys, values = cache.update_joint(joint[:, num_queries:], index)
+        keys, values = memory.update_joint(joint[:, num_queries:], index)
         return joint[:, :num_queries], keys, values
 
     def _place_fused(
-        self, joint: Tensor, rotation: Tensor, cache: PreallocatedCache, index: int
+        self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`_place_on_host` in one kernel."""
-        heads, slots = self._heads, cache.slots_of_pass
-        assert slots is not None, "a pass on a GPU says where it writes"
+        heads, slots = self._heads, memory.slots_of_pass
+        assert isinstance(slots, Tensor), "a pass on a GPU says where each row is written"
         num_queries = len(heads.queries)
-        storage = cache.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
+        storage = memory.joint(index, 2 * len(heads.keys), heads.dim, joint.device)
         query: Tensor = rotate_and_store(joint, rotation, self._head_norm, storage, slots, num_queries, heads.epsilon)
-        return query, *cache.views(index)
+        return query, *memory.views(index)
 
     @property
     def nbytes(self) -> int:
@@ -169,6 +167,7 @@ class Decoder:
             scaling=attention.scaling,
         )
         self.device = device
+        self.mixes_rows = int8  # the inputs of a product share a scale
         self._epsilon = heads.epsilon
         self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
         self._layers: list[_Layer] = []
@@ -192,13 +191,13 @@ class Decoder:
         self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, cache: PreallocatedCache, *, with_logits: bool
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:
         """See `Network`."""
         hidden = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]  # [rows, dim / 2]
         for index, layer in enumerate(self._layers):
-            hidden = layer(hidden, rotation, attention, cache, index)
+            hidden = layer(hidden, rotation, attention, memory, index)
         if not with_logits:
             return None
         return self._head(F.rms_norm(hidden, hidden.shape[1:], self._norm, self._epsilon))

@@ -1,72 +1,203 @@
-"""Passes computed anew each time, on a CPU: padded and cut by `numerics.py`, with `SplitAttention`."""
+"""Passes computed anew each time, on a CPU: padded and cut by `numerics.py`, with `SplitAttention`.
+
+Linear layers, norms and activations compute the rows of all sequences in one call, attention each sequence alone, over
+its own region of the memory. At a fixed width a sequence's attention has the shapes that it has alone. How many rows
+the rest may have without a change of bits is found out by computing (`RowCounts`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.attention import Attention, AttentionInputs, PackedAttention
+from amusd.models.kv_cache import KVMemory
+from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
-from amusd.models.passes import PADDING_ID, Network, Pass
+from amusd.models.passes import PADDING_ID, Network, Part, PartOutput, Pass
 from amusd.models.split_attention import BLOCK, SplitAttention
 
 _KEYS_STEP = 64
 """The keys of a tree are read up to a multiple of this, so that shapes repeat."""
+_WIDTHS = (1, 2, 3, 4, 6, 8)
+"""Numbers of rows of one call that may agree, in widths; the last is the most of any call."""
 
 
 class EagerPasses:
-    """Runs a network over any cache. For one thread: each pass writes its token ids where the last one did."""
+    """Runs a network over any caches. For one thread: each pass writes its token ids where the last one did."""
 
-    def __init__(self, network: Network, numerics: Numerics, max_length: int) -> None:
-        """`max_length`: positions that the model knows."""
+    def __init__(self, network: Network, numerics: Numerics, max_length: int, *, may_vary: bool) -> None:
+        """`max_length`: positions that the model knows; `may_vary`: False if each call has `width` rows or a part's."""
         if numerics.fixed and numerics.border is not None and BLOCK % numerics.border:
             raise ValueError(f"border={numerics.border} must divide {BLOCK}, the block of attention on a CPU")
         self._network = network
         self._numerics = numerics
-        self._token_ids = torch.full((max(numerics.width, numerics.prefill_chunk),), PADDING_ID)
+        self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
+        most = max(_WIDTHS[-1] * numerics.width, numerics.prefill_chunk)
+        self._token_ids = torch.full((most,), PADDING_ID)
         self._token_ids_view = self._token_ids.numpy()  # written before each pass
         # Rows of padding may stand beyond the last position the model knows.
         self._positions = torch.arange(numerics.allocation(max_length)).clamp_(max=max_length - 1)
 
-    def run(self, work: Pass, cache: PreallocatedCache) -> list[Tensor]:
-        """Compute a pass; returns its logits [tokens, vocab], or nothing for a prompt."""
+    def run(self, work: Pass) -> list[PartOutput]:
+        """Compute a pass; returns the logits of each part, or nothing for a prompt."""
+        outputs: list[PartOutput] = []
         with torch.inference_mode():
-            logits = self._run_chain(work, cache) if work.rows is None else self._run_paths(work, cache)
-        return [] if logits is None else [logits[: len(work.token_ids)]]
+            for parts in self._calls(work):
+                logits = self._call(parts, with_logits=work.with_logits)
+                if logits is not None:
+                    each = torch.split(logits, [len(part.token_ids) for part in parts])
+                    outputs += [PartOutput(ModelOutput(rows)) for rows in each]
+        return outputs
 
-    def _run_chain(self, work: Pass, cache: PreallocatedCache) -> Tensor | None:
-        start, rows = cache.length, len(work.token_ids)
-        if work.with_logits:
-            # A bucketed pass is not padded: no kernel is chosen or captured by its shape.
-            computed = self._numerics.padded_rows(rows) if self._numerics.fixed else rows
-            num_keys, products = self._numerics.num_keys(start, computed), cache.dtype
+    def prepare(self, num_parts: int) -> None:
+        """Find out now which numbers of rows passes of `num_parts` parts may have."""
+        if self._numerics.fixed:
+            self._row_counts.up_to(num_parts * self._numerics.width)
+
+    def _calls(self, work: Pass) -> list[list[Part]]:
+        """The parts that share a call of the network."""
+        if len(work.parts) == 1:
+            return [list(work.parts)]
+        if self._network.mixes_rows:
+            return [[part] for part in work.parts]
+        calls: list[list[Part]] = []
+        room, most = 0, _WIDTHS[-1] * self._numerics.width
+        if self._numerics.fixed:
+            most = self._row_counts.up_to(sum(len(part.token_ids) for part in work.parts))[-1]
+        for part in work.parts:
+            if len(part.token_ids) > room:
+                calls.append([])
+                room = most
+            calls[-1].append(part)
+            room -= len(part.token_ids)
+        return calls
+
+    def _call(self, parts: Sequence[Part], *, with_logits: bool) -> Tensor | None:
+        """The logits [rows, vocab] of all parts, one after another; None for a prompt."""
+        rows, memory = sum(len(part.token_ids) for part in parts), parts[0].cache.memory
+        is_padded = self._numerics.fixed and with_logits
+        computed = self._row_counts.least(rows) if is_padded else rows
+        token_ids = self._token_ids[:computed]
+        attention: Attention
+        if len(parts) == 1 and parts[0].rows is None:
+            cache = parts[0].cache
+            self._token_ids_view[:rows] = parts[0].token_ids
+            positions = self._positions[cache.length : cache.length + computed]
+            memory.slots_of_pass = cache.memory_slots(rows)
+            attention = self._attention(parts[0], with_logits=with_logits)
         else:
-            computed, num_keys = rows, self._numerics.prefill_keys(start + rows)
-            products = self._network.cache_dtype  # many rows are worth a conversion
-        self._token_ids_view[:rows] = work.token_ids
+            places: list[int] = []
+            slots: list[int] = []
+            packed: list[tuple[slice, Attention]] = []
+            for part in parts:
+                first, cache = len(places), part.cache
+                if part.rows is None:
+                    places += range(cache.length, cache.length + len(part.token_ids))
+                    slots += cache.memory_slots(len(part.token_ids))
+                else:
+                    places += part.rows.positions
+                    slots += [cache.first + slot for slot in part.rows.slots]
+                self._token_ids_view[first : len(places)] = part.token_ids
+                packed.append((slice(first, len(places)), self._attention(part, with_logits=True)))
+            positions = torch.tensor(places + [0] * (computed - rows))
+            memory.slots_of_pass = torch.tensor(slots)
+            attention = PackedAttention(packed) if len(parts) > 1 else packed[0][1]
         self._token_ids_view[rows:computed] = PADDING_ID
-        cache.begin(computed, num_keys)
-        logits = self._network(
-            self._token_ids[:computed],
-            self._positions[start : start + computed],
-            SplitAttention.of_chain(start, computed, num_keys, products),
-            cache,
-            with_logits=work.with_logits,
-        )
-        cache.advance(rows)
+        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)
+        for part in parts:
+            if part.rows is None:
+                part.cache.advance(len(part.token_ids))
+        return None if logits is None else logits[:rows]
+
+    def _attention(self, part: Part, *, with_logits: bool) -> SplitAttention:
+        """The attention of one sequence, with as many rows as it computes."""
+        cache, rows = part.cache, len(part.token_ids)
+        if with_logits and self._numerics.fixed:
+            rows = self._numerics.padded_rows(rows)
+        if part.rows is not None:
+            # `fixed`: a function of the position alone
+            num_keys = self._numerics.num_keys(len(part.rows.prefix), 1)
+            if num_keys < part.rows.num_keys:
+                num_keys = min(-(-part.rows.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)
+            visible = torch.from_numpy(part.rows.visible(num_keys, rows))
+            return SplitAttention.of_paths(part.rows.num_shared, visible, cache.memory.dtype, cache.first)
+        start, products = cache.length, cache.memory.dtype
+        if with_logits:
+            num_keys = self._numerics.num_keys(start, rows)
+        else:
+            num_keys = self._numerics.prefill_keys(start + rows)
+            products = self._network.cache_dtype  # many rows are worth a conversion
+        cache.check_allocated(num_keys)
+        return SplitAttention.of_chain(start, rows, num_keys, products, cache.first)
+
+
+class RowCounts:
+    """The numbers of rows that agree: each row has the bits of a pass of `width` rows, at whatever place.
+
+    They are found by computing passes of the network, since they are a matter of the kernels of one machine.
+    """
+
+    def __init__(self, network: Network, width: int, max_length: int, *, only_width: bool) -> None:
+        """`max_length`: positions that the model knows; `only_width`: compute nothing, other numbers are not wanted."""
+        self._network = network
+        self._width = width
+        self._positions = torch.arange(width).clamp_(max=max_length - 1)
+        self._token_ids = torch.arange(width) * max(1, network.num_ids // width) % network.num_ids
+        self._agree = {width: True}
+        self._expected: Tensor | None = None
+        fewer = [1 << power for power in range((width - 1).bit_length())]
+        more = [width * number for number in _WIDTHS]
+        self._candidates = [width] if only_width else [*fewer, *more]
+
+    def least(self, rows: int) -> int:
+        """The least number that agrees and holds `rows`, of which there are no more than the largest that agrees."""
+        return next(number for number in self._candidates if number >= rows and self._agrees(number))
+
+    def up_to(self, rows: int) -> list[int]:
+        """The numbers that agree, up to the first that holds `rows`."""
+        found = []
+        for number in self._candidates:
+            if self._agrees(number):
+                found.append(number)
+                if number >= rows:
+                    break
+        return found
+
+    def _agrees(self, number: int) -> bool:
+        known = self._agree.get(number)
+        if known is None:
+            known = self._agree[number] = self._compare(number)
+        return known
+
+    def _compare(self, number: int) -> bool:
+        """Whether passes of `number` rows, which show each of some tokens to itself alone, give the bits of `width`."""
+        if self._expected is None:
+            self._expected = self._compute(torch.arange(self._width))
+        if number > self._width:
+            each = [torch.arange(number) % self._width]
+        else:
+            starts = [min(start, self._width - number) for start in range(0, self._width, number)]
+            each = [torch.arange(start, start + number) for start in starts]
+        return all(torch.equal(self._compute(tokens), self._expected[tokens]) for tokens in each)
+
+    def _compute(self, tokens: Tensor) -> Tensor:
+        """The logits [rows, vocab] of these of the tokens, each alone."""
+        memory = KVMemory(len(tokens), self._network.cache_dtype)
+        memory.slots_of_pass = range(len(tokens))
+        positions, token_ids = self._positions[tokens], self._token_ids[tokens]
+        with torch.inference_mode():
+            logits = self._network(token_ids, positions, _OwnValues(), memory, with_logits=True)
+        assert logits is not None
         return logits
 
-    def _run_paths(self, work: Pass, cache: PreallocatedCache) -> Tensor | None:
-        where = work.rows
-        assert where is not None
-        num_keys = self._numerics.num_keys(len(where.prefix), 1)  # `fixed`: a function of the position alone
-        if num_keys < where.num_keys:
-            num_keys = min(-(-where.num_keys // _KEYS_STEP) * _KEYS_STEP, cache.allocated)
-        cache.begin(len(work.token_ids), num_keys, torch.tensor(where.slots))
-        return self._network(
-            torch.tensor(work.token_ids),
-            torch.tensor(where.positions),
-            SplitAttention.of_paths(where.num_shared, torch.from_numpy(where.visible(num_keys)), cache.dtype),
-            cache,
-            with_logits=True,
-        )
+
+class _OwnValues:
+    """Attention of rows that see nothing but themselves."""
+
+    def attend(self, layer: AttentionInputs) -> Tensor:
+        """See `Attention`. The memory has as many slots as there are rows."""
+        groups = layer.query.shape[1] // len(layer.values)
+        return layer.values.transpose(0, 1).repeat_interleave(groups, dim=1)

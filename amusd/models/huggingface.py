@@ -33,7 +33,7 @@ from amusd.models.compatibility import (
     supported_class,
 )
 from amusd.models.decoder import Decoder
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, uses_decoder
 from amusd.models.passes import Network
@@ -48,6 +48,7 @@ class HuggingFaceNetwork:
     """A `Network` around a causal language model of transformers whose attention is `amusd.models.attention.attend`."""
 
     implementation = "transformers"
+    mixes_rows = False
 
     def __init__(self, model: Any) -> None:
         """`model` is on its device and ready for inference."""
@@ -61,7 +62,7 @@ class HuggingFaceNetwork:
         self.weight_bytes = self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, cache: PreallocatedCache, *, with_logits: bool
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:
         """See `Network`."""
         module = self._model if with_logits else self._model.base_model
@@ -70,7 +71,7 @@ class HuggingFaceNetwork:
             attention_mask=None,
             attention=attention,
             position_ids=positions.unsqueeze(0),
-            past_key_values=cache,
+            past_key_values=memory,
             use_cache=True,
         )
         return output.logits[0] if with_logits else None

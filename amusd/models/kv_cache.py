@@ -1,13 +1,15 @@
-"""A cache addressed by position: written in place, read as a view, cut back in O(1).
+"""Caches addressed by position: regions of one memory, written in place, read as views, cut back in O(1).
 
-Who owns what, per layer, in a tensor [1, heads, allocated, head_dim], by position:
+A memory has one tensor [heads, slots, head_dim] of keys and one of values per layer. A cache owns the region
+[first, first + allocated) of its slots and holds one sequence, by position:
 
     [0, length)                 the sequence; never changes until it is truncated
-    [length, length + rows)     written by the pass that is running, the rows of padding included
-    [.., num_keys)              handed to attention; what lies beyond a row's own position is masked
+    [length, length + rows)     written by the pass that is running
+    [.., num_keys)              read by attention; what lies beyond a row's own position is masked
     [num_keys, allocated)       not read
 
-The place of a position is its *slot*. Both are equal, unless a pass over several paths went another way (`keep`).
+The place of a position is its *slot*, counted from the start of the region. Both are equal, unless a pass over several
+paths went another way (`keep`). Only `memory_slots` counts from the start of the memory.
 
 Masked positions are multiplied by zero, not skipped, so they must be finite: memory starts as zeros, and later holds
 only keys and values of truncated or dummy rows. `wipe` writes zeros again after a pass that was not finite.
@@ -24,21 +26,116 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 
-class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
-    """Keys and values of one sequence. Satisfies `KVCache`, and transformers as `past_key_values`.
+class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
+    """Keys and values of the sequences of several caches. Satisfies transformers as `past_key_values`.
 
     Layers are allocated once, at their first write, because only the model knows their shapes.
     """
 
-    def __init__(self, *, capacity: int, allocated: int, dtype: torch.dtype, spare: int = 0) -> None:
-        """`capacity`: tokens that fit; `allocated`: positions of memory (padding included); `dtype`: as stored.
+    def __init__(self, num_slots: int, dtype: torch.dtype) -> None:
+        """`dtype`: as stored."""
+        super().__init__(layers=[])
+        self.num_slots = num_slots
+        self.dtype = dtype
+        self.slots_of_pass: range | Tensor = range(0)
+        """Where the first rows of the running pass are written: neighbours, or [rows] int64 on the device. What comes
+        behind them is padding, and is not written."""
+        self._tensors: dict[tuple[int, str], Tensor] = {}
+        """[heads, slots, dim] of each layer: "keys" and "values", or "joint", the keys' heads first."""
+        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
 
-        `spare`: how many of these positions are for nodes of a tree.
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated so far: nothing before the first pass."""
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    def wipe(self, slots: Tensor) -> None:
+        """Write zeros at `slots` [n] int64, on the host."""
+        with torch.inference_mode():  # in which passes write
+            for tensor in self._tensors.values():
+                tensor.index_fill_(1, slots.to(tensor.device), 0)
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy what is at the slots `sources` [n] int64 to `targets` [n]."""
+        with torch.inference_mode():  # in which passes write
+            for tensor in self._tensors.values():
+                tensor.index_copy_(1, targets, tensor.index_select(1, sources))
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [1, heads, rows, dim] at the slots of the pass; return the tensors [1, heads, slots, dim].
+
+        The interface of transformers.
+        """
+        keys = self._write((layer_idx, "keys"), key_states[0])
+        values = self._write((layer_idx, "values"), value_states[0])
+        return keys.unsqueeze(0), values.unsqueeze(0)
+
+    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Write keys and values [rows, 2 * heads, dim], the keys' heads first; return `views`."""
+        self._write((layer_idx, "joint"), key_values.transpose(0, 1))
+        return self.views(layer_idx)
+
+    def joint(self, layer_idx: int, num_heads: int, head_dim: int, device: torch.device) -> Tensor:
+        """The tensor [num_heads, slots, head_dim] of a layer's keys and values, which the caller writes."""
+        return self._tensor((layer_idx, "joint"), num_heads, head_dim, device)
+
+    def views(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [heads, slots, dim] of a layer that is stored joint."""
+        views = self._views.get(layer_idx)
+        if views is None:
+            keys, values = self._tensors[layer_idx, "joint"].chunk(2, dim=0)
+            views = self._views[layer_idx] = (keys, values)
+        return views
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
+        """0: positions come with each pass. By transformers' name."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
+        """0: positions come with each pass. By transformers' name."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002 - transformers'
+        """Number of slots, and the first. By transformers' name."""
+        return self.num_slots, 0
+
+    def _write(self, part: tuple[int, str], states: Tensor) -> Tensor:
+        """Write the first of [heads, rows, dim] at the slots of the pass; returns the tensor."""
+        heads, _, dim = states.shape
+        tensor, slots = self._tensor(part, heads, dim, states.device), self.slots_of_pass
+        states = states.narrow(1, 0, len(slots))
+        if isinstance(slots, range):
+            tensor.narrow(1, slots.start, len(slots)).copy_(states)
+        else:
+            tensor.index_copy_(1, slots, states.to(self.dtype))
+        return tensor
+
+    def _tensor(self, part: tuple[int, str], num_heads: int, dim: int, device: torch.device) -> Tensor:
+        tensor = self._tensors.get(part)
+        if tensor is None:  # only the model knows its shape
+            tensor = torch.zeros((num_heads, self.num_slots, dim), dtype=self.dtype, device=device)
+            self._tensors[part] = tensor
+        return tensor
+
+
+class PreallocatedCache:
+    """Keys and values of one sequence: a region of a memory. Satisfies `KVCache`."""
+
+    def __init__(self, memory: KVMemory, *, capacity: int, allocated: int, spare: int = 0, number: int = 0) -> None:
+        """`capacity`: tokens that fit; `allocated`: slots of the region, padding included.
+
+        `spare`: how many of these slots are for nodes of a tree. `number`: of the region, where all have one size.
         """
         if not 0 < capacity <= allocated:
             raise ValueError(f"capacity={capacity} must be at least 1 and at most allocated={allocated}")
-        super().__init__(layers=[])
-        self.dtype = dtype
+        if (number + 1) * allocated > memory.num_slots:
+            raise ValueError(f"region {number} of {allocated} slots is not in a memory of {memory.num_slots}")
+        self.memory = memory
+        self.number = number
+        self.first = number * allocated
+        """The first slot of the region in its memory."""
         self.allocated = allocated
         self.spare = spare
         self.slots = np.arange(allocated)
@@ -47,12 +144,6 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """Slots of the rows of the last pass over paths; empty after another pass, `keep` or a rollback."""
         self._capacity = capacity
         self._length = 0
-        self._num_keys = 0
-        self.slots_of_pass: Tensor | None = None
-        """[rows] int64, on the device: where the running pass writes; None: from `length` on."""
-        self._memory: dict[tuple[int, str], Tensor] = {}
-        """[heads, allocated, dim] of each layer: "keys" and "values", or "joint", the keys' heads first."""
-        self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint memory, for `_num_keys`
 
     @property
     def length(self) -> int:
@@ -66,8 +157,8 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated so far: nothing before the first pass."""
-        return sum(storage.nbytes for storage in self._memory.values())
+        """Bytes of the region allocated so far: nothing before the first pass."""
+        return self.memory.nbytes * self.allocated // self.memory.num_slots
 
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
@@ -81,24 +172,21 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
 
     def wipe(self) -> None:
         """Write zeros beyond `length`, where a pass has left what is no number."""
-        with torch.inference_mode():  # in which passes write
-            for storage in self._memory.values():
-                storage.index_fill_(1, torch.from_numpy(self.slots[self._length :]).to(storage.device), 0)
+        self.memory.wipe(self.first + torch.from_numpy(self.slots[self._length :]))
 
-    def begin(self, rows: int, num_keys: int, slots: Tensor | None = None) -> None:
-        """Announce a pass that computes `rows` rows and attends to `[0, num_keys)`.
+    def memory_slots(self, rows: int) -> range:
+        """Where the memory has the next `rows` rows, of a cache in order. Raises `ValueError` beyond the region."""
+        self.check_allocated(self._length + rows)
+        start = self.first + self._length
+        return range(start, start + rows)
 
-        `slots` [rows] int64, on the cache's device: where the rows are written, instead of from `length` on.
-        """
-        if max(self._length + rows, num_keys) > self.allocated:
-            raise ValueError(f"{rows} rows at {self._length} and {num_keys} keys exceed {self.allocated} positions")
-        if num_keys != self._num_keys:
-            self._views.clear()
-        self._num_keys = num_keys
-        self.slots_of_pass = slots
+    def check_allocated(self, num_slots: int) -> None:
+        """Raise `ValueError` for a pass that writes or reads more slots than there are."""
+        if num_slots > self.allocated:
+            raise ValueError(f"{num_slots} slots of a pass at {self._length} exceed {self.allocated} positions")
 
     def advance(self, rows: int) -> None:
-        """The pass is done; its first `rows` rows are real."""
+        """A pass over `rows` rows in order is done."""
         if self._length + rows > self._capacity:
             raise ValueError(f"{rows} rows at {self._length} exceed the capacity of {self._capacity}")
         self.path_slots = ()
@@ -114,10 +202,8 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
         slots = [self.path_slots[row] for row in rows]
         moves = [(slot, position) for position, slot in enumerate(slots, start=self._length) if slot != position]
         if moves:
-            with torch.inference_mode():  # in which passes write
-                sources, targets = torch.tensor(moves).unbind(1)
-                for storage in self._memory.values():
-                    storage.index_copy_(1, targets, storage.index_select(1, sources))
+            sources, targets = (self.first + torch.tensor(moves)).unbind(1)
+            self.memory.move(sources, targets)
         self.advance(len(rows))
 
     def check_keep(self, rows: Sequence[int]) -> None:
@@ -130,60 +216,3 @@ class PreallocatedCache(Cache):  # type: ignore[misc]  # transformers is untyped
     def is_in_order(self, length: int) -> bool:
         """Whether the first `length` positions are their own slots."""
         return bool((self.slots[:length] == np.arange(length)).all())
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Write [1, heads, rows, dim] at the slots of the pass; return views [1, heads, num_keys, dim].
-
-        The interface of transformers.
-        """
-        keys = self._write((layer_idx, "keys"), key_states[0])
-        values = self._write((layer_idx, "values"), value_states[0])
-        return keys[:, : self._num_keys].unsqueeze(0), values[:, : self._num_keys].unsqueeze(0)
-
-    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Write keys and values [rows, 2 * heads, dim], the keys' heads first; return views [heads, num_keys, dim]."""
-        self._write((layer_idx, "joint"), key_values.transpose(0, 1))
-        return self.views(layer_idx)
-
-    def joint(self, layer_idx: int, num_heads: int, head_dim: int, device: torch.device) -> Tensor:
-        """The memory [num_heads, allocated, head_dim] of a layer's keys and values, which the caller writes."""
-        return self._storage((layer_idx, "joint"), num_heads, head_dim, device)
-
-    def views(self, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [heads, num_keys, dim] of the running pass in a layer's joint memory."""
-        views = self._views.get(layer_idx)
-        if views is None:
-            keys, values = self._memory[layer_idx, "joint"][:, : self._num_keys].chunk(2, dim=0)
-            views = self._views[layer_idx] = (keys, values)
-        return views
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
-        """Positions held, by transformers' name."""
-        return self._length
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
-        """Position of the first row of the running pass, by transformers' name."""
-        return self._length
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:  # noqa: ARG002 - transformers'
-        """Number of keys that attention reads, and the position of the first."""
-        return self._num_keys, 0
-
-    def _write(self, part: tuple[int, str], states: Tensor) -> Tensor:
-        """Write [heads, rows, dim] at the slots of the pass; returns the memory."""
-        heads, rows, dim = states.shape
-        storage = self._storage(part, heads, dim, states.device)
-        if self.slots_of_pass is None:
-            storage.narrow(1, self._length, rows).copy_(states)
-        else:
-            storage.index_copy_(1, self.slots_of_pass, states.to(self.dtype))
-        return storage
-
-    def _storage(self, part: tuple[int, str], num_heads: int, dim: int, device: torch.device) -> Tensor:
-        storage = self._memory.get(part)
-        if storage is None:  # only the model knows its shape
-            storage = torch.zeros((num_heads, self.allocated, dim), dtype=self.dtype, device=device)
-            self._memory[part] = storage
-        return storage

@@ -55,10 +55,31 @@ class ModelOutput:
     """[rows, vocab] float32 (or the model's own dtype): row i holds the scores of the token after input token i."""
     digests: npt.NDArray[np.int32] | None = None
     """[rows, words]: the outputs of the wanted digest; None where logits are on the host."""
+    columns: npt.NDArray[np.int64] | None = None
+    """[rows]: those that a captured pass has chosen."""
+    largest: npt.NDArray[np.float64] | None = None
+    """[rows]: the logits of `columns`; None where they did not come with the pass."""
+
+    def last_row(self) -> ModelOutput:
+        """The same of the last row alone."""
+        return ModelOutput(
+            logits=self.logits[-1:],
+            digests=None if self.digests is None else self.digests[-1:],
+            columns=None if self.columns is None else self.columns[-1:],
+            largest=None if self.largest is None else self.largest[-1:],
+        )
 
     def choose(self) -> list[int]:
-        """The column of the highest logit of each row. Raises `NotFiniteError` where that is NaN or infinite."""
-        return argmax_rows(self.logits)
+        """The column of the highest logit of each row; of equal ones the first.
+
+        Where a captured pass has chosen it, also with a digest, no logit leaves the device. Raises `NotFiniteError`
+        where the highest logit is NaN or infinite.
+        """
+        if self.columns is None or self.largest is None:
+            return argmax_rows(self.logits)
+        check_finite(self.largest)
+        result: list[int] = self.columns.tolist()
+        return result
 
 
 class KVCache(Protocol):
@@ -221,15 +242,9 @@ class LanguageModel(Protocol):
     def forward_batch(self, batch: Sequence[SequenceRows]) -> Sequence[ModelOutput]:
         """One pass over the rows of several sequences, whose caches share their memory; each as of `forward`.
 
-        The bits of a row do not depend on the other sequences where they do not depend on the block. Raises
-        `ValueError` as `forward` does, before any change.
-        """
-        ...
-
-    def choose(self, token_ids: Sequence[int], cache: KVCache, parents: Sequence[int] | None = None) -> list[int]:
-        """`forward`, and for each row the token with the highest logit; of equal ones the token of the first column.
-
-        Token ids leave the device, logits do not. Raises `NotFiniteError` where the highest logit is NaN or infinite.
+        The bits of a row do not depend on the other sequences where they do not depend on the block. A sequence
+        without `wanted` may get the digest of another one, of inputs that are zeros; its tokens must then be the most
+        likely ones (`ModelOutput.choose`). Raises `ValueError` as `forward` does, before any change.
         """
         ...
 
@@ -248,7 +263,7 @@ class LanguageModel(Protocol):
         Each is the most likely one, or what `chooser` chooses from logits, which leave the device for it.
 
         The last token stays outside the cache, whose length grows by `len(token_ids) + num_tokens - 1`. Raises
-        `ValueError` as `forward` does, and `NotFiniteError` as `choose` does; the cache is longer then.
+        `ValueError` as `forward` does, and `NotFiniteError` as `ModelOutput.choose` does; the cache is longer then.
         """
         ...
 

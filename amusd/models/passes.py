@@ -1,4 +1,4 @@
-"""One forward pass: its tokens, the places of its rows, and the network that computes it.
+"""One forward pass: the sequences in it, their tokens, the places of their rows, and the network that computes it.
 
 A *slot* is where a token's keys and values lie in a cache; a *position* is the token's distance from the start of its
 path, and is rotated into its keys. Tokens of a prompt have equal slots and positions. Nodes of different branches may
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from amusd.models.attention import Attention
-from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import DigestRequest
+from amusd.models.kv_cache import KVMemory, PreallocatedCache
+from amusd.models.language_model import DigestRequest, LogitsDigest, ModelOutput
 from amusd.protocol.verification import place_rows
 
 PADDING_ID = 0
@@ -59,30 +59,59 @@ class PathRows:
         in_order = self.prefix == np.arange(len(self.prefix))
         return len(self.prefix) if in_order.all() else int(in_order.argmin())
 
-    def visible(self, num_keys: int) -> npt.NDArray[np.bool_]:
-        """[rows, num_keys]: the slots that each row sees, its own among them."""
-        seen = np.zeros((len(self.paths), num_keys), dtype=np.bool_)
+    def visible(self, num_keys: int, num_rows: int) -> npt.NDArray[np.bool_]:
+        """[num_rows, num_keys]: the slots that each row sees, its own among them; padding sees what the first one does.
+
+        `num_rows`: with padding.
+        """
+        seen = np.zeros((num_rows, num_keys), dtype=np.bool_)
         seen[0, self.prefix] = True
         seen[1:] = seen[0]
-        for row, path in zip(seen, self.paths, strict=True):
+        padding = [self.paths[0]] * (num_rows - len(self.paths))
+        for row, path in zip(seen, [*self.paths, *padding], strict=True):
             row[list(path)] = True
         return seen
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One forward pass over one cache, as a model computes it and as the ranks of a model are told of it."""
+class Part:
+    """The rows of one sequence in a pass."""
 
+    cache: PreallocatedCache
     token_ids: Sequence[int] = ()
-    """One per row. Empty: nothing is computed, but passes of these `steps` and this digest are captured."""
+    """One per row."""
     rows: PathRows | None = None
     """The places of the rows. None: in order from the cache's length on, which moves by them."""
-    with_logits: bool = True
-    """False for a chunk of a prompt."""
-    steps: int = 1
-    """Tokens that the pass chooses one after another, the first behind its last row. 1 unless passes are captured."""
     wanted: DigestRequest | None = None
     """The digest of the logits that comes to the host; None: the most likely tokens, or logits that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass over caches of one memory, as a model computes it and as its ranks are told of it."""
+
+    parts: Sequence[Part]
+    """Of different caches. If they have no rows, nothing is computed, but passes of these `steps` and this digest are
+    captured."""
+    with_logits: bool = True
+    """False for a chunk of a prompt, which is one part."""
+    steps: int = 1
+    """Tokens that the pass chooses one after another, the first behind its last row. 1 unless passes are captured."""
+
+    @property
+    def digest(self) -> LogitsDigest | None:
+        """The digest that parts want; there is one at most."""
+        return next((part.wanted.digest for part in self.parts if part.wanted is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PartOutput:
+    """The result of a pass for one sequence."""
+
+    rows: ModelOutput
+    """Of its rows. Where passes are captured, its logits are valid until the next pass."""
+    steps: Sequence[ModelOutput] = ()
+    """Of each further step: one row."""
 
 
 class Network(Protocol):
@@ -118,6 +147,11 @@ class Network(Protocol):
         ...
 
     @property
+    def mixes_rows(self) -> bool:
+        """Whether a row's result depends on the other rows by more than rounding."""
+        ...
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of the weights that one pass reads, the output head included; a row of the embedding is not counted."""
         ...
@@ -128,32 +162,29 @@ class Network(Protocol):
         ...
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, cache: PreallocatedCache, *, with_logits: bool
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
     ) -> Tensor | None:
         """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
 
-        `positions` [rows] are those of the model; `attention` says what each row sees. Where rows are written, and how
-        many slots are read, has been announced to `cache` (`begin`).
+        `positions` [rows] are those of the model; `attention` says what each row sees. `memory` knows where rows are
+        written (`slots_of_pass`).
         """
         ...
 
 
-def lay_out_paths(parents: Sequence[int], *, start: int, num_rows: int, num_tracks: int, stride: int) -> PathRows:
+def lay_out_paths(parents: Sequence[int], *, start: int, num_tracks: int, stride: int) -> PathRows:
     """Rows of paths that share the first one, which stands at `start` behind a prefix in the slots [0, start).
 
     `parents` [rows - 1]: the row before each but the first. A row's slot is that of its position, plus `stride` times
-    its track (`tracks.py`), of which there are `num_tracks`. Rows of padding, up to `num_rows`, come last, each alone
-    behind the prefix. Raises `ValueError` where the tracks do not suffice, and for a row that comes before its parent.
+    its track (`tracks.py`), of which there are `num_tracks`. Raises `ValueError` where the tracks do not suffice, and
+    for a row that comes before its parent.
     """
     places = place_rows(parents, num_tracks)
-    paths = _paths(parents, [start + depth + track * stride for depth, track in places])
-    free = start + max(depth for depth, _ in places) + 1
-    paths += [[slot] for slot in range(free, free + num_rows - len(paths))]
-    return PathRows(np.arange(start), paths)
+    return PathRows(np.arange(start), _paths(parents, [start + depth + track * stride for depth, track in places]))
 
 
 def lay_out_rows(parents: Sequence[int], slots: Slots, start: int, num_tracks: int) -> PathRows:
-    """Like `lay_out_paths` where sums do not depend on slots: row `i` has the slot of position `start + i`, no padding.
+    """Like `lay_out_paths` where sums do not depend on slots: row `i` has the slot of position `start + i`.
 
     `slots`: of each position of the cache.
     """
@@ -172,7 +203,7 @@ def _paths(parents: Sequence[int], slots: Sequence[int]) -> list[list[int]]:
 def check_paths(network: Network, token_ids: Sequence[int], rows: PathRows, *, max_length: int, num_slots: int) -> None:
     """Raise `ValueError` for what no pass of `network` over paths can be.
 
-    `max_length`: positions that it knows; `num_slots`: of memory.
+    `max_length`: positions that it knows; `num_slots`: of the cache.
     """
     if len(token_ids) != len(rows.paths) or not all(rows.paths):
         raise ValueError(f"{len(token_ids)} token ids need as many paths, none of them empty, not {rows.paths}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -18,34 +18,48 @@ from torch import Tensor
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import DigestRequest
-from amusd.models.passes import Pass, PathRows
+from amusd.models.passes import Part, Pass, PathRows
+
+
+@dataclass(frozen=True, slots=True)
+class PartCommand:
+    """The rows of one cache in a pass."""
+
+    cache: int
+    """Number of the cache in its memory."""
+    start: int
+    """Its length before the call."""
+    token_ids: Sequence[int] = ()
+    rows: PathRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
-    """One call on one of the leader's caches: compute a pass, or keep rows of the last one."""
+    """One call on caches of one of the leader's memories: compute a pass, or keep rows of the last one."""
 
-    cache: int
-    """Number of the leader's cache."""
+    memory: int
+    """Number of the leader's memory."""
+    num_caches: int
+    """The caches of that memory."""
     capacity: int
     spare: int
-    """Its slots for nodes of a tree."""
-    start: int
-    """Its length before the call."""
+    """Slots of each of them for nodes of a tree."""
     dropped: tuple[int, ...] = ()
-    """Caches that the leader has no more."""
-    work: Pass | None = None
-    """The pass, without its digest; None: keep rows."""
+    """Memories that the leader has no more."""
+    parts: tuple[PartCommand, ...]
+    with_logits: bool = True
+    steps: int = 1
     digest: int = 0
     """Number of the leader's digest that the pass ends with; 0: none."""
-    kept: Sequence[int] = ()
+    kept: Sequence[int] | None = None
+    """Rows of the last pass over the one cache of `parts`; None: compute a pass."""
 
     def to_bytes(self) -> bytes:
         """JSON for a follower."""
         values = _as_mapping(self)
-        if self.work is not None:
-            rows = self.work.rows
-            values["work"] = _as_mapping(self.work) | {"rows": None if rows is None else _packed(rows), "wanted": None}
+        values["parts"] = [
+            _as_mapping(part) | {"rows": None if part.rows is None else _packed(part.rows)} for part in self.parts
+        ]
         return json.dumps(values).encode()
 
     @classmethod
@@ -53,9 +67,10 @@ class RankCommand:
         """The inverse of `to_bytes`."""
         values: dict[str, Any] = json.loads(data)
         values["dropped"] = tuple(values["dropped"])
-        if (work := values["work"]) is not None:
-            rows = work["rows"]
-            values["work"] = Pass(**work | {"rows": None if rows is None else _unpacked(**rows)})
+        values["parts"] = tuple(
+            PartCommand(**part | {"rows": None if part["rows"] is None else _unpacked(**part["rows"])})
+            for part in values["parts"]
+        )
         return cls(**values)
 
 
@@ -77,27 +92,32 @@ def follow(model: CachedModel, commands: Iterable[RankCommand]) -> None:
 
     A rollback needs no command of its own: each pass says where it starts, or where each of its nodes goes.
     """
-    caches: dict[int, PreallocatedCache] = {}
+    memories: dict[int, list[PreallocatedCache]] = {}
     for command in commands:
         for number in command.dropped:
-            caches.pop(number, None)
-        cache = caches.get(command.cache)
-        if cache is None:
-            cache = caches[command.cache] = model.new_cache(command.capacity, spare=command.spare)
-        cache.truncate(command.start)
-        work = command.work
-        if work is None:
-            model.keep(command.kept, cache)
+            memories.pop(number, None)
+        caches = memories.get(command.memory)
+        if caches is None:
+            caches = model.new_caches(command.num_caches, command.capacity, spare=command.spare)
+            memories[command.memory] = caches
+        for part in command.parts:
+            caches[part.cache].truncate(part.start)
+        if command.kept is not None:
+            model.keep(command.kept, caches[command.parts[0].cache])
             continue
-        if command.digest:
-            inputs = np.zeros((len(work.token_ids), 0), dtype=np.int64)
-            work = replace(work, wanted=DigestRequest(OtherRanksDigest(command.digest), inputs))
-        model.run(work, cache)
-        if work.rows is not None:
-            cache.path_slots = work.rows.slots
+        digest = OtherRanksDigest(command.digest) if command.digest else None
+        parts = []
+        for part in command.parts:
+            inputs = np.zeros((len(part.token_ids), 0), dtype=np.int64)
+            wanted = None if digest is None else DigestRequest(digest, inputs)
+            parts.append(Part(caches[part.cache], part.token_ids, part.rows, wanted))
+        model.run(Pass(parts, command.with_logits, command.steps))
+        for computed in parts:
+            if computed.rows is not None:
+                computed.cache.path_slots = computed.rows.slots
 
 
-def _as_mapping(of: RankCommand | Pass) -> dict[str, Any]:
+def _as_mapping(of: RankCommand | PartCommand) -> dict[str, Any]:
     return {field.name: getattr(of, field.name) for field in fields(of)}
 
 

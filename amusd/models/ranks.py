@@ -16,7 +16,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,11 +23,11 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVMemory
 from amusd.models.language_model import LogitsDigest
-from amusd.models.passes import Pass
+from amusd.models.passes import Part, Pass
 from amusd.models.process_group import Backend, ProcessGroup, Watch, first_line
-from amusd.models.rank_commands import RankCommand
+from amusd.models.rank_commands import PartCommand, RankCommand
 from amusd.models.sharding import Ranks, setting_of
 from amusd.types import Role
 
@@ -105,8 +104,8 @@ class Leader(_ConnectedRanks):
         super().__init__(role, 0, size, backend)
         self._folder = Path(tempfile.mkdtemp(prefix="amusd-ranks-"))
         self._followers: dict[int, Wire] = {}
-        self._numbers: weakref.WeakKeyDictionary[PreallocatedCache, int] = weakref.WeakKeyDictionary()
-        self._num_caches = 0
+        self._numbers: weakref.WeakKeyDictionary[KVMemory, int] = weakref.WeakKeyDictionary()
+        self._num_memories = 0
         self._dropped: list[int] = []
         self._digests: dict[LogitsDigest, int] = {}
         try:
@@ -150,28 +149,30 @@ class Leader(_ConnectedRanks):
         self._meet(self._folder, device, [connection.fileno() for connection in self._followers.values()])
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def announce(self, cache: PreallocatedCache, work: Pass | None, kept: Sequence[int] = ()) -> None:
+    def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
         """Command the followers to do this. Raises `PeerError` when one is gone."""
-        number = self._numbers.get(cache)
+        cache = parts[0].cache
+        number = self._numbers.get(cache.memory)
         if number is None:
-            self._num_caches += 1
-            number = self._numbers[cache] = self._num_caches
-            weakref.finalize(cache, self._dropped.append, number).atexit = False
+            self._num_memories += 1
+            number = self._numbers[cache.memory] = self._num_memories
+            weakref.finalize(cache.memory, self._dropped.append, number).atexit = False
         dropped = tuple(self._dropped)
         del self._dropped[: len(dropped)]
         digest = 0
-        if work is not None and work.wanted is not None:
-            digest = self._digests.setdefault(work.wanted.digest, len(self._digests) + 1)
-            work = replace(work, wanted=None)
+        if work is not None and work.digest is not None:
+            digest = self._digests.setdefault(work.digest, len(self._digests) + 1)
         command = RankCommand(
-            cache=number,
+            memory=number,
+            num_caches=cache.memory.num_slots // cache.allocated,
             capacity=cache.capacity,
             spare=cache.spare,
-            start=cache.length,
             dropped=dropped,
-            work=work,
+            parts=tuple(PartCommand(part.cache.number, part.cache.length, part.token_ids, part.rows) for part in parts),
+            with_logits=work is None or work.with_logits,
+            steps=1 if work is None else work.steps,
             digest=digest,
-            kept=kept,
+            kept=kept if work is None else None,
         )
         self._send(command.to_bytes())
 

@@ -1,4 +1,4 @@
-"""Measures, on this machine, whether a token's logits depend on the block it is verified in.
+"""Measures, on this machine, whether a token's logits depend on the block or on the batch it is verified in.
 
 They must not under `verify_width=fixed`; whether they do is a matter of the kernels of one torch build on one device.
 """
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.language_model import KVCache, LanguageModel, SequenceRows
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
 """Blocks of the second run, round after round, cut where the model's rule cuts them."""
+NEIGHBOURS = (1, 5)
+"""Other sequences of the last run: the same tokens, turned by as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class WidthInvariance:
 def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> WidthInvariance:
     """Decode `num_tokens` greedily one by one, then pass the same tokens in ragged blocks, and compare the logits.
 
-    Where a pass has room, they are passed once more among other paths, in whatever track is free.
+    Where a pass has room, they are passed once more among other paths, in whatever track is free; and then beside
+    other sequences, which have other lengths and blocks, in whatever order.
     """
     capacity = len(prompt) + num_tokens
     cache = model.new_cache(capacity)
@@ -54,6 +57,7 @@ def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_to
     cache.truncate(0)
     model.prefill(prompt[:-1], cache)
     again += _in_paths(model, tokens[:-1], cache)
+    again += _in_batches(model, tokens[:-1], len(prompt) - 1)
     num_equal, difference = 0, 0.0
     for position, logits in again:
         expected = rows[position - len(prompt) + 1]
@@ -89,4 +93,26 @@ def _in_paths(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> li
         scores = model.forward(rows, cache, parents=[0] * (num_others + 1)).logits
         found += [(start, scores[0].clone()), (start + 1, scores[-1].clone())]
         model.keep([0, num_others + 1], cache)
+    return found
+
+
+def _in_batches(model: LanguageModel, tokens: Sequence[int], start: int) -> list[tuple[int, Tensor]]:
+    """The same of the tokens from position `start` on, in passes that hold blocks of other sequences."""
+    found = []
+    caches = model.new_caches(1 + len(NEIGHBOURS), len(tokens))
+    sequences = [tokens, *([*tokens[shift:], *tokens[:shift]] for shift in NEIGHBOURS)]
+    for number, (cache, sequence) in enumerate(zip(caches, sequences, strict=True)):
+        model.prefill(sequence[: max(0, start - number)], cache)
+    lengths = itertools.cycle(BLOCK_LENGTHS)
+    turn = 0
+    while caches[0].length < len(tokens):
+        batch = []
+        for cache, sequence in zip(caches, sequences, strict=True):
+            first = cache.length
+            block = sequence[first : first + min(next(lengths), model.max_rows(first))] if first < len(tokens) else ()
+            if block:
+                batch.append(SequenceRows(block, cache))
+        place, first, turn = turn % len(batch), caches[0].length, turn + 1
+        batch = batch[1 : 1 + place] + batch[:1] + batch[1 + place :]
+        found += list(enumerate(model.forward_batch(batch)[place].logits.clone(), start=first))
     return found

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.linear import Linear
-from amusd.models.passes import Pass
+from amusd.models.passes import Part, Pass
 from amusd.types import Role
 
 
@@ -58,8 +57,11 @@ class Ranks:
     def abort(self) -> None:
         """End exchanges that take too long on the device. No exchange works afterwards."""
 
-    def announce(self, cache: PreallocatedCache, work: Pass | None, kept: Sequence[int] = ()) -> None:
-        """On the first rank, have the others do the same before it computes `work`, or keeps rows of the last pass."""
+    def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
+        """On the first rank, have the others do the same before it computes `work`.
+
+        None: before it keeps rows of the last pass over the one cache of `parts`.
+        """
 
 
 ALONE = Ranks(Role.TARGET, 0, 1)

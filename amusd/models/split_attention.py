@@ -9,8 +9,9 @@ The tail counts as one more key of the prefix: its score is its log-sum-exp, its
 prefix are taken relative to that before they are rounded, so those that matter are small and lose little.
 
 Where the split is depends on the number of rows and the position of the first alone. So do the shapes of all products
-where blocks have the same number of rows and the same end, as they have under a fixed width. No row of a product
-changes another. A short prefix is not worth its products; then all slots are tail. In float32 they always are.
+where blocks have the same number of rows and the same end, as they have under a fixed width; a pass may have fewer
+rows than its block, which is then filled up with zeros. No row of a product changes another. A short prefix is not
+worth its products; then all slots are tail. In float32 they always are.
 """
 
 from __future__ import annotations
@@ -63,37 +64,41 @@ def prefix_of(shared: int, rows: int, dtype: torch.dtype) -> int:
 class SplitAttention:
     """An `Attention` of one pass over keys and values that lie in a CPU's memory."""
 
-    def __init__(self, blocks: Sequence[_Block]) -> None:
+    def __init__(self, blocks: Sequence[_Block], end: int, first: int) -> None:
         """Use `of_chain` or `of_paths`."""
         self._blocks = blocks
+        self._slots = slice(first, first + end)
 
     @staticmethod
-    def of_chain(start: int, rows: int, end: int, dtype: torch.dtype) -> SplitAttention:
+    def of_chain(start: int, rows: int, end: int, dtype: torch.dtype, first: int = 0) -> SplitAttention:
         """Rows at the slots [start, start + rows), each of which sees the slots up to its own.
 
         Reads up to `end`, perhaps only to have an equal shape; many rows are cut into blocks that end with their last
-        row. `dtype`: of the products over a prefix; keys and values in another one are converted.
+        row. `dtype`: of the products over a prefix; keys and values in another one are converted. `first`: where the
+        memory has slot 0.
         """
         behind = start + rows
         if rows <= BLOCK or dtype is torch.float32:
-            return SplitAttention([_chain(start, range(start, behind), end, dtype)])
+            return SplitAttention([_chain(start, range(start, behind), end, dtype)], end, first)
         borders = [start, *range((start // BLOCK + 1) * BLOCK, behind, BLOCK), behind]
-        return SplitAttention(
-            [_chain(start, range(*ends), ends[1], dtype) for ends in itertools.pairwise(borders)],
-        )
+        blocks = [_chain(start, range(*ends), ends[1], dtype) for ends in itertools.pairwise(borders)]
+        return SplitAttention(blocks, end, first)
 
     @staticmethod
-    def of_paths(shared: int, visible: Tensor, dtype: torch.dtype) -> SplitAttention:
+    def of_paths(shared: int, visible: Tensor, dtype: torch.dtype, first: int = 0) -> SplitAttention:
         """Rows that see the slots [0, shared) and, of all slots, those that `visible` [rows, slots] says."""
         rows, end = visible.shape
         prefix = prefix_of(shared, rows, dtype)
-        return SplitAttention([_Block(slice(0, rows), visible[:, prefix:], end, dtype)])
+        return SplitAttention([_Block(slice(0, rows), visible[:, prefix:], end, dtype)], end, first)
 
     def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`."""
-        query, keys, values = layer[:3]
+        """See `Attention`. There may be fewer rows than were said; these are the first ones."""
+        query, keys, values = layer.query, layer.keys[:, self._slots], layer.values[:, self._slots]
         if not layer.is_plain or keys.shape[2] != values.shape[2]:
-            return attend_masked(layer, self._visible(keys.shape[1]))
+            visible = self._visible(keys.shape[1])
+            query = F.pad(query, (0, 0, 0, 0, 0, len(visible) - len(query)))
+            filled = layer._replace(query=query, keys=keys, values=values)
+            return attend_masked(filled, visible)[: len(layer.query)]
         if len(self._blocks) == 1:
             return self._blocks[0].attend(query, keys, values, layer.scaling)
         return torch.cat([block.attend(query[block.rows], keys, values, layer.scaling) for block in self._blocks])
@@ -124,6 +129,7 @@ class _Block:
         self.visible = visible
         self.prefix = end - visible.shape[1]
         self.end = end
+        self._folded: Tensor | None = None  # [key_heads, groups, rows, dim]; zeros behind the rows of the pass
         self._mask: Tensor | None = None  # [1, 1, groups * rows, tail]: the same in every layer
         self._is_masked = self.prefix > 0 or len(visible) > 1 or not bool(visible.all())
         self._prefix: _Prefix | None = None
@@ -131,12 +137,15 @@ class _Block:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """The attention of these rows, `query` [rows, heads, dim]; a view of other memory."""
         key_heads, _, dim = keys.shape
-        rows = self.visible.shape[0]
-        grouped = (rows, key_heads, query.shape[1] // key_heads, dim)
+        count, rows, groups = len(query), len(self.visible), query.shape[1] // key_heads
         # The heads of a group are rows of one product, so keys and values are read once and never expanded.
-        folded = query.float().view(grouped).permute(1, 2, 0, 3).reshape(key_heads, -1, dim)
+        shape = (key_heads, groups, rows, dim)
+        if self._folded is None or self._folded.shape != shape:
+            self._folded = torch.zeros(shape)
+        self._folded[:, :, :count].copy_(query.view(count, key_heads, groups, dim).permute(1, 2, 0, 3))
+        folded = self._folded.view(key_heads, -1, dim)
         if self._mask is None and self._is_masked:
-            self._mask = additive(self.visible, torch.float32).repeat(1, grouped[2], 1).unsqueeze(0)
+            self._mask = additive(self.visible, torch.float32).repeat(1, groups, 1).unsqueeze(0)
             self._prefix = _Prefix(self.prefix, folded.shape, self._dtype) if self.prefix else None
         if self._prefix is None:  # one call, without the sum that only a prefix needs
             result: Tensor = F.scaled_dot_product_attention(
@@ -156,7 +165,7 @@ class _Block:
                 scale=1.0,
             )
             result = self._prefix.joined(keys, values, tail[0], log_sum[0])  # [key_heads, groups * rows, dim]
-        by_head = result.view(key_heads, grouped[2], rows, dim)
+        by_head = result.view(shape)[:, :, :count]
         attended: Tensor = by_head.permute(2, 0, 1, 3).flatten(1, 2)
         return attended
 

@@ -260,7 +260,7 @@ def serve_draft(
         drafters = drafters or load_drafters(config, device, leader or ALONE)
         if leader is not None:
             _await_followers(leader, config)
-        serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds)
+        serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
     except Exception as error:
         # The target must hear the reason, not only that the link went dead; then the process fails as it should.
         with suppress(PeerLostError):

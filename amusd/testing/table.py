@@ -162,10 +162,6 @@ class TableModel:
         """The outputs of each sequence alone."""
         return [self.forward(rows.token_ids, rows.cache, rows.wanted, rows.parents) for rows in batch]
 
-    def choose(self, token_ids: Sequence[int], cache: KVCache, parents: Sequence[int] | None = None) -> list[int]:
-        """The token with the highest score after each of `token_ids`."""
-        return argmax_rows(self.forward(token_ids, cache, parents=parents).logits)
-
     @property
     def width(self) -> int:
         """Rows of one pass at most."""

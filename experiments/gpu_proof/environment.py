@@ -141,7 +141,7 @@ class _Answer:
     def __call__(self) -> None:
         self._cache.truncate(0)
         self._model.prefill(self._prompt[:-1], self._cache)
-        self._model.choose(self._prompt[-1:], self._cache)
+        self._model.forward(self._prompt[-1:], self._cache).choose()
 
 
 def token_ids(num_ids: int, number: int, seed: int) -> list[int]:

@@ -170,7 +170,7 @@ def main(role: str, device: str) -> None:
     def work() -> None:
         cache.truncate(context)
         if role == "target":
-            model.choose([7], cache)
+            model.forward([7], cache).choose()
         else:
             model.extend([7], cache, 4)
 

@@ -49,7 +49,7 @@ def _passes(job: Job, config: EngineConfig, gb_s: float) -> None:
 
             def run(tokens: list[int] = tokens, context: int = context) -> None:
                 cache.truncate(context)
-                model.choose(tokens, cache)
+                model.forward(tokens, cache).choose()
 
             times = timed(run, scale.rounds, scale.device)
             kernels = kernels_of(run, scale.device)

@@ -19,7 +19,7 @@ from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, ModelTreeDrafter
 from amusd.errors import NoRoomError
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, TreeRows
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
@@ -236,13 +236,13 @@ def test_no_pass_writes_into_a_slot_that_is_in_use(monkeypatch: pytest.MonkeyPat
     committed = set(range(len(sequence.prompt) - 1))
     batch: list[Node] = []
     passes: list[Any] = []
-    forward_tree = CachedModel.forward_tree
+    forward_trees = CachedModel.forward_trees
 
-    def spy(self: CachedModel, token_ids: Any, prefix: Any, paths: Sequence[Sequence[int]], *rest: Any) -> Any:
-        passes.append(tuple(path[-1] for path in paths))
-        return forward_tree(self, token_ids, prefix, paths, *rest)
+    def spy(self: CachedModel, batch: Sequence[TreeRows]) -> Any:
+        passes.extend(tuple(path[-1] for path in rows.paths) for rows in batch)
+        return forward_trees(self, batch)
 
-    monkeypatch.setattr(CachedModel, "forward_tree", spy)
+    monkeypatch.setattr(CachedModel, "forward_trees", spy)
     for _ in range(60):
         session = sequence.session
         if rng.random() < 0.7:

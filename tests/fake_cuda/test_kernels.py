@@ -27,9 +27,9 @@ def num_kernels(gpus: FakeGpus, shape: ModelShape, num_layers: int | None, model
     model = builders.build(shape, "cuda:0", num_layers=num_layers, model_impl=model_impl)
     cache = model.new_cache(64)
     model.prefill([1, 2, 3], cache)
-    model.choose([4, 5], cache)
+    model.forward([4, 5], cache).choose()
     with gpus.recorded() as part:
-        model.choose([4, 5], cache)
+        model.forward([4, 5], cache).choose()
     assert len(part.replays) == 1
     return len(part.kernels)
 

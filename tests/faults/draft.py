@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,11 +85,18 @@ class WatchedDraft(DraftWorker):
     def _handle(self, message: Message) -> None:
         if isinstance(message, Verdict) and message.sequence_id not in self._sequences:
             self.process.world.counts["verdict for no sequence"] += 1
-        super()._handle(message)
+        with self._changes_no_other(getattr(message, "sequence_id", -1)):
+            super()._handle(message)
+
+    def _changes_no_other(self, sequence_id: int) -> AbstractContextManager[None]:
+        """Of those that are open before and after."""
+        sessions = [sequence.manager.session for sequence in self._sequences.values()]
+        return self.process.watch.changes_no_other(sequence_id, sessions)
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
         before = sequence.num_rollbacks, sequence.manager.session.num_stale
-        has_advanced = super()._roll_back(sequence)
+        with self._changes_no_other(sequence.sequence_id):
+            has_advanced = super()._roll_back(sequence)
         counts, session = self.process.world.counts, sequence.manager.session
         counts["rollback"] += sequence.num_rollbacks - before[0]
         counts["stale verdict"] += session.num_stale - before[1]
@@ -206,6 +213,7 @@ class DraftProcess:
             tree_drafters={"test": one_by_one(lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation))},
             incarnation=self.incarnation,
             recorder=Recorder("draft", now_ns=self.world.time_ns),
+            max_num_seqs=max(self.drafts.max_num_seqs, 1 + self.incarnation % 2),
             process=self,
         )
 
@@ -245,6 +253,7 @@ class Drafts:
         wires: Wires,
         watch: Watch,
         *,
+        max_num_seqs: int,
         quality: float,
         silence: float,
         defects: Mapping[type, Any],
@@ -253,6 +262,7 @@ class Drafts:
         self.weather = weather
         self.wires = wires
         self.watch = watch
+        self.max_num_seqs = max_num_seqs
         self.quality = quality
         self.silence = silence
         self.defects = defects

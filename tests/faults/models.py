@@ -7,13 +7,17 @@ Nothing here computes anything: a pass and a step take virtual time alone. What 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from amusd.drafters.base import ChainDrafter, Drafter
-from amusd.models.language_model import ModelOutput
+from amusd.models.language_model import SequenceRows
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
 VOCAB_SIZE = 7
+CHUNK = 2
+"""Tokens of a prompt that are taken in at once."""
 
 Ghost = tuple[int, int]
 """Hash of the prefix that a token was drafted from, and the token."""
@@ -62,6 +66,17 @@ class HashCache:
         del self.hashes[length + 1 :]
 
 
+@dataclass(frozen=True)
+class HashOutput:
+    """A `ModelOutput` of greedy decoding."""
+
+    choices: list[int]
+    digests: None = None
+
+    def choose(self) -> list[int]:
+        return self.choices
+
+
 class HashModel:
     """A `LanguageModel`. `spend` takes the time of a pass."""
 
@@ -74,11 +89,14 @@ class HashModel:
         self.max_length = max_length
         self._spend = spend
 
-    def new_cache(self, capacity: int) -> HashCache:
-        return HashCache(capacity)
+    def new_caches(self, number: int, capacity: int) -> list[HashCache]:
+        return [HashCache(capacity) for _ in range(number)]
 
     def prepare(self, cache: HashCache) -> None:
         pass
+
+    def chunk_end(self, start: int, end: int) -> int:
+        return min(end, (start // CHUNK + 1) * CHUNK)
 
     def prefill(self, token_ids: Sequence[int], cache: HashCache) -> None:
         self._append(token_ids, cache)
@@ -87,22 +105,18 @@ class HashModel:
     def max_rows(self, start: int) -> int:
         return 9
 
-    def choose(self, token_ids: Sequence[int], cache: HashCache, parents: Sequence[int] | None = None) -> list[int]:
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[HashOutput]:
+        self._spend("pass")
+        return [HashOutput(self._choices(rows.token_ids, rows.cache, rows.parents)) for rows in batch]
+
+    def _choices(self, token_ids: Sequence[int], cache: Any, parents: Sequence[int] | None) -> list[int]:
         if parents is None:
-            choices = self._append(token_ids, cache)
-            self._spend("pass")
-            return choices
+            return self._append(token_ids, cache)
         assert len(token_ids) <= self.width
         cache.rows = [prefix_hash.extend(cache.hashes[-1], token_ids[0])]
         for token_id, parent in zip(token_ids[1:], parents, strict=True):
             cache.rows.append(prefix_hash.extend(cache.rows[parent], token_id))
-        self._spend("pass")
         return [next_token(value) for value in cache.rows]
-
-    def forward(
-        self, token_ids: Sequence[int], cache: HashCache, wanted: object = None, parents: object = None
-    ) -> ModelOutput:
-        raise NotImplementedError("greedy decoding chooses")
 
     @property
     def width(self) -> int:
@@ -113,9 +127,6 @@ class HashModel:
 
     def keep(self, rows: Sequence[int], cache: HashCache) -> None:
         cache.hashes += [cache.rows[row] for row in rows]
-
-    def extend(self, token_ids: Sequence[int], cache: HashCache, num_tokens: int, chooser: object = None) -> list[int]:
-        raise NotImplementedError("a target makes one token a pass")
 
     def _append(self, token_ids: Sequence[int], cache: HashCache) -> list[int]:
         assert cache.length + len(token_ids) <= cache.capacity

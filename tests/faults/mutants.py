@@ -51,8 +51,8 @@ class Patient:
 class NeedsTheDraft(WatchedTarget):
     """The target does not go on without a candidate."""
 
-    def _admit(self, request: Request, stop: StopChecker) -> TargetSequence:
-        return super()._admit(replace(request, policy=Patient(request.policy)), stop)
+    def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
+        return super().admit(replace(request, policy=Patient(request.policy)), stop)
 
 
 class NeverReminds(WatchedClient):

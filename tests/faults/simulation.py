@@ -6,9 +6,9 @@ python -m tests.faults SEED        run it again, and print its log
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from faults.draft import HANDSHAKE_SECONDS, Drafts
@@ -20,7 +20,6 @@ from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import World
 from protocol.mutants import Unhashed
-from runtime.pair import decode
 
 from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
@@ -29,7 +28,7 @@ from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.target_sequence import Request
+from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
@@ -40,7 +39,21 @@ MAX_PASSES_TO_ACCEPT = 250
 MORE_TOKENS = 30
 """What is left of an answer then."""
 
+MAX_NUM_SEQS = 4
+"""Answers at a time at most."""
+
 UNHASHED = {TargetSession: Unhashed}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    prompt: tuple[int, ...]
+    policy: Policy
+    num_tokens: int
+    cancelled_after: int | None = None
+    """Tokens; None: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +64,10 @@ class Scenario:
     """Liveness mode: passes after which nothing goes wrong any more. None: faults for ever."""
     bare: bool
     """Prefix hash and nonce are switched off: epochs, numbers and incarnations alone keep lives and chains apart."""
-    policy: Policy
-    prompts: tuple[tuple[int, ...], ...]
-    num_tokens: int
+    max_num_seqs: int
+    arrival: float
+    """Probability that the next request comes before a step, while others are at work."""
+    requests: tuple[Asked, ...]
     quality: float
     silence: float
     pass_ms: float
@@ -63,9 +77,41 @@ def scenario_of(seed: int) -> Scenario:
     """The same for the same seed."""
     draw = random.Random(f"scenario {seed}")
     live = seed % 2 == 1
+    policies = _policies(draw)
+    num_prompts = 1 if live else 2
+    prompts = [_prompt(draw) for _ in range(num_prompts)]
+    calm_after = draw.randint(3, 40) if live else None
+    bare = draw.random() < 0.5
+    policy = _resting(f"rests {seed}", draw.choice(policies))
+    num_tokens = 700 if live else draw.randint(1, 80)
+    requests = [Asked(prompt, policy, num_tokens) for prompt in prompts]
+    batch = random.Random(f"batch {seed}")
+    max_num_seqs = batch.randint(1, MAX_NUM_SEQS)
+    while len(requests) < max_num_seqs + (max_num_seqs > 1 and batch.randint(0, 3)):
+        policy = _resting(f"rests {batch.random()}", batch.choice(_policies(batch)))
+        num_tokens = batch.choice((700, batch.randint(1, 80))) if live else batch.randint(1, 80)
+        cancelled_after = batch.randint(0, num_tokens) if batch.random() < 0.3 else None
+        requests.append(Asked(_prompt(batch), policy, num_tokens, cancelled_after))
+    return Scenario(
+        calm_after=calm_after,
+        bare=bare,
+        max_num_seqs=max_num_seqs,
+        arrival=batch.choice((0.02, 0.2, 1.0)),
+        requests=tuple(requests),
+        quality=draw.choice((0.6, 0.8, 0.95, 1.0) if live else (0.0, 0.5, 0.8, 0.95, 1.0)),
+        silence=draw.choice((0.0, 0.1)),
+        pass_ms=draw.choice((10.0, 20.0, 40.0, 100.0)),
+    )
+
+
+def _prompt(draw: random.Random) -> tuple[int, ...]:
+    return tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 6)))
+
+
+def _policies(draw: random.Random) -> tuple[Policy, ...]:
     lookahead = draw.randint(2, 10)
     block = max(1, lookahead // 2)
-    policies: tuple[Policy, ...] = (
+    return (
         *(
             ChainPolicy(
                 max_lookahead=lookahead,
@@ -90,24 +136,11 @@ def scenario_of(seed: int) -> Scenario:
         AutoPolicy(max_lookahead=lookahead, fan_out=1, rows_per_step=1, max_wait_passes=1.0),
         AutoPolicy(max_lookahead=lookahead, fan_out=3, rows_per_step=4, max_wait_passes=1.0, breadth=3),
     )
-    prompts = tuple(
-        tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 6))) for _ in range(1 if live else 2)
-    )
-    return Scenario(
-        calm_after=draw.randint(3, 40) if live else None,
-        bare=draw.random() < 0.5,
-        policy=_resting(seed, draw.choice(policies)),
-        prompts=prompts,
-        num_tokens=700 if live else draw.randint(1, 80),
-        quality=draw.choice((0.6, 0.8, 0.95, 1.0) if live else (0.0, 0.5, 0.8, 0.95, 1.0)),
-        silence=draw.choice((0.0, 0.1)),
-        pass_ms=draw.choice((10.0, 20.0, 40.0, 100.0)),
-    )
 
 
-def _resting(seed: int, policy: Policy) -> Policy:
+def _resting(seed: str, policy: Policy) -> Policy:
     """Now and then it has the draft rest."""
-    draw = random.Random(f"rests {seed}")
+    draw = random.Random(seed)
     return Resting(policy, draw.randint(1, 12)) if draw.random() < 0.15 else policy
 
 
@@ -125,6 +158,20 @@ class Report:
     """Its faults ended."""
     passes_to_accept: int | None
     """After that; None where the target had given up on drafts."""
+
+
+@dataclass(eq=False)
+class Answer:
+    """What has come of a request so far."""
+
+    asked: Asked
+    sequence: TargetSequence
+    watched_from: int
+    """Number of the pass from which its candidates are counted: its own first, or the first after the last fault."""
+    num_accepted_before: int = 0
+    is_live: bool = False
+    """A candidate was accepted after the last fault."""
+    committed: list[int] = field(default_factory=list)
 
 
 class Simulation:
@@ -155,14 +202,15 @@ class Simulation:
             self.weather,
             self.wires,
             self.watch,
+            max_num_seqs=self.scenario.max_num_seqs,
             quality=self.scenario.quality,
             silence=self.scenario.silence,
             defects=self.defects,
         )
         self._worker_class, self._client_class = worker, client
         self._num_tokens_beyond = num_tokens_beyond
-        self._calm_at: int | None = None
-        self._accepted_before_calm = 0
+        self._traffic = random.Random(f"traffic {seed}")
+        self._is_calm = False
         self._passes_to_accept: int | None = None
 
     def run(self) -> Report:
@@ -190,11 +238,19 @@ class Simulation:
     def _run(self) -> None:
         world, scenario = self.world, self.scenario
         world.note(f"{scenario}")
-        world.counts[type(scenario.policy).__name__] += 1
+        world.counts.update(type(asked.policy).__name__ for asked in scenario.requests)
+        world.counts[f"{scenario.max_num_seqs} at a time"] += 1
         worker = self._start()
         self.weather.break_out()
-        for prompt in scenario.prompts:
-            self._decode(worker, prompt)
+        waiting, answers = deque(scenario.requests), list[Answer]()
+        while waiting or answers:
+            while waiting and worker.has_room and (not answers or self._traffic.random() < scenario.arrival):
+                answers.append(self._admit(worker, waiting.popleft()))
+            worker.step()
+            self._calm_down(worker, answers)
+            for answer in answers:
+                self._read(worker, answer)
+            answers = [answer for answer in answers if not answer.sequence.is_over]
         world.counts["restart"] += worker.client.num_restarts
         world.counts["lost"] += len(worker.client.losses)
         world.counts["given up"] += worker.client.failure is not None
@@ -218,48 +274,69 @@ class Simulation:
             world=self.world,
             weather=self.weather,
             watch=self.watch,
+            defects=self.defects,
         )
-        model = HashModel(800, self._spend)
-        return self._worker_class(model, recorder, client, world=self.world, watch=self.watch, defects=self.defects)
+        model: Any = HashModel(800, self._spend)
+        number = self.scenario.max_num_seqs
+        return self._worker_class(model, recorder, client, number, world=self.world, watch=self.watch)
 
-    def _decode(self, worker: WatchedTarget, prompt: tuple[int, ...]) -> None:
-        scenario = self.scenario
-        max_length = len(prompt) + scenario.num_tokens
-        text = text_of(prompt, max_length + self._num_tokens_beyond)
-        self.watch.begin(text, max_length)
-        request = Request(prompt=prompt, max_length=max_length, policy=scenario.policy, drafter="test")
-        stop = StopChecker((), (), scenario.num_tokens + self._num_tokens_beyond, str)
-        answer, committed = decode(worker, request, stop), list(prompt)
-        while True:
-            try:
-                committed += next(answer).token_ids
-            except StopIteration as end:
-                outcome = end.value
-                break
-            if self._is_live_again(worker):
-                stop.max_new_tokens = min(scenario.num_tokens, len(committed) - len(prompt) + MORE_TOKENS)
-        if (
-            tuple(committed) != text[: len(prompt) + stop.max_new_tokens]
-            or outcome.finish_reason is not FinishReason.LENGTH
-        ):
+    def _admit(self, worker: WatchedTarget, asked: Asked) -> Answer:
+        request = Request(
+            prompt=asked.prompt,
+            max_length=len(asked.prompt) + asked.num_tokens,
+            policy=asked.policy,
+            drafter="test",
+        )
+        stop = StopChecker((), (), asked.num_tokens + self._num_tokens_beyond, str)
+        return Answer(asked, worker.admit(request, stop), worker.num_passes)
+
+    def _read(self, worker: WatchedTarget, answer: Answer) -> None:
+        """Take in what the last step has brought; end the answer where its time has come."""
+        asked, sequence = answer.asked, answer.sequence
+        for emission in sequence.take():
+            answer.committed += emission.token_ids
+        number = len(answer.committed)
+        if sequence.is_over:
+            self._check_end(answer)
+        elif asked.cancelled_after is not None and number >= asked.cancelled_after:
+            self.world.happened("cancelled" if sequence.is_prefilled else "cancelled in its prompt")
+            worker.end(sequence)
+            self._check_end(answer)
+        elif self._is_live_again(worker, answer):
+            sequence.stop.max_new_tokens = min(asked.num_tokens, number + MORE_TOKENS)
+
+    def _check_end(self, answer: Answer) -> None:
+        asked, outcome = answer.asked, answer.sequence.outcome()
+        committed = (*asked.prompt, *answer.committed)
+        is_whole = outcome.finish_reason is FinishReason.LENGTH
+        length = len(asked.prompt) + answer.sequence.stop.max_new_tokens if is_whole else len(committed)
+        is_cancelled = outcome.finish_reason is FinishReason.ABORTED and asked.cancelled_after is not None
+        if committed != text_of(asked.prompt, length)[:length] or not (is_whole or is_cancelled):
             raise Violation(f"the answer is not the target's, or ends by {outcome.finish_reason}")
         self.world.counts["stale candidate"] += outcome.metrics.num_stale_candidates
 
-    def _is_live_again(self, worker: WatchedTarget) -> bool:
-        """After a pass in liveness mode: whether a candidate was accepted for the first time after the last fault."""
-        if self.scenario.calm_after is None or self._passes_to_accept is not None:
+    def _calm_down(self, worker: WatchedTarget, answers: Sequence[Answer]) -> None:
+        """In liveness mode: when it is time, nothing goes wrong any more."""
+        calm_after = self.scenario.calm_after
+        if calm_after is None or self._is_calm or worker.num_passes < calm_after:
+            return
+        self.weather.calm()
+        self._is_calm = True
+        for answer in answers:
+            answer.watched_from = worker.num_passes
+            answer.num_accepted_before = answer.sequence.tally._num_accepted
+
+    def _is_live_again(self, worker: WatchedTarget, answer: Answer) -> bool:
+        """In liveness mode: whether it has had a candidate accepted for the first time after the last fault."""
+        if not self._is_calm or answer.is_live:
             return False
-        if self._calm_at is None:
-            if worker.num_passes >= self.scenario.calm_after:
-                self.weather.calm()
-                self._calm_at, self._accepted_before_calm = worker.num_passes, worker.num_accepted
-            return False
-        num_passes = worker.num_passes - self._calm_at
-        if worker.num_accepted > self._accepted_before_calm:
-            self._passes_to_accept = num_passes
+        num_passes = worker.num_passes - answer.watched_from
+        if answer.sequence.tally._num_accepted > answer.num_accepted_before:
+            answer.is_live = True
+            self._passes_to_accept = max(num_passes, self._passes_to_accept or 0)
         elif num_passes > MAX_PASSES_TO_ACCEPT and worker.client.failure is None:
             raise Violation(f"liveness: no candidate was accepted within {num_passes} passes after the last fault")
-        return self._passes_to_accept is not None
+        return answer.is_live
 
     def _listen(self, nonce: int) -> End:
         return self.wires.target_end(nonce, self._target_passes)

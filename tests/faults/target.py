@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,22 +17,30 @@ from amusd.protocol.verification import Block
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
-from amusd.sampling.stopping import Emission, StopChecker
+from amusd.sampling.stopping import StopChecker
 
 
 @dataclass(kw_only=True)
 class WatchedClient(DraftClient):
-    """A target's client of its draft, and what comes through it."""
+    """A target's client of its draft, and what comes through it; its sessions may be replaced by a defective class."""
 
     world: World
     weather: Weather
     watch: Watch
+    defects: Mapping[type, Any]
+    """Real session class -> the one to put in its place."""
     delayed_ns: int = 0
     """So long the target has stood still in all."""
 
+    def open(self, sequence: TargetSequence) -> None:
+        defect = self.defects.get(type(sequence.session))
+        if defect is not None:
+            sequence.session.__class__ = defect  # its state is that of the real one
+        super().open(sequence)
+
     def _attach(self, sequence: TargetSequence) -> None:
         super()._attach(sequence)
-        self.watch.attached()
+        self.watch.attached(sequence.session)
         self.watch.committed(sequence.session)
 
     def drain(self) -> None:
@@ -53,7 +61,8 @@ class WatchedClient(DraftClient):
             self.world.counts["candidate of an earlier answer"] += 1
         else:
             self.watch.received(message)
-        reception = super()._receive_candidate(message)
+        with self.watch.changes_no_other(message.sequence_id, [each.session for each in self._sequences.values()]):
+            reception = super()._receive_candidate(message)
         self.world.happened(f"reception {reception}")
         if reception in ("refused", Reception.FOREIGN.value):
             raise Violation(f"honesty: {message} of an honest draft was taken for {reception}")
@@ -62,50 +71,44 @@ class WatchedClient(DraftClient):
 
 @dataclass
 class WatchedTarget(TargetWorker):
-    """A target worker whose sessions may be replaced by a defective class."""
+    """A target worker whose passes and waits are watched."""
 
     client: WatchedClient
     world: World = field(kw_only=True)
     watch: Watch = field(kw_only=True)
-    defects: Mapping[type, Any] = field(kw_only=True)
-    """Real session class -> the one to put in its place."""
     num_passes: int = 0
-    num_accepted: int = 0
-    num_refused: int = 0
-    num_stale: int = 0
     _ready_ns: int = 0
     """When the next pass could begin, time that the target stood still left out."""
     _num_waits: int = 0
     """Since then."""
 
-    def _admit(self, request: Request, stop: StopChecker) -> TargetSequence:
-        sequence = super()._admit(request, stop)
-        defect = self.defects.get(type(sequence.session))
-        if defect is not None:
-            sequence.session.__class__ = defect  # its state is that of the real one
-        return sequence
+    def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
+        self.watch.begin(self._next_sequence_id, request.prompt, request.max_length)
+        return super().admit(request, stop)
 
-    def _next_block(self, sequence: TargetSequence) -> Block:
+    def _next_blocks(self, sequences: Sequence[TargetSequence]) -> list[Block]:
         self._ready_ns, self._num_waits = self.world.now_ns - self.client.delayed_ns, 0
-        block = super()._next_block(sequence)
-        self.watch.evaluated(sequence.session, block.candidates)
-        self.watch.scored(sequence.session, block)
-        self.world.counts["alternative scored"] += len(block.alternatives)
-        return block
+        blocks = super()._next_blocks(sequences)
+        for sequence, block in zip(sequences, blocks, strict=True):
+            self.watch.evaluated(sequence.session, block.candidates)
+            self.watch.scored(sequence.session, block)
+            self.world.counts["alternative scored"] += len(block.alternatives)
+        self.world.counts[f"pass over {len(sequences)}"] += 1
+        return blocks
 
-    def _wait(self, sequence: TargetSequence, decision: Wait) -> None:
-        super()._wait(sequence, decision)
+    def _wait(self, waits: dict[TargetSequence, Wait]) -> None:
+        super()._wait(waits)
         self._num_waits += 1
         self.watch.waited(self.world.now_ns - self.client.delayed_ns - self._ready_ns, self._num_waits)
 
-    def _verify(self, sequence: TargetSequence, block: Block) -> Emission:
-        tally = sequence.tally
-        before = tally._num_accepted, tally._num_accepted_alternatives
-        emission = super()._verify(sequence, block)
-        self.watch.committed(sequence.session)
-        num_accepted = tally._num_accepted - before[0]
-        self.world.counts["alternative accepted"] += tally._num_accepted_alternatives - before[1]
+    def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> None:
+        tallies = [sequence.tally for sequence in sequences]
+        before = [(tally._num_accepted, tally._num_accepted_alternatives) for tally in tallies]
+        super()._verify(sequences, blocks)
         self.num_passes += 1
-        self.num_accepted += num_accepted
-        self.world.note(f"pass {len(block.candidates)} {num_accepted} {sequence.session.committed_length}")
-        return emission
+        for sequence, block, (num_accepted, num_alternatives) in zip(sequences, blocks, before, strict=True):
+            session, tally = sequence.session, sequence.tally
+            self.watch.committed(session)
+            self.world.counts["alternative accepted"] += tally._num_accepted_alternatives - num_alternatives
+            accepted = tally._num_accepted - num_accepted
+            self.world.note(f"pass {session.sequence_id} {len(block.candidates)} {accepted} {session.committed_length}")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from faults.models import Ghost, hashes_of
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from faults.models import Ghost, hashes_of, text_of
 
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import DraftSession
@@ -20,62 +25,88 @@ class Violation(AssertionError):  # noqa: N818 - a finding, not an error of the 
     """An invariant does not hold."""
 
 
+@dataclass
+class Watched:
+    """What must hold of one answer."""
+
+    text: tuple[int, ...]
+    """What the target writes alone."""
+    max_length: int
+    hashes: list[int] = field(default_factory=list)
+    """Of each prefix of `text`."""
+    committed: tuple[int, ...] = ()
+    epoch: int = 0
+    drafted: set[Ghost] = field(default_factory=set)
+    """What the present life of the draft has said of it."""
+
+    def __post_init__(self) -> None:
+        self.hashes = hashes_of(self.text)
+
+
 class Watch:
     """Over all answers of a run."""
 
     def __init__(self) -> None:
         self.ghosts: dict[Candidate, frozenset[Ghost]] = {}
         """What each message says, and what it was drafted from. The frame does not carry that."""
-        self._drafted: set[Ghost] = set()
         self._drafts: dict[tuple[int, int], tuple[int, int]] = {}
         """(incarnation, sequence) -> epoch and base of the draft."""
-        self._committed: dict[int, tuple[int, ...]] = {}
+        self._answers: dict[int, Watched] = {}
         """By sequence."""
 
-    def begin(self, text: tuple[int, ...], max_length: int) -> None:
-        """Another answer; `text` is what the target writes alone."""
-        self._text = text
-        self._hashes = hashes_of(text)
-        self._max_length = max_length
-        self.attached()
+    def begin(self, sequence_id: int, prompt: tuple[int, ...], max_length: int) -> None:
+        """Another answer."""
+        self._answers[sequence_id] = Watched(text_of(prompt, max_length + 1), max_length)
 
-    def attached(self) -> None:
+    def attached(self, session: TargetSession) -> None:
         """Another life of the draft works on it: nothing of an earlier one counts."""
-        self._drafted = set()
-        self._epoch = 0
+        answer = self._answers[session.sequence_id]
+        answer.drafted = set()
+        answer.epoch = 0
 
     def received(self, message: Candidate) -> None:
         """By the session that it is for."""
-        self._drafted |= self.ghosts.get(message, frozenset())
+        self._answers[message.sequence_id].drafted |= self.ghosts.get(message, frozenset())
+
+    @contextmanager
+    def changes_no_other(self, sequence_id: int, sessions: Iterable[TargetSession | DraftSession]) -> Iterator[None]:
+        """What happens for one sequence does not change the `sessions` of the others."""
+        others = [session for session in sessions if session.sequence_id != sequence_id]
+        before = [state_of(each) for each in others]
+        yield
+        if [state_of(each) for each in others] != before:
+            raise Violation(f"isolation: what came for sequence {sequence_id} has changed another one")
 
     def committed(self, session: TargetSession) -> None:
         """I1, I2, I3, I5."""
-        committed = session.committed
-        if len(committed) < len(self._committed.get(session.sequence_id, ())):
+        committed, answer = session.committed, self._answers[session.sequence_id]
+        if len(committed) < len(answer.committed):
             raise Violation("I1: the committed prefix shrank")
-        self._committed[session.sequence_id] = committed
-        if len(committed) > self._max_length:
+        answer.committed = committed
+        if len(committed) > answer.max_length:
             raise Violation("I5: the text is too long")
-        if committed != self._text[: len(committed)]:
+        if committed != answer.text[: len(committed)]:
             raise Violation("I2: a committed token is not the target's")
-        if session.epoch < self._epoch:
+        if session.epoch < answer.epoch:
             raise Violation("I3: the target's epoch went back")
-        self._epoch = session.epoch
+        answer.epoch = session.epoch
 
     def evaluated(self, session: TargetSession, candidates: tuple[int, ...]) -> None:
         """I6."""
-        prefix = self._hashes[session.committed_length]
+        answer = self._answers[session.sequence_id]
+        prefix = answer.hashes[session.committed_length]
         for offset, token_id in enumerate(candidates):
-            if (prefix, token_id) not in self._drafted:
+            if (prefix, token_id) not in answer.drafted:
                 position = session.committed_length + offset
                 raise Violation(f"I6: candidate {token_id} at {position} was not drafted from what stands before it")
             prefix = prefix_hash.extend(prefix, token_id)
 
     def scored(self, session: TargetSession, block: Block) -> None:
         """I6, of all that is in a pass."""
-        prefixes = [self._hashes[session.committed_length]]
+        answer = self._answers[session.sequence_id]
+        prefixes = [answer.hashes[session.committed_length]]
         for token_id, parent in zip(block.token_ids[1:], block.parents, strict=True):
-            if (prefixes[parent], token_id) not in self._drafted:
+            if (prefixes[parent], token_id) not in answer.drafted:
                 raise Violation(f"I6: candidate {token_id} was not drafted from the row before it")
             prefixes.append(prefix_hash.extend(prefixes[parent], token_id))
 
@@ -95,5 +126,15 @@ class Watch:
         end = 1 + max((node.position for node in session.root.below()), default=0)
         if end > min(session.base + session._max_lookahead, session._max_length):
             raise Violation("R1: the draft runs too far ahead")
-        if self._committed[session.sequence_id][: session.base] != session.committed:
+        if self._answers[session.sequence_id].committed[: session.base] != session.committed:
             raise Violation("I4: the draft's base is not a committed prefix")
+
+
+def state_of(session: TargetSession | DraftSession) -> tuple[Any, ...]:
+    """What a message for another sequence must not change."""
+    if isinstance(session, DraftSession):
+        tree = [(node.token_id, node.position, node.number) for node in session.root.below()]
+        return session.committed, session.epoch, tree, len(session._unsent)
+    nodes = {number: (node.token_id, node.position, node.weight) for number, node in session._nodes.items()}
+    heard = session.attached, session.epoch, session._next_number, session._draft_base, session._draft_more
+    return session.committed, heard, nodes, dict(session._passed), session._block

@@ -92,7 +92,7 @@ def test_graphs_choose_what_passes_computed_anew_choose(folder: Path, fixed: boo
         model.prefill(TOKENS[:-1], cache)
         tokens = model.extend(TOKENS[-1:], cache, 300)
         cache.truncate(len(TOKENS) + 40)
-        chosen.append((tokens, model.choose(tokens[41:46], cache)))
+        chosen.append((tokens, model.forward(tokens[41:46], cache).choose()))
     assert chosen[0] == chosen[1]
 
 
@@ -112,9 +112,9 @@ def test_a_prepared_model_chooses_without_asking_the_device(folder: Path) -> Non
     model.prepare(cache)
     model.prepare(cache, steps=model.tokens_per_step)
     model.prefill(TOKENS[:-5], cache)
-    model.choose(TOKENS[-5:], cache)
+    model.forward(TOKENS[-5:], cache).choose()
     with nothing_asked_of_the_device():
-        model.choose([7, 8, 9], cache)
+        model.forward([7, 8, 9], cache).choose()
         cache.truncate(len(TOKENS))
         model.extend([7], cache, 9)
 
@@ -131,9 +131,9 @@ def test_paths_and_trees_of_graphs_choose_what_passes_computed_anew_choose(folde
         tokens = [TOKENS[-1]]
         for _ in range(280):  # past the first split of keys
             wrong = (tokens[-1] + 1) % model.num_ids
-            rows = [tokens[-1], wrong, model.choose(tokens[-1:], cache)[0]]
+            rows = [tokens[-1], wrong, model.forward(tokens[-1:], cache).choose()[0]]
             cache.truncate(cache.length - 1)
-            found = model.choose(rows, cache, [0, 0])
+            found = model.forward(rows, cache, parents=[0, 0]).choose()
             assert found[0] == rows[2]
             model.keep([0, 2], cache)
             tokens += [rows[2], found[2]]
@@ -149,9 +149,9 @@ def test_a_prepared_model_verifies_paths_without_asking_the_device(folder: Path)
     model.prepare(cache)
     model.prefill(TOKENS[:-1], cache)
     with nothing_asked_of_the_device():
-        model.choose([TOKENS[-1], 5, 6, 7], cache, [0, 0, 2])
+        model.forward([TOKENS[-1], 5, 6, 7], cache, parents=[0, 0, 2]).choose()
         model.keep([0, 2, 3], cache)
-        model.choose([9], cache)
+        model.forward([9], cache).choose()
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0])

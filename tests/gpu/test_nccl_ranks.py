@@ -73,7 +73,7 @@ def decoded(model: CachedModel) -> list[list[int]]:
     model.prefill(PROMPT[:-1], cache)
     chosen = [model.extend(PROMPT[-1:], cache, 24)]
     cache.truncate(20)
-    return [*chosen, model.choose(PROMPT[:4], cache), model.extend(PROMPT[4:5], cache, 9)]
+    return [*chosen, model.forward(PROMPT[:4], cache).choose(), model.extend(PROMPT[4:5], cache, 9)]
 
 
 @pytest.mark.parametrize("captures", [False, True], ids=["computed anew", "graphs"])

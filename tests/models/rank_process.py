@@ -11,8 +11,8 @@ import sys
 
 import torch
 
-from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.passes import Pass
+from amusd.models.kv_cache import KVMemory, PreallocatedCache
+from amusd.models.passes import Part, Pass
 from amusd.models.ranks import Follower, Leader
 from amusd.types import Role
 
@@ -32,7 +32,8 @@ def lead_and_die() -> None:
     sys.stdout.write(leader.address + "\n")
     sys.stdout.flush()
     leader.await_followers("cpu", DEADLINE_SECONDS)
-    leader.announce(PreallocatedCache(capacity=1, allocated=1, dtype=torch.float32), Pass([1], with_logits=False))
+    part = Part(PreallocatedCache(KVMemory(1, torch.float32), capacity=1, allocated=1), [1])
+    leader.announce([part], Pass([part], with_logits=False))
     leader.sum(torch.ones(1, 1))
     os.kill(os.getpid(), signal.SIGKILL)
 

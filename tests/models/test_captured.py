@@ -169,8 +169,8 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
         cache.truncate(0)
         model.prefill(token_ids[:length], cache)
         for rows in (2, 3, 4):
-            model.choose(token_ids[:rows], cache, [0] * 2 if rows == 3 else list(range(rows - 1)))
-        model.choose([5, 6, 7], cache, [0, 0])
+            model.forward(token_ids[:rows], cache, parents=[0] * 2 if rows == 3 else list(range(rows - 1))).choose()
+        model.forward([5, 6, 7], cache, parents=[0, 0]).choose()
         model.keep([0, 2], cache)
         model.extend([7], cache, 1 + length % 2)
     for slot in range(60):
@@ -191,17 +191,17 @@ def test_preparing_leaves_what_a_cache_holds_alone() -> None:
 def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
     _, replayed = models(Numerics(width=8, fixed=True, border=None), "amusd")
     cache = replayed.new_cache(40)
-    passes: CapturedPasses = cache.passes  # type: ignore[attr-defined]  # the cache of a captured model has them
+    passes: CapturedPasses = cache.memory.passes  # type: ignore[attr-defined]  # a captured model's memory has them
     passes.prepare(PassShape(1))
     with pytest.raises(DeviceError, match="was not prepared: PassShape"):
-        replayed.choose([5], cache)
+        replayed.forward([5], cache).choose()
 
 
 def test_a_prompt_behind_a_path_that_was_kept_is_read_in_the_order_of_its_positions() -> None:
     plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "amusd")
     cache, expected_cache = replayed.new_cache(60), plain.new_cache(60)
     replayed.prefill(random_ids(9), cache)
-    replayed.choose([5, 6, 7, 8], cache, [0, 0, 2])
+    replayed.forward([5, 6, 7, 8], cache, parents=[0, 0, 2]).choose()
     replayed.keep([0, 2, 3], cache)
     assert not cache.is_in_order(12)
     rest = random_ids(21, seed=4)
@@ -238,12 +238,12 @@ def test_a_logit_that_is_no_finite_number_comes_with_the_tokens(value: float) ->
     _, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3), "transformers")
     cache = replayed.new_cache(40)
     replayed.prefill([5, 6, 7], cache)
-    assert len(replayed.choose([8, 9], cache)) == 2
+    assert len(replayed.forward([8, 9], cache).choose()) == 2
     network: Any = replayed._network
     network._model.get_output_embeddings().weight.data[3].fill_(value)
     for ask in (
-        lambda: replayed.choose([8, 9], cache),
-        lambda: replayed.choose([8, 9, 10], cache, [0, 0]),
+        lambda: replayed.forward([8, 9], cache).choose(),
+        lambda: replayed.forward([8, 9, 10], cache, parents=[0, 0]).choose(),
         lambda: replayed.extend([8], cache, STEPS),
     ):
         cache.truncate(3)
@@ -263,7 +263,7 @@ def test_a_device_that_does_not_answer_is_an_error_and_not_a_wait(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     _, replayed = models(Numerics(width=8, fixed=False, border=None), "amusd")
     cache = replayed.new_cache(40)
-    passes: CapturedPasses = cache.passes  # type: ignore[attr-defined]  # the cache of a captured model has them
+    passes: CapturedPasses = cache.memory.passes  # type: ignore[attr-defined]  # a captured model's memory has them
     passes._completion._event = DeafEvent()
     with pytest.raises(DeviceError, match="did not finish"):
-        replayed.choose([5], cache)
+        replayed.forward([5], cache).choose()

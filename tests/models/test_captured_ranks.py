@@ -85,14 +85,14 @@ def decoded(model: CachedModel) -> list[list[int]]:
     model.prefill(prompt[:-1], cache)
     chosen = [model.extend(prompt[-1:], cache, 8)]
     cache.truncate(13)
-    chosen.append(model.choose(block, cache))
+    chosen.append(model.forward(block, cache).choose())
     chosen.append(model.forward(block[:1], cache).logits.argmax(-1).tolist())
     chosen.append(model.extend(block[:2], cache, 4))
     digests = model.forward(block[:2], cache, DigestRequest(BEST, np.zeros((2, 1), dtype=np.int64))).digests
     assert digests is not None
     chosen.append(digests[:, 0].tolist())
     if model.num_tracks(cache.length) > 1:
-        chosen.append(model.choose(block, cache, [0, 0]))
+        chosen.append(model.forward(block, cache, parents=[0, 0]).choose())
         model.keep([0, 2], cache)
     chosen.append(model.extend(block[:1], cache, 5))
     cache.truncate(0)
@@ -113,7 +113,7 @@ def test_what_the_device_has_computed_without_a_lost_rank_is_not_used(monkeypatc
     model = model_on(ranks, RULES["fixed"], Captures())
     monkeypatch.setattr(ranks, "check", lost)
     cache = model.new_cache(16)
-    for compute in (lambda: model.choose([5], cache), lambda: model.extend([5], cache, STEPS)):
+    for compute in (lambda: model.forward([5], cache).choose(), lambda: model.extend([5], cache, STEPS)):
         with pytest.raises(RankLostError, match=r"^rank 1 of the target is gone$"):
             compute()
     assert cache.length == 0

@@ -17,7 +17,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
 from amusd.models.embedded_draft import _reduce_head
 from amusd.models.huggingface import wrap_model
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
@@ -222,8 +222,8 @@ def test_a_reduced_head_scores_the_tokens_it_names(tied: bool, bias: bool, numer
     expected = (stock_logits(stock, token_ids) + offsets)[PROMPT:, output_ids]
     torch.testing.assert_close(decode_in_blocks(model, token_ids, cache), expected, atol=1e-4, rtol=1e-4)
     cache.truncate(PROMPT)
-    chosen = model.choose(token_ids[PROMPT : PROMPT + 4], cache)
-    assert chosen == output_ids[expected[:4].argmax(dim=-1)].tolist()
+    chosen = model.forward(token_ids[PROMPT : PROMPT + 4], cache).choose()
+    assert output_ids[chosen].tolist() == output_ids[expected[:4].argmax(dim=-1)].tolist()
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 100])
@@ -260,8 +260,8 @@ def test_no_key_beyond_those_announced_is_read() -> None:
     for cache in (fresh, poisoned):
         model.prefill(token_ids[:40], cache)
     with torch.inference_mode():  # where the memory was allocated
-        for storage in poisoned._memory.values():
-            storage[:, 64:] = torch.nan  # 64: the border of the block below
+        for tensor in poisoned.memory._tensors.values():
+            tensor[:, 64:] = torch.nan  # 64: the border of the block below
     expected = model.forward(token_ids[40:], fresh).logits
     assert torch.equal(model.forward(token_ids[40:], poisoned).logits, expected)
 
@@ -277,17 +277,16 @@ def test_a_fixed_width_needs_borders_that_are_those_of_attention(border: int) ->
 def test_it_writes_where_slots_say() -> None:
     model = lean_model(stock_model(CASES["grouped heads"]))
     network, token_ids = model._network, random_ids(6)
-    plain, slotted = (PreallocatedCache(capacity=32, allocated=32, dtype=torch.float32) for _ in range(2))
-    plain.begin(6, 32)
-    slotted.begin(6, 32, slots=torch.arange(6))
-    for cache in (plain, slotted):
+    plain, slotted = (KVMemory(32, torch.float32) for _ in range(2))
+    plain.slots_of_pass, slotted.slots_of_pass = range(6), torch.arange(6)
+    for memory in (plain, slotted):
         attention = SplitAttention.of_chain(0, 6, 32, torch.float32)
-        logits = network(torch.tensor(token_ids), torch.arange(6), attention, cache, with_logits=True)
+        logits = network(torch.tensor(token_ids), torch.arange(6), attention, memory, with_logits=True)
         torch.testing.assert_close(
             logits, stock_logits(stock_model(CASES["grouped heads"]), token_ids), rtol=1e-4, atol=1e-4
         )
-    for layer, storage in plain._memory.items():
-        assert torch.equal(storage, slotted._memory[layer])
+    for layer, tensor in plain._tensors.items():
+        assert torch.equal(tensor, slotted._tensors[layer])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.kv_cache import KVMemory, PreallocatedCache
 
 HEADS, DIM, ALLOCATED = 3, 4, 24
 
@@ -18,7 +18,11 @@ def _inference() -> Iterator[None]:
 
 
 def new_cache(dtype: torch.dtype = torch.float32, capacity: int = 20) -> PreallocatedCache:
-    return PreallocatedCache(capacity=capacity, allocated=ALLOCATED, dtype=dtype)
+    return PreallocatedCache(KVMemory(ALLOCATED, dtype), capacity=capacity, allocated=ALLOCATED)
+
+
+def begin(cache: PreallocatedCache, rows: int, slots: Tensor | None = None) -> None:
+    cache.memory.slots_of_pass = cache.memory_slots(rows) if slots is None else slots
 
 
 def key_values(rows: int, seed: int = 0) -> Tensor:
@@ -40,12 +44,12 @@ def test_joint_keys_and_values_are_kept_as_separate_ones_are(dtype: torch.dtype,
         states = key_values(rows, seed)
         slots = torch.arange(joint.length, joint.length + rows) if with_slots else None
         for cache in (joint, separate):
-            cache.begin(rows, cache.length + rows, slots)
+            begin(cache, rows, slots)
         for layer in range(2):
-            ours = joint.update_joint(states + layer, layer)
-            theirs = separate.update(*split(states + layer), layer)
+            ours = joint.memory.update_joint(states + layer, layer)
+            theirs = separate.memory.update(*split(states + layer), layer)
             for mine, other in zip(ours, (part[0] for part in theirs), strict=True):
-                assert mine.shape == (HEADS, joint.length + rows, DIM)
+                assert mine.shape == (HEADS, ALLOCATED, DIM)
                 assert mine.dtype is dtype
                 assert torch.equal(mine, other)
         for cache in (joint, separate):
@@ -55,8 +59,8 @@ def test_joint_keys_and_values_are_kept_as_separate_ones_are(dtype: torch.dtype,
 @pytest.mark.parametrize("joint", [True, False])
 def test_wiping_leaves_what_is_held_and_zeros_beyond(joint: bool) -> None:
     cache, states = new_cache(), key_values(9)
-    cache.begin(9, ALLOCATED)
-    held = cache.update_joint(states, 0) if joint else cache.update(*split(states), 0)
+    begin(cache, 9)
+    held = cache.memory.update_joint(states, 0) if joint else cache.memory.update(*split(states), 0)
     cache.advance(9)
     before = [part.clone() for part in held]
     cache.truncate(4)
@@ -68,14 +72,15 @@ def test_wiping_leaves_what_is_held_and_zeros_beyond(joint: bool) -> None:
 
 def test_slots_are_where_rows_go_and_nothing_else_changes() -> None:
     cache = new_cache()
-    cache.begin(20, ALLOCATED)
-    cache.update_joint(key_values(20), 0)
+    memory = cache.memory
+    begin(cache, 20)
+    memory.update_joint(key_values(20), 0)
     cache.advance(20)
     cache.truncate(7)
-    keys, values = (view.clone() for view in cache.update_joint(key_values(0), 0))
+    keys, values = (view.clone() for view in memory.views(0))
     states, slots = key_values(3, seed=1), torch.tensor([2, 19, 11])
-    cache.begin(3, ALLOCATED, slots)
-    new_keys, new_values = cache.update_joint(states, 0)
+    begin(cache, 3, slots)
+    new_keys, new_values = memory.update_joint(states, 0)
     keys[:, slots], values[:, slots] = (part[0] for part in split(states))
     assert torch.equal(new_keys, keys)
     assert torch.equal(new_values, values)
@@ -84,61 +89,82 @@ def test_slots_are_where_rows_go_and_nothing_else_changes() -> None:
 
 def test_after_a_pass_with_slots_rows_go_to_the_end_again() -> None:
     cache = new_cache()
-    cache.begin(2, 8, torch.tensor([5, 6]))
-    cache.update_joint(key_values(2), 0)
-    cache.begin(2, 8)
+    begin(cache, 2, torch.tensor([5, 6]))
+    cache.memory.update_joint(key_values(2), 0)
+    begin(cache, 2)
     states = key_values(2, seed=1)
-    keys, _ = cache.update_joint(states, 0)
+    keys, _ = cache.memory.update_joint(states, 0)
     assert torch.equal(keys[:, :2], split(states)[0][0])
 
 
-def test_views_follow_the_number_of_keys_and_stay_while_it_does() -> None:
+def test_views_stay() -> None:
     cache = new_cache()
-    cache.begin(4, 8)
-    first, _ = cache.update_joint(key_values(4), 0)  # [heads, keys, dim]
+    begin(cache, 4)
+    first, _ = cache.memory.update_joint(key_values(4), 0)  # [heads, slots, dim]
     cache.advance(4)
-    cache.begin(4, 8)
-    again, _ = cache.update_joint(key_values(4, seed=1), 0)
+    begin(cache, 4)
+    again, _ = cache.memory.update_joint(key_values(4, seed=1), 0)
     assert again is first  # a captured pass reads from the same address
-    cache.advance(4)
-    cache.begin(4, 16)
-    keys, values = cache.update_joint(key_values(4, seed=2), 0)
-    assert keys.shape == values.shape == (HEADS, 16, DIM)
-    assert torch.equal(keys[:, :8], first)
-    cache.begin(4, 8)
-    assert cache.update_joint(key_values(4), 0)[0].shape[1] == 8
 
 
-def test_what_attention_is_given_ends_at_the_number_of_keys() -> None:
-    cache = new_cache()
-    cache.begin(20, ALLOCATED)
-    cache.update_joint(torch.full((20, 2 * HEADS, DIM), torch.nan), 0)
-    cache.begin(8, 8)
-    for view in cache.update_joint(key_values(8), 0):
-        assert view.shape == (HEADS, 8, DIM)
-        assert torch.isfinite(view).all()
+@pytest.mark.parametrize("kind", ["joint", "separate"])
+@pytest.mark.parametrize("slots", [None, torch.tensor([3, 1])], ids=["in order", "slots"])
+def test_rows_of_padding_are_not_written(kind: str, slots: Tensor | None) -> None:
+    cache, states = new_cache(), key_values(8)
+    begin(cache, 2, slots)
+    keys, values = _write(cache, states, kind)
+    written = torch.arange(2) if slots is None else slots
+    for stored, given in zip((keys, values), split(states), strict=True):
+        assert torch.equal(stored.reshape(HEADS, ALLOCATED, DIM)[:, written], given[0, :, :2])
+        assert int(stored.count_nonzero()) == HEADS * 2 * DIM
+
+
+def test_a_region_is_all_that_a_cache_writes_moves_and_wipes() -> None:
+    memory = KVMemory(3 * ALLOCATED, torch.float32)
+    caches = [PreallocatedCache(memory, capacity=20, allocated=ALLOCATED, number=number) for number in range(3)]
+    for cache in caches:
+        begin(cache, 20)
+        memory.update_joint(key_values(20, seed=cache.number), 0)
+        cache.advance(20)
+    before = [part.clone() for part in memory.views(0)]
+    cache = caches[1]
+    cache.truncate(3)
+    slots = [3, 4, 20]
+    begin(cache, 3, cache.first + torch.tensor(slots))
+    memory.update_joint(key_values(3, seed=9), 0)
+    cache.path_slots = slots
+    cache.keep([0, 2])
+    cache.wipe()
+    cache.truncate(0)
+    for part, old in zip(memory.views(0), before, strict=True):
+        for other in (slice(0, ALLOCATED), slice(2 * ALLOCATED, None)):
+            assert torch.equal(part[:, other], old[:, other])
+        assert torch.equal(part[:, ALLOCATED : ALLOCATED + 3], old[:, ALLOCATED : ALLOCATED + 3])
+        assert not part[:, ALLOCATED + 5 : 2 * ALLOCATED].any()
+    kept = split(key_values(3, seed=9)[[0, 2]])[0][0]
+    assert torch.equal(memory.views(0)[0][:, ALLOCATED + 3 : ALLOCATED + 5], kept)
+    with pytest.raises(ValueError, match="region 3"):
+        PreallocatedCache(memory, capacity=20, allocated=ALLOCATED, number=3)
 
 
 def test_memory_that_was_never_written_is_finite() -> None:
     cache = new_cache()
-    cache.begin(1, ALLOCATED)
-    for view in cache.update_joint(key_values(1), 0):
+    begin(cache, 1)
+    for view in cache.memory.update_joint(key_values(1), 0):
         assert torch.equal(view[:, 1:], torch.zeros((HEADS, ALLOCATED - 1, DIM)))
 
 
-def test_rows_of_padding_may_stand_beyond_the_capacity_but_not_beyond_memory() -> None:
+def test_a_pass_may_read_and_write_beyond_the_capacity_but_not_beyond_memory() -> None:
     cache = new_cache(capacity=20)
-    cache.begin(18, 18)
-    cache.update_joint(key_values(18), 0)
     cache.advance(18)
-    cache.begin(6, ALLOCATED)
-    cache.update_joint(key_values(6), 0)
+    assert cache.memory_slots(6) == range(18, ALLOCATED)
+    cache.check_allocated(ALLOCATED)
     cache.advance(2)
     assert cache.length == cache.capacity == 20
     with pytest.raises(ValueError, match="exceed 24 positions"):
-        cache.begin(5, 24)
+        cache.memory_slots(5)
     with pytest.raises(ValueError, match="exceed 24 positions"):
-        cache.begin(1, 25)
+        cache.check_allocated(25)
     with pytest.raises(ValueError, match="exceed the capacity of 20"):
         cache.advance(1)
     assert cache.length == 20
@@ -147,7 +173,7 @@ def test_rows_of_padding_may_stand_beyond_the_capacity_but_not_beyond_memory() -
 @pytest.mark.parametrize(("capacity", "allocated"), [(0, 8), (9, 8)])
 def test_an_impossible_size_is_refused(capacity: int, allocated: int) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
-        PreallocatedCache(capacity=capacity, allocated=allocated, dtype=torch.float32)
+        PreallocatedCache(KVMemory(allocated, torch.float32), capacity=capacity, allocated=allocated)
 
 
 @pytest.mark.parametrize("kind", ["joint", "separate"])
@@ -155,28 +181,28 @@ def test_rows_that_are_kept_move_to_their_places(kind: str) -> None:
     cache, straight = new_cache(), new_cache()
     states = key_values(6)
     for each in (cache, straight):
-        each.begin(3, 3)
+        begin(each, 3)
         _write(each, key_values(3, seed=5), kind)
         each.advance(3)
     slots = [3, 4, 20, 5, 21, 22]
-    cache.begin(6, ALLOCATED, slots=torch.tensor(slots))
+    begin(cache, 6, torch.tensor(slots))
     _write(cache, states, kind)
     cache.path_slots = slots
     cache.keep([0, 2, 4])
     assert cache.length == 6
-    straight.begin(3, 6)
+    begin(straight, 3)
     _write(straight, states[[0, 2, 4]], kind)
     straight.advance(3)
     for each in (cache, straight):
-        each.begin(1, 7)
+        begin(each, 1)
     for moved, expected in zip(*(_write(each, key_values(1, seed=6), kind) for each in (cache, straight)), strict=True):
-        assert torch.equal(moved, expected)
+        assert torch.equal(moved[..., :7, :], expected[..., :7, :])
     with pytest.raises(ValueError, match="not one over paths"):
         cache.keep([0])
 
 
 def _advance(cache: PreallocatedCache) -> None:
-    cache.begin(1, 9)
+    begin(cache, 1)
     _write(cache, key_values(1), "joint")
     cache.advance(1)
 
@@ -184,11 +210,11 @@ def _advance(cache: PreallocatedCache) -> None:
 @pytest.mark.parametrize("forget", [_advance, lambda cache: cache.truncate(3)], ids=["another pass", "a rollback"])
 def test_the_rows_of_a_pass_over_paths_cannot_be_kept_later(forget: Callable[[PreallocatedCache], None]) -> None:
     cache = new_cache()
-    cache.begin(4, 4)
+    begin(cache, 4)
     _write(cache, key_values(4), "joint")
     cache.advance(4)
     slots = [4, 5, 20]
-    cache.begin(3, ALLOCATED, slots=torch.tensor(slots))
+    begin(cache, 3, torch.tensor(slots))
     _write(cache, key_values(3), "joint")
     cache.path_slots = slots
     forget(cache)
@@ -199,4 +225,4 @@ def test_the_rows_of_a_pass_over_paths_cannot_be_kept_later(forget: Callable[[Pr
 
 
 def _write(cache: PreallocatedCache, states: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    return cache.update_joint(states, 0) if kind == "joint" else cache.update(*split(states), 0)
+    return cache.memory.update_joint(states, 0) if kind == "joint" else cache.memory.update(*split(states), 0)

@@ -20,8 +20,8 @@ from models.fake_nccl import HangingNccl
 
 from amusd.errors import PeerFailedError, RankLostError
 from amusd.models import process_group
-from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.passes import Pass
+from amusd.models.kv_cache import KVMemory, PreallocatedCache
+from amusd.models.passes import Part, Pass
 from amusd.models.process_group import EXCHANGE_SECONDS, Watch
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE, Ranks
@@ -30,7 +30,6 @@ from amusd.types import Role
 DEADLINE_SECONDS = 30.0
 assert DEADLINE_SECONDS < EXCHANGE_SECONDS, "what is found by a deadline would pass for what is found at once"
 PROCESS = Path(__file__).with_name("rank_process.py")
-PASS = Pass([1])
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +44,9 @@ def _no_watch_is_left() -> Iterator[None]:
     assert not left
 
 
-def a_cache() -> PreallocatedCache:
-    return PreallocatedCache(capacity=1, allocated=1, dtype=torch.float32)
+def announce_pass(leader: Leader) -> None:
+    part = Part(PreallocatedCache(KVMemory(1, torch.float32), capacity=1, allocated=1), [1])
+    leader.announce([part], Pass([part]))
 
 
 def await_pass(ranks: Ranks, has_ended: Callable[[], bool]) -> None:
@@ -160,7 +160,7 @@ def test_a_follower_that_goes_while_the_device_hangs_is_named_and_the_kernels_en
 ) -> None:
     with hanging_pair(monkeypatch, lambda follower: next(follower.commands())) as (leader, groups, _):
         leader.check()
-        leader.announce(a_cache(), PASS)
+        announce_pass(leader)
         leader.sum(torch.ones(1, 1))  # returns at once: the device hangs, not the host
         with pytest.raises(RankLostError, match=r"^rank 1 of the draft is gone$"):
             await_pass(leader, lambda: False)
@@ -176,7 +176,7 @@ def test_a_follower_that_fails_while_the_device_hangs_says_why(monkeypatch: pyte
         raise ValueError("out of memory")
 
     with hanging_pair(monkeypatch, fail) as (leader, _, _):
-        leader.announce(a_cache(), PASS)
+        announce_pass(leader)
         with pytest.raises(PeerFailedError, match=r"^rank 1 of the draft failed: out of memory$"):
             await_pass(leader, lambda: False)
 
@@ -190,7 +190,7 @@ def test_a_follower_whose_leader_goes_while_the_device_hangs_ends(monkeypatch: p
         await_pass(follower, lambda: False)
 
     with hanging_pair(monkeypatch, compute) as (leader, groups, follower):
-        leader.announce(a_cache(), PASS)
+        announce_pass(leader)
         assert computing.wait(DEADLINE_SECONDS)
         leader.close()
         error = follower.exception(DEADLINE_SECONDS)
@@ -225,7 +225,7 @@ def test_a_follower_that_is_killed_amid_a_pass_is_named() -> None:
     try:
         leader.await_followers("cpu", DEADLINE_SECONDS)
         assert not leader.captures
-        leader.announce(a_cache(), PASS)
+        announce_pass(leader)
         assert leader.sum(torch.ones(1, 1)).item() == 2
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(leader.sum, torch.ones(1, 1))
@@ -250,7 +250,7 @@ def test_a_leader_that_is_killed_amid_a_pass_is_noticed() -> None:
     try:
         follower.ready("cpu", DEADLINE_SECONDS)
         commands = follower.commands()
-        assert next(commands).work.token_ids == [1]
+        assert next(commands).parts[0].token_ids == [1]
         assert follower.sum(torch.ones(1, 1)).item() == 2
         with ThreadPoolExecutor(1) as pool:
             second = pool.submit(follower.sum, torch.ones(1, 1))

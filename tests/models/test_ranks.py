@@ -21,9 +21,9 @@ from models.test_decoder import Case, lean_model, stock_model
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
-from amusd.models.passes import Pass, PathRows
+from amusd.models.passes import Part, Pass, PathRows
 from amusd.models.process_group import ProcessGroup, backend_for
-from amusd.models.rank_commands import RankCommand, follow
+from amusd.models.rank_commands import PartCommand, RankCommand, follow
 from amusd.models.ranks import Follower, Leader
 from amusd.types import Role
 
@@ -43,7 +43,7 @@ def come_and_follow(address: str, rank: int, size: int) -> list[int]:
 
     def commands() -> Iterator[RankCommand]:
         for command in follower.commands():
-            starts.append(command.start)
+            starts.append(command.parts[0].start)
             yield command
 
     try:
@@ -123,20 +123,20 @@ def test_followers_forget_the_caches_that_the_leader_has_no_more() -> None:
         model = lean_model(STOCK)
         caches = [model.new_cache(8), model.new_cache(9)]
         for cache in caches:
-            leader.announce(cache, Pass([1, 2]))
+            leader.announce([Part(cache, [1, 2])], Pass([]))
         del cache, caches[0]
         gc.collect()
         for _ in range(2):
-            leader.announce(caches[0], Pass([3], with_logits=False))
+            leader.announce([Part(caches[0], [3])], Pass([], with_logits=False))
     followers[0].result(DEADLINE_SECONDS)
-    assert [(command.cache, command.capacity, command.dropped) for command in received] == [
+    assert [(command.memory, command.capacity, command.dropped) for command in received] == [
         (1, 8, ()),
         (2, 9, ()),
         (2, 9, (1,)),
         (2, 9, ()),
     ]
-    assert received[0].work.token_ids == [1, 2]
-    assert [command.work.with_logits for command in received] == [True, True, False, False]
+    assert received[0].parts[0].token_ids == [1, 2]
+    assert [command.with_logits for command in received] == [True, True, False, False]
 
 
 def test_a_follower_that_goes_amid_a_pass_is_named() -> None:
@@ -322,10 +322,9 @@ nodes = st.builds(PathRows, prefixes, st.lists(slots, min_size=1, max_size=16))
 @settings(deadline=None)
 @given(rows=nodes)
 def test_the_rows_of_a_command_arrive_as_they_were(rows: PathRows) -> None:
-    command = RankCommand(cache=1, capacity=9, spare=3, start=4, work=Pass((1,), rows))
-    work = RankCommand.from_bytes(command.to_bytes()).work
-    assert work is not None
-    arrived = work.rows
+    parts = (PartCommand(0, 4, [1], rows),)
+    command = RankCommand(memory=1, num_caches=1, capacity=9, spare=3, parts=parts)
+    arrived = RankCommand.from_bytes(command.to_bytes()).parts[0].rows
     assert arrived is not None
     assert arrived.prefix.dtype == np.int64
     assert np.array_equal(arrived.prefix, rows.prefix)
@@ -335,21 +334,24 @@ def test_the_rows_of_a_command_arrive_as_they_were(rows: PathRows) -> None:
 @given(
     command=st.builds(
         RankCommand,
-        cache=st.integers(1, 9),
+        memory=st.integers(1, 9),
+        num_caches=st.integers(1, 9),
         capacity=st.integers(1, 9999),
         spare=st.integers(0, 99),
-        start=st.integers(0, 9999),
-        work=st.none()
-        | st.builds(
-            Pass,
-            token_ids=st.lists(st.integers(0, 200_000), max_size=40),
-            with_logits=st.booleans(),
-            rows=st.none(),
-            steps=st.integers(1, 8),
-            wanted=st.none(),
-        ),
+        parts=st.lists(
+            st.builds(
+                PartCommand,
+                cache=st.integers(0, 8),
+                start=st.integers(0, 9999),
+                token_ids=st.lists(st.integers(0, 200_000), max_size=40),
+                rows=st.none(),
+            ),
+            max_size=4,
+        ).map(tuple),
+        with_logits=st.booleans(),
+        steps=st.integers(1, 8),
         digest=st.integers(0, 4),
-        kept=st.lists(st.integers(0, 30), max_size=8),
+        kept=st.none() | st.lists(st.integers(0, 30), max_size=8),
         dropped=st.lists(st.integers(1, 9), max_size=3).map(tuple),
     )
 )

@@ -124,7 +124,7 @@ def test_a_named_shape_loads_as_the_target_and_does_not_repeat_one_token() -> No
     cache = model.new_cache(64)
     model.prefill(answer[:-1], cache)
     for _ in range(24):
-        answer += model.choose(answer[-1:], cache)
+        answer += model.forward(answer[-1:], cache).choose()
     assert len(set(answer[5:])) > 4
 
 

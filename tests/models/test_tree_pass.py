@@ -291,7 +291,7 @@ def test_paths_fit_at_the_very_end_of_a_replayed_cache() -> None:
     model = wrap_model(lm, LoadOptions(numerics=rule, max_model_len=96, capture=run_each_time))
     cache = model.new_cache(96)
     model.prefill(random_ids(93), cache)
-    chosen = model.choose([5, 6, 7, 8, 9], cache, [0, 0, 0, 3])
+    chosen = model.forward([5, 6, 7, 8, 9], cache, parents=[0, 0, 0, 3]).choose()
     expected = model.forward([5, 6, 7, 8, 9], cache, parents=[0, 0, 0, 3]).logits.argmax(-1).tolist()
     assert chosen == expected
     model.keep([0, 3, 4], cache)
@@ -321,7 +321,7 @@ def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool
     def tree_pass() -> None:
         model.forward_tree([5], np.arange(10), [[40]], cache)
 
-    for other in (lambda: model.choose([5], cache), lambda: model.prefill([5], cache), tree_pass):
+    for other in (lambda: model.forward([5], cache).choose(), lambda: model.prefill([5], cache), tree_pass):
         model.forward([5, 6, 7], cache, parents=[0, 0])
         other()
         length = cache.length
@@ -332,11 +332,11 @@ def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool
 
 
 def test_rows_of_several_paths_keep_their_order_and_their_lanes() -> None:
-    rows = lay_out_paths([0, 0, 1, 2, 2, 4], start=70, num_rows=8, num_tracks=3, stride=16)
-    assert rows.positions == [70, 71, 71, 72, 72, 72, 73, 70]
-    assert rows.slots == [70, 71, 87, 72, 88, 104, 89, 74]
-    assert [list(np.flatnonzero(seen))[70:] for seen in rows.visible(128)] == [
-        [70], [70, 71], [70, 87], [70, 71, 72], [70, 87, 88], [70, 87, 104], [70, 87, 88, 89], [74],
+    rows = lay_out_paths([0, 0, 1, 2, 2, 4], start=70, num_tracks=3, stride=16)
+    assert rows.positions == [70, 71, 71, 72, 72, 72, 73]
+    assert rows.slots == [70, 71, 87, 72, 88, 104, 89]
+    assert [list(np.flatnonzero(seen))[70:] for seen in rows.visible(128, 8)] == [
+        [70], [70, 71], [70, 87], [70, 71, 72], [70, 87, 88], [70, 87, 104], [70, 87, 88, 89], [70],
     ]  # fmt: skip
 
 

@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.passes import Pass
+from amusd.models.passes import Part, Pass
 from amusd.models.sharding import Ranks
 from amusd.types import Role
 
@@ -47,7 +46,7 @@ class ThreadRanks:
         assert len({(entry.shape, entry.dtype) for entry in parts}) == 1
         return parts
 
-    def announce(self, cache: PreallocatedCache, work: Pass | None, kept: Sequence[int] = ()) -> None:
+    def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
         """Every thread does the same anyway."""
 
 

@@ -293,15 +293,15 @@ RULES = (
     Rule(
         "an answer that nobody can read is computed on",
         TURNS,
-        "first is not None and not first.is_over",
-        "first is not None",
+        "if answer is None or answer.is_over:\n                del",
+        "if answer is not None and answer.is_over:\n                del",
         TURN_TESTS,
     ),
     Rule(
         "the last reader comes first",
         TURNS,
-        "next(iter(self._queue.values()))()",
-        "next(reversed(self._queue.values()))()",
+        "self._queue.popleft()",
+        "self._queue.pop()",
         TURN_TESTS,
     ),
     Rule(
@@ -441,8 +441,8 @@ RULES = (
     Rule(
         "a wait is not bounded by patience",
         "amusd/runtime/target_worker.py",
-        "min(decision.seconds, self.client.patience_seconds)",
-        "decision.seconds",
+        "min(seconds, self.client.patience_seconds)",
+        "seconds",
         CLIENT_TESTS,
     ),
     Rule("a draft of any life is taken", RESTART, "if peer.incarnation != self._told:", "if False:", RESTART_TESTS),

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from amusd.errors import InvariantError, PeerProtocolError
-from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition
+from amusd.policies.row_cost import RowCost
+from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import Reception, TargetSession
@@ -227,6 +231,54 @@ def test_the_likeliest_guesses_are_computed_first_whatever_their_depth() -> None
     session = grown()
     session.grow([session.root.children[1]], [[(8, 0.9)]])
     assert [(node.token_id, round(node.probability, 2)) for node in session.next_nodes()] == [(6, 0.3), (8, 0.27)]
+
+
+shares = st.floats(0, 1, allow_subnormal=False)
+weights = st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4)
+
+
+def with_guesses(of_root: Sequence[float], of_first: Sequence[float] = ()) -> DraftSession:
+    session = DraftSession(dataclasses.replace(OPENING, rows_per_step=8), min_probability=0)
+    session.grow(*_root_with(session, *enumerate(of_root)))
+    if of_first:
+        session.grow(session.next_nodes(1.0)[:1], [list(enumerate(of_first))])
+    return session
+
+
+def test_a_tree_with_nothing_ready_comes_before_deep_nodes_of_others() -> None:
+    deep, new, shallow = with_guesses([0.9], [0.9]), DraftSession(OPENING), with_guesses([0.6])
+    assert next_nodes([deep, new, shallow], 1.0) == [(), (new.root,), ()]
+    deep, shallow = with_guesses([0.9], [0.9]), with_guesses([0.6])
+    assert next_nodes([deep, shallow], 1.0) == [(), tuple(shallow.root.children)]
+
+
+@given(st.lists(st.tuples(weights, weights), min_size=1, max_size=6), shares)
+def test_one_step_takes_the_nodes_that_are_worth_most_as_long_as_a_further_one_pays(
+    trees: list[tuple[list[float], list[float]]], share: float
+) -> None:
+    sessions = [with_guesses(*tree) for tree in trees]
+    ready = [1 + sum(node.probability for node in session.root.below()) for session in sessions]
+    taken = next_nodes(sessions, share)
+    values = [[node.probability / ready[index] for node in nodes] for index, nodes in enumerate(taken)]
+    assert all(ordered == sorted(ordered, reverse=True) for ordered in values)
+    together = sorted((value for ordered in values for value in ordered), reverse=True)
+    assert together
+    for number, value in enumerate(together):
+        assert value * (1 + share * (number - 1)) >= sum(together[:number]) * share - 1e-9
+    left = [session.value_of_next(len(nodes)) for session, nodes in zip(sessions, taken, strict=True)]
+    assert max(left) <= together[-1]
+    assert max(left) == 0 or max(left) * (1 + share * (len(together) - 1)) < sum(together) * share + 1e-9
+
+
+@given(weights, weights, shares, st.integers(1, 8))
+def test_trees_that_are_alike_share_what_a_row_costs(
+    of_root: list[float], of_first: list[float], share: float, number: int
+) -> None:
+    cost = RowCost(share)
+    each = next_nodes([with_guesses(of_root, of_first) for _ in range(number)], share)
+    alone = [with_guesses(of_root, of_first).next_nodes(cost.share_for_each_of(number) + e) for e in (-1e-9, 1e-9)]
+    sizes = sorted(len(nodes) for nodes in alone)
+    assert all(sizes[0] <= len(nodes) <= sizes[-1] for nodes in each)
 
 
 def test_nodes_are_offered_once_with_their_parents() -> None:

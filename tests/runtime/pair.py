@@ -78,6 +78,7 @@ class DraftThread:
         self,
         factories: Mapping[str, Callable[[], Drafter]],
         tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
+        max_num_seqs: int = 1,
     ) -> None:
         drafters = LoadedDrafters(
             {name: one_by_one(make) for name, make in factories.items()},
@@ -86,7 +87,7 @@ class DraftThread:
             tree_factories={name: one_by_one(make) for name, make in tree_factories.items()},
         )
         try:
-            serve(self.link, drafters, self.recorder, incarnation=1, timeout_seconds=TIMEOUT_SECONDS)
+            serve(self.link, drafters, self.recorder, 1, TIMEOUT_SECONDS, max_num_seqs)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             self.error = error
         finally:
@@ -109,6 +110,7 @@ def pair(
     seed: int = 0,
     max_delay_seconds: float = 0.0,
     pass_seconds: float = 0.002,
+    max_num_seqs: int = 1,
     wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
 ) -> Iterator[tuple[Engine, DraftThread]]:
     """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
@@ -117,11 +119,16 @@ def pair(
     """
     target_end, draft_end = memory_pair(seed=seed, max_delay_seconds=max_delay_seconds)
     draft = DraftThread(draft_end)
-    thread = threading.Thread(target=draft.run, args=(factories, tree_factories), daemon=True)
+    thread = threading.Thread(target=draft.run, args=(factories, tree_factories, max_num_seqs), daemon=True)
     thread.start()
     tokenizer = TableTokenizer(VOCAB_SIZE, eos_token_id)
     worker = meet_draft(
-        wrap_target_link(target_end), paced_model(pass_seconds), tokenizer, KeepingRecorder("target"), TIMEOUT_SECONDS
+        wrap_target_link(target_end),
+        paced_model(pass_seconds),
+        tokenizer,
+        KeepingRecorder("target"),
+        TIMEOUT_SECONDS,
+        max_num_seqs,
     )
     try:
         with Engine(worker, tokenizer, drafters=list(dict.fromkeys((*factories, *tree_factories)))) as engine:

@@ -148,20 +148,20 @@ def test_those_of_a_draft_cost_speed_alone_and_are_said_once(sampling: str, capl
 @pytest.mark.parametrize("sampling", ["greedy", "temperature", "filters", "penalties"])
 def test_a_tree_grows_nothing_behind_a_node_without_numbers(sampling: str) -> None:
     _, model = tiny.wrapped_pair("LlamaConfig", Numerics(width=8, fixed=False, border=32, prefill_chunk=32))
-    forward_tree = model.forward_tree
+    forward_trees = model.forward_trees
 
-    def spoilt(*args: Any, **options: Any) -> Any:
-        output = forward_tree(*args, **options)
+    def spoilt(batch: Any) -> Any:
+        (output,) = forward_trees(batch)
         with torch.inference_mode():
             output.logits[0, 5] = NAN
-        return output
+        return [output]
 
     drafter = ModelTreeDrafter(model)
     distribution = params(sampling).distribution
     drafter.set_distribution(distribution)
     drafter.open([5, 6, 7], 40, 3)
     session = DraftSession(Open(1, 1, (5, 6, 7), 40, "tree", 8, 1, (), distribution, 3, 4))
-    model.forward_tree = spoilt  # type: ignore[method-assign]
+    model.forward_trees = spoilt  # type: ignore[method-assign]
     assert drafter.expand(session.root, session.next_nodes()) == [()]
 
 

@@ -195,7 +195,7 @@ def _pass(model: CachedModel, cache: KVCache, token_ids: Sequence[int], context:
 
     def run() -> None:
         cache.truncate(context)
-        model.choose(token_ids, cache)
+        model.forward(token_ids, cache).choose()
 
     return run
 
@@ -228,7 +228,7 @@ def _decoding(model: CachedModel, cache: KVCache, prompt: Sequence[int], num_tok
         model.prefill(prompt[:-1], cache)
         token = prompt[-1]
         for _ in range(num_tokens):
-            token = model.choose([token], cache)[0]
+            token = model.forward([token], cache).choose()[0]
 
     return run
 

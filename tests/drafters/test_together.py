@@ -1,0 +1,170 @@
+"""Drafters that were made together: one step for several of them proposes what each would propose alone."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from models import tiny
+
+from amusd.config import GREEDY, Distribution, DrafterConfig
+from amusd.drafters import factory
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter, ReferenceDrafter
+from amusd.errors import NotFiniteError
+from amusd.models.cached_model import CachedModel, ChainRows
+from amusd.models.numerics import Numerics
+from amusd.protocol.draft_session import Node
+from amusd.protocol.messages import Open, Verdict
+from amusd.runtime.rollback import RollbackManager, propose
+
+NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
+NUMBER = 4
+MAX_LENGTH = 90
+SAMPLED = Distribution(temperature=0.8, seed=5)
+PENALTIES = Distribution(temperature=0.7, top_k=40, repetition_penalty=1.4, presence_penalty=0.8, seed=6)
+RATIO_TEST = Distribution(temperature=0.9, seed=7, acceptance="rejection")
+TRANSFORMED = [GREEDY, SAMPLED, PENALTIES, SAMPLED]
+"""One for each sequence: they need not agree."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is made together, and for which sequences."""
+
+    drafter: DrafterConfig
+    is_tree: bool
+    distributions: Sequence[Distribution]
+
+    def make(self, number: int) -> Sequence[Drafter]:
+        makers = factory._tree_factory if self.is_tree else factory._model_factory
+        return makers(self.drafter, model())(number)
+
+
+PLAIN = DrafterConfig(kind="hf", model="tiny")
+LOOKUP = DrafterConfig(kind="embedded", min_lookup=2, max_lookup=4)
+SYNTHETIC = DrafterConfig(kind="synthetic", accept=0.7, accept_next=0.5)
+KINDS = {
+    "tree": Kind(PLAIN, True, TRANSFORMED),
+    "tree with lookup": Kind(LOOKUP, True, TRANSFORMED),
+    "synthetic tree": Kind(SYNTHETIC, True, [GREEDY] * NUMBER),
+    "chain": Kind(PLAIN, False, TRANSFORMED),
+    "chain with lookup": Kind(LOOKUP, False, TRANSFORMED),
+    "chain, ratio test": Kind(PLAIN, False, [RATIO_TEST, GREEDY, RATIO_TEST, SAMPLED]),
+    "synthetic chain": Kind(SYNTHETIC, False, [GREEDY] * NUMBER),
+}
+
+
+@functools.lru_cache
+def model() -> CachedModel:
+    return tiny.wrapped_pair("LlamaConfig", NUMERICS)[1]
+
+
+def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[RollbackManager]:
+    """A sequence for each drafter, the same ones for the same seed."""
+    rng, managers = random.Random(seed), []
+    for number, (drafter, distribution) in enumerate(zip(drafters, kind.distributions, strict=True)):
+        prompt = tuple(rng.choices(range(12), k=rng.randint(1, 40)))  # few ids: they recur
+        reference = tuple(rng.choices(range(12), k=MAX_LENGTH - len(prompt)))
+        if isinstance(drafter, ReferenceDrafter):
+            drafter.set_reference((*prompt, *reference))
+        drafter.set_distribution(distribution)
+        shape = (3, rng.randint(1, 5)) if kind.is_tree else (1, 1)
+        lookahead, per_message = rng.randint(2, 12), rng.choice([1, 1, 3])
+        options = (lookahead, per_message, reference, distribution, *shape)
+        managers.append(RollbackManager(Open(number, 1, prompt, MAX_LENGTH, "test", *options), drafter))
+    return managers
+
+
+def tree_of(manager: RollbackManager) -> list[object]:
+    return [
+        (node.position, node.token_id, pytest.approx(node.probability, rel=1e-3), node.computed, node.row)
+        for node in manager.session.root.below()
+    ]
+
+
+def some_verdict(manager: RollbackManager, rng: random.Random) -> Verdict:
+    """Foreseen, foreseen in part, or not."""
+    node: Node = manager.session.root
+    tokens: list[int] = []
+    while node.children and rng.random() < 0.7:
+        node = rng.choice(node.children)
+        tokens.append(node.token_id)
+    tokens += rng.choices(range(12), k=rng.choice([0, 1, 1, 2, 12]) if tokens else 1)
+    base = manager.session.base
+    return Verdict(manager.session.sequence_id, 1, 0, base, tuple(tokens[: MAX_LENGTH - base]), 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", KINDS)
+def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
+    kind, rng = KINDS[name], random.Random(seed)
+    together = managers_of(kind, kind.make(NUMBER), seed)
+    alone = managers_of(kind, [kind.make(1)[0] for _ in range(NUMBER)], seed)
+    most = 0
+    for _ in range(25):
+        asking = rng.sample(range(NUMBER), rng.randint(1, NUMBER))
+        proposals = propose([together[index] for index in asking])
+        assert proposals == [propose([alone[index]])[0] for index in asking]
+        most = max(most, sum(proposal.num_rows > 0 for proposal in proposals))
+        for one, other in zip(together, alone, strict=True):
+            assert tree_of(one) == tree_of(other)
+        judged = rng.randrange(NUMBER)
+        verdict = some_verdict(alone[judged], rng)
+        assert (together[judged].apply(verdict) is None) == (alone[judged].apply(verdict) is None)
+        assert [manager.num_looked_up for manager in together] == [manager.num_looked_up for manager in alone]
+    assert most == NUMBER
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_several_share_the_passes_of_the_model(is_tree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    name = "forward_trees" if is_tree else "extend_batch"
+    call: Callable[..., object] = getattr(CachedModel, name)
+
+    def spy(self: CachedModel, batch: Sequence[object]) -> object:
+        sizes.append(len(batch))
+        return call(self, batch)
+
+    kind = KINDS["tree" if is_tree else "chain"]
+    managers = managers_of(kind, kind.make(NUMBER), 1)
+    monkeypatch.setattr(CachedModel, name, spy)
+    propose(managers)
+    propose(managers)
+    assert sizes == [NUMBER] * 2
+
+
+def test_one_without_numbers_keeps_no_other_from_proposing(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafters = KINDS["chain"].make(3)
+    for number, drafter in enumerate(drafters):
+        drafter.open([1, 2, 3 + number], 40)
+    assert all(isinstance(drafter, AutoregressiveDrafter) for drafter in drafters)
+    broken = drafters[1]._cache  # type: ignore[attr-defined]
+    extend, extend_batch = CachedModel.extend, CachedModel.extend_batch
+
+    def spoilt(self: CachedModel, token_ids: Sequence[int], cache: object, *rest: object) -> object:
+        found = extend(self, token_ids, cache, *rest)  # type: ignore[arg-type]
+        if cache is broken:
+            raise NotFiniteError("the largest logit is nan")
+        return found
+
+    def spoilt_batch(self: CachedModel, batch: Sequence[ChainRows]) -> object:
+        found = extend_batch(self, batch)
+        if any(rows.cache is broken for rows in batch):
+            raise NotFiniteError("the largest logit is nan")
+        return found
+
+    monkeypatch.setattr(CachedModel, "extend", spoilt)
+    monkeypatch.setattr(CachedModel, "extend_batch", spoilt_batch)
+    proposed = type(drafters[0]).propose_together(drafters, [2, 2, 2])  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    (fresh,) = KINDS["chain"].make(1)
+    for index in (0, 2):
+        fresh.open([1, 2, 3 + index], 40)
+        assert proposed[index] == fresh.propose(2)  # type: ignore[attr-defined]
+    assert proposed[1] == ()
+    fresh.open([1, 2, 4], 40)
+    assert drafters[1].propose(2) == fresh.propose(2)  # type: ignore[attr-defined]

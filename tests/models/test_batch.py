@@ -1,0 +1,418 @@
+"""Passes over several sequences: each has the bits, or the tokens, that it has alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import tiny
+from models.blocks import random_ids
+from models.paths import random_paths
+from torch import Tensor
+
+from amusd.models.attention import register_attention
+from amusd.models.cached_model import CachedModel, ChainRows, TreeRows
+from amusd.models.eager import EagerPasses, RowCounts
+from amusd.models.graphs import run_each_time
+from amusd.models.huggingface import load_model, wrap_model
+from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.language_model import Chooser, DigestRequest, SequenceRows
+from amusd.models.linear import fastest_dtype
+from amusd.models.load_options import LoadOptions
+from amusd.models.numerics import Numerics
+from amusd.models.self_test import measure_width_invariance
+from amusd.testing.table import TableModel
+
+WIDTH = 8
+FIXED = Numerics(width=WIDTH, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
+BUCKETED = Numerics(width=WIDTH, fixed=False, border=64, prefill_chunk=64)
+REPLAYED = {
+    "fixed": Numerics(width=WIDTH, fixed=True, border=None, prefill_chunk=64, num_tracks=3),
+    "bucketed": Numerics(width=WIDTH, fixed=False, border=None, prefill_chunk=64, num_tracks=3),
+}
+STEPS = 3
+CAPACITY = 140
+
+
+def tiny_model(
+    numerics: Numerics, *, replayed: bool = False, model_impl: str = "amusd", dtype: str = "float32"
+) -> CachedModel:
+    options = LoadOptions(
+        numerics=numerics,
+        max_model_len=tiny.MAX_LENGTH,
+        model_impl=model_impl,
+        capture=run_each_time if replayed else None,
+        tokens_per_step=STEPS if replayed else 1,
+        dtype=dtype,
+    )
+    lm = tiny.tiny_causal_lm(tiny.tiny_config("LlamaConfig"), register_attention())
+    return wrap_model(lm, options, dtype=getattr(torch, dtype) if model_impl == "amusd" else None)
+
+
+MODELS = {
+    "float32": tiny_model(FIXED),
+    "bfloat16": tiny_model(FIXED, dtype="bfloat16"),
+    "transformers": tiny_model(FIXED, model_impl="transformers"),
+    "replayed": tiny_model(REPLAYED["fixed"], replayed=True),
+}
+
+
+@dataclass
+class Twin:
+    """One sequence, decoded in some caches at once: in a batch, and alone."""
+
+    token_ids: list[int]
+    cache: PreallocatedCache
+    alone: PreallocatedCache
+
+
+def begin(model: CachedModel, rng: random.Random, number: int, length: int = CAPACITY) -> list[Twin]:
+    caches = model.new_caches(number, length)
+    sequences = []
+    for index in range(number):
+        token_ids = random_ids(length, seed=rng.randrange(10**6))
+        sequences.append(Twin(token_ids, caches[index], model.new_cache(length)))
+        start = rng.randint(1, length // 2)
+        model.prefill(token_ids[:start], caches[index])
+        model.prefill(token_ids[:start], sequences[-1].alone)
+    return sequences
+
+
+@dataclass
+class Block:
+    """What a sequence has for a pass, and the rows that it keeps."""
+
+    sequence: Twin
+    token_ids: list[int]
+    parents: list[int] | None
+    kept: list[int]
+
+    def rows(self, cache: PreallocatedCache) -> SequenceRows:
+        return SequenceRows(self.token_ids, cache, parents=self.parents)
+
+    def commit(self, model: CachedModel, cache: PreallocatedCache, start: int) -> None:
+        if self.parents is None:
+            cache.truncate(start + len(self.kept))
+        else:
+            model.keep(self.kept, cache)
+
+
+def random_block(model: CachedModel, rng: random.Random, sequence: Twin) -> Block:
+    start = sequence.cache.length
+    rest = sequence.token_ids[start:]
+    max_rows = min(model.max_rows(start), len(rest))
+    if model.num_tracks(start) > 1 and max_rows > 1 and rng.random() < 0.4:
+        paths = random_paths(rng, rest, max_rows, model.num_tracks(start), model.width)
+        return Block(sequence, paths.token_ids, paths.parents, paths.right)
+    num_right = rng.randint(1, max_rows)
+    wrong = [rng.randrange(tiny.VOCAB) for _ in range(rng.randint(0, max_rows - num_right))]
+    return Block(sequence, rest[:num_right] + wrong, None, list(range(num_right)))
+
+
+def check_batches(model: CachedModel, seed: int, number: int, num_passes: int = 6) -> None:
+    """Random blocks and paths of random sequences in random order, and the same of each sequence alone."""
+    rng = random.Random(seed)
+    sequences = begin(model, rng, number)
+    for _ in range(num_passes):
+        going = [sequence for sequence in sequences if sequence.cache.length < len(sequence.token_ids)]
+        members = rng.sample(going, rng.randint(min(1, len(going)), len(going)))
+        blocks = [random_block(model, rng, sequence) for sequence in members]
+        starts = [block.sequence.cache.length for block in blocks]
+        together = model.forward_batch([block.rows(block.sequence.cache) for block in blocks])
+        logits = [output.logits.clone() for output in together]
+        for block, start, found, output in zip(blocks, starts, logits, together, strict=True):
+            alone = block.sequence.alone
+            expected = model.forward(block.token_ids, alone, parents=block.parents)
+            assert torch.equal(found, expected.logits)
+            assert output.columns is None or (output.columns == expected.columns).all()
+            block.commit(model, block.sequence.cache, start)
+            block.commit(model, alone, start)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(deadline=None, max_examples=12)
+@given(seed=st.integers(0, 2**32 - 1), number=st.integers(1, 6))
+def test_each_sequence_of_a_batch_has_the_bits_that_it_has_alone(name: str, seed: int, number: int) -> None:
+    check_batches(MODELS[name], seed, number)
+
+
+@pytest.mark.parametrize("agreeing", [[8], [1, 8, 16], [2, 8, 24], [8, 64]])
+def test_more_rows_than_agree_are_computed_in_several_calls(
+    agreeing: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the kernels of this machine: each call has a number of rows that agrees."""
+    model, counts = tiny_model(FIXED), []
+    monkeypatch.setattr(RowCounts, "_compare", lambda _self, number: number in agreeing)
+    assert model._eager is not None
+    network = model._eager._network
+
+    def spy(token_ids: Tensor, *args: object, with_logits: bool) -> Tensor | None:
+        if with_logits:
+            counts.append(len(token_ids))
+        return network(token_ids, *args, with_logits=with_logits)  # type: ignore[arg-type]  # the network's own
+
+    monkeypatch.setattr(spy, "mixes_rows", False, raising=False)
+    monkeypatch.setattr(spy, "cache_dtype", network.cache_dtype, raising=False)
+    monkeypatch.setattr(model._eager, "_network", spy)
+    caches = model.new_caches(6, 60)
+    for sizes in ([1] * 6, [8, 1, 8, 8], [8] * 6, [5, 1, 2], [1]):
+        counts.clear()
+        outputs = model.forward_batch(
+            [SequenceRows(random_ids(size), cache) for size, cache in zip(sizes, caches, strict=False)]
+        )
+        assert [len(output.logits) for output in outputs] == sizes
+        assert set(counts) <= set(agreeing)
+        assert sum(counts) >= sum(sizes)
+        assert len(counts) <= sum(-(-size // agreeing[-1]) for size in sizes)
+        for cache in caches:
+            cache.truncate(0)
+    if agreeing[-1] >= 16:
+        assert len(model.forward_batch([SequenceRows([1] * 8, cache) for cache in caches[:2]])) == 2
+        assert len(counts) >= 1
+
+
+def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width() -> None:
+    """A network whose bits depend on how many rows there are, and on the place."""
+    model = tiny_model(FIXED)
+    assert model._eager is not None
+    network = model._eager._network
+
+    class Moody:
+        num_ids, cache_dtype = network.num_ids, network.cache_dtype
+
+        def __call__(self, token_ids: Tensor, positions: Tensor, *args: object, with_logits: bool) -> Tensor:
+            logits = torch.stack((token_ids, positions), 1).double()
+            if len(token_ids) in (4, 16):
+                logits[-1] += 1e-9  # one place alone
+            return logits + (1e-9 if len(token_ids) == 32 else 0)
+
+    counts = RowCounts(Moody(), WIDTH, 100, only_width=False)  # type: ignore[arg-type]  # as much as is needed
+    assert counts.up_to(64) == [1, 2, 8, 24, 48, 64]
+    assert [counts.least(rows) for rows in (1, 2, 3, 8, 9, 25)] == [1, 2, 8, 8, 24, 48]
+    only = RowCounts(Moody(), WIDTH, 100, only_width=True)  # type: ignore[arg-type]  # the same
+    assert only.up_to(64) == [8]
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_pass_over_some_caches_changes_no_other(replayed: bool) -> None:
+    model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
+    rng = random.Random(3)
+    sequences = begin(model, rng, 4)
+    model.forward_batch([SequenceRows(sequence.token_ids[:3], sequence.cache) for sequence in sequences])
+    memory = sequences[0].cache.memory
+
+    def region(cache: PreallocatedCache) -> list[Tensor]:
+        held = slice(cache.first, cache.first + cache.length)
+        return [tensor[:, held].clone() for tensor in memory._tensors.values()]
+
+    others = [sequences[0].cache, sequences[2].cache]
+    before = [region(cache) for cache in others]
+    one, two = sequences[1].cache, sequences[3].cache
+    rows = [SequenceRows([5, 6, 7], two, parents=[0, 0]), SequenceRows([5, 6, 7, 8], one)]
+    changes: list[Callable[[], object]] = [
+        lambda: model.forward_batch(rows),
+        lambda: model.keep([0, 2], two),
+        lambda: model.prefill(random_ids(30), one),
+        lambda: one.truncate(9),
+        one.wipe,
+        lambda: model.extend_batch([ChainRows([4], two, 5), ChainRows([7], one, 4)]),
+        lambda: two.truncate(0),
+        two.wipe,
+    ]
+    for change in changes:
+        change()
+        for cache, old in zip(others, before, strict=True):
+            for now, then in zip(region(cache), old, strict=True):
+                assert torch.equal(now, then)
+
+
+KINDS = {"computed anew": (BUCKETED, False), **{name: (rule, True) for name, rule in REPLAYED.items()}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: str) -> None:
+    model = tiny_model(KINDS[kind][0], replayed=KINDS[kind][1])
+    caches, rng = model.new_caches(5, 20, spare=24), random.Random(1)
+    alone = [model.new_cache(20, spare=24) for _ in caches]
+    for index, pair in enumerate(zip(caches, alone, strict=True)):
+        for cache in pair:
+            model.prefill(random_ids(9 + index, seed=index), cache)
+    for _ in range(8):
+        members = rng.sample(range(5), rng.randint(1, 5))
+        trees = []
+        for index in members:
+            slots = rng.sample(range(9 + index, 40), rng.randint(1, 6))
+            paths = [[slot] if rng.random() < 0.5 or not row else [slots[0], slot] for row, slot in enumerate(slots)]
+            trees.append((random_ids(len(slots), seed=rng.randrange(99)), np.arange(9 + index), paths))
+        found = model.forward_trees(
+            [TreeRows(*tree, caches[index]) for index, tree in zip(members, trees, strict=True)]
+        )
+        logits = [output.logits.clone() for output in found]
+        for index, tree, together in zip(members, trees, logits, strict=True):
+            expected = model.forward_tree(*tree, alone[index]).logits
+            torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chains_of_several_sequences_go_on_as_each_does_alone(kind: str) -> None:
+    model = tiny_model(KINDS[kind][0], replayed=KINDS[kind][1])
+    caches, alone = model.new_caches(4, 60), [model.new_cache(60) for _ in range(4)]
+    for index, pair in enumerate(zip(caches, alone, strict=True)):
+        for cache in pair:
+            model.prefill(random_ids(5 + 7 * index, seed=index), cache)
+    pending = [random_ids(1 + index, seed=index) for index in range(4)]
+    for numbers in ([3, 1, 7, 2], [1, 1, 1, 1], [5], [4, 9]):
+        chains = [ChainRows(pending[index], caches[index], number) for index, number in enumerate(numbers)]
+        found = model.extend_batch(list(reversed(chains)))[::-1]
+        for index, number in enumerate(numbers):
+            assert found[index] == model.extend(pending[index], alone[index], number)
+            assert len(found[index]) == number
+            assert caches[index].length == alone[index].length
+            pending[index] = found[index][-1:]
+
+
+class Second:
+    """Chooses the second best token. A `LogitsDigest`, and a `Chooser` where it follows it."""
+
+    num_inputs = 1
+    num_outputs = 1
+    follows_digest = True
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+
+    @property
+    def digest(self) -> Second:
+        return self
+
+    def inputs(self, start: int, token_ids: Sequence[int], num_steps: int = 1) -> np.ndarray:
+        return np.full((len(token_ids) + num_steps - 1, 1), self.name)
+
+    def choose(
+        self, logits: Tensor, start: int, token_ids: Sequence[int], outputs: np.ndarray | None = None
+    ) -> list[int]:
+        assert outputs is None or (outputs == self.name).all()
+        return self.compute(logits, torch.full((len(logits), 1), self.name))[0].tolist()
+
+    def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        best = logits.topk(2, dim=1).indices
+        return torch.where(inputs[:, 0] > 0, best[:, 1], best[:, 0]), inputs.int()
+
+
+@pytest.mark.parametrize("rule", REPLAYED)
+def test_sequences_that_want_other_digests_get_them(rule: str) -> None:
+    model = tiny_model(REPLAYED[rule], replayed=True)
+    caches, first, second = model.new_caches(4, 60), Second(7), Second(8)
+    choosers: list[Chooser | None] = [first, None, second, first]
+    expected = []
+    for index, (cache, chooser) in enumerate(zip(caches, choosers, strict=True)):
+        model.prefill(random_ids(5 + index, seed=index), cache)
+        expected.append(model.extend([3], cache, 8, chooser))
+        cache.truncate(5 + index)
+    chains = [ChainRows([3], cache, 8, chooser) for cache, chooser in zip(caches, choosers, strict=True)]
+    assert model.extend_batch(chains) == expected
+    for index, cache in enumerate(caches):
+        cache.truncate(5 + index)
+    batch = []
+    for cache, chooser in zip(caches, choosers, strict=True):
+        wanted = None if chooser is None else DigestRequest(chooser, chooser.inputs(0, [3, 4]))  # type: ignore[arg-type]
+        batch.append(SequenceRows([3, 4], cache, wanted))
+    outputs = model.forward_batch(batch)
+    for output, chooser, tokens in zip(outputs, choosers, expected, strict=True):
+        assert output.choose()[0] == tokens[0]
+        if chooser is not None:
+            assert output.digests is not None
+            assert (output.digests == chooser.name).all()  # type: ignore[attr-defined]  # it is a Second
+            assert output.choose() == output.logits.topk(2, dim=1).indices[:, 1].tolist()
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_prepared_caches_capture_nothing_more(fixed: bool) -> None:
+    captures: list[Callable[[], None]] = []
+
+    def count(work: Callable[[], None]) -> Callable[[], None]:
+        captures.append(work)
+        work()
+        return work
+
+    options = LoadOptions(
+        numerics=REPLAYED["fixed" if fixed else "bucketed"],
+        max_model_len=60,
+        capture=count,
+        tokens_per_step=STEPS,
+    )
+    model = wrap_model(tiny.tiny_causal_lm(tiny.tiny_config(), register_attention()), options)
+    caches = model.new_caches(5, 60)
+    for steps in (1, STEPS):
+        model.prepare(caches[1], steps=steps)
+    assert len(captures) == (2 if fixed else 2 * 2 * 4)  # steps, and then rows and 1, 2, 4 or 5 sequences
+    for number in range(1, 6):
+        for rows in (1, 2, 8):
+            model.forward_batch([SequenceRows(random_ids(rows), cache) for cache in caches[:number]])
+        model.extend_batch([ChainRows([5], cache, 4) for cache in caches[:number]])
+        for cache in caches:
+            cache.truncate(0)
+    assert len(captures) == (2 if fixed else 16)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_what_no_batch_can_be_is_refused_before_any_change(replayed: bool) -> None:
+    model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
+    first, second = model.new_caches(2, 20)
+    foreign = model.new_cache(20)
+    good = SequenceRows([1, 2], first)
+    bad = [
+        ([good, SequenceRows([1], foreign)], "share their memory"),
+        ([good, good], "each cache once"),
+        ([good, SequenceRows([1] * 9, second)], "allowed are 1 to 8"),
+        ([good, SequenceRows([tiny.VOCAB], second)], "token ids"),
+        ([good, SequenceRows([], second)], "0 tokens"),
+    ]
+    for batch, words in bad:
+        with pytest.raises(ValueError, match=words):
+            model.forward_batch(batch)
+        assert [first.length, second.length, foreign.length] == [0, 0, 0]
+    assert model.forward_batch([]) == []
+
+
+def test_a_table_decodes_a_batch_as_each_alone() -> None:
+    model = TableModel(tiny.VOCAB)
+    caches, alone = model.new_caches(3, 40), model.new_caches(3, 40)
+    for index, output in enumerate(
+        model.forward_batch([SequenceRows(random_ids(3 + index), cache) for index, cache in enumerate(caches)])
+    ):
+        assert torch.equal(output.logits, model.forward(random_ids(3 + index), alone[index]).logits)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_the_self_test_looks_at_neighbours(replayed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(REPLAYED["fixed"] if replayed else FIXED, replayed=replayed)
+    assert measure_width_invariance(model, random_ids(20), 30).holds
+    if not replayed:
+        call = EagerPasses._call
+
+        def spoilt(self: EagerPasses, parts: Sequence[object], *, with_logits: bool) -> Tensor | None:
+            logits = call(self, parts, with_logits=with_logits)  # type: ignore[arg-type]  # as it is
+            return logits if logits is None or len(parts) == 1 else logits + 1
+
+        monkeypatch.setattr(EagerPasses, "_call", spoilt)
+        assert not measure_width_invariance(model, random_ids(20), 30).holds
+
+
+@pytest.mark.embedded
+def test_the_embedded_target_has_the_bits_of_each_sequence_alone(embedded_folder: Path) -> None:
+    options = LoadOptions(
+        numerics=Numerics.for_device("cpu", width=WIDTH, fixed=True),
+        max_model_len=512,
+        dtype=fastest_dtype(torch.device("cpu")),
+    )
+    model = load_model(embedded_folder, options)
+    for seed in range(2):
+        check_batches(model, seed, 4, num_passes=5)
