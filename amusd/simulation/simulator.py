@@ -70,6 +70,17 @@ class Outcome:
         """The sum over all answers."""
         return total(self.answers)
 
+    @property
+    def draft_idle_fraction(self) -> float | None:
+        """Share of the time in which the draft computes nothing; None without a draft.
+
+        Each sequence counts its own part of a step as busy, and the time of all the others as open.
+        """
+        draft = self.metrics.draft
+        if draft is None or not draft.open_ns:
+            return None
+        return max(0.0, 1 - self.throughput.num_slots * draft.busy_ns / draft.open_ns)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Simulator:
