@@ -18,7 +18,7 @@ DEMO_PROMPT ?= Why is the sky blue? Answer in two sentences.
 DEMO_GENERATE ?= sampling.max_new_tokens=64
 DEMO_COMPARE ?= experiment=demo
 # Two test processes, whatever the machine: the pairs of workers that tests start want two cores.
-PYTEST ?= -q -n 2 --dist loadfile
+PYTEST ?= -q -n 2 --dist worksteal
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -69,8 +69,8 @@ check: setup
 test: check  ## The one check: format, lint, types, tests.
 	$(BIN)/python -m pytest $(PYTEST)
 
-test-all: check  ## The same with the long statistical, fault and fuzz runs.
-	$(BIN)/python -m pytest $(PYTEST) -m "not gpu"
+test-all: check  ## The same with the long statistical, fault and fuzz runs, and an interpreter for each process.
+	$(BIN)/python -m pytest $(PYTEST) -m "not gpu" --new-interpreters
 
 mutants: setup  ## Break one rule after another in a copy; its tests must notice (WORDS="policies sampling" for some).
 	$(BIN)/python -m tests.mutation $(WORDS)

@@ -20,10 +20,11 @@ from amusd.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
     from amusd.answer import Generation
+    from amusd.async_engine import AsyncEngine
     from amusd.engine import Engine
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "EngineConfig", "Generation", "SamplingParams", "__version__"]
+__all__ = ["AsyncEngine", "Engine", "EngineConfig", "Generation", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -31,6 +32,10 @@ def __getattr__(name: str) -> Any:
         from amusd.engine import Engine
 
         return Engine
+    if name == "AsyncEngine":
+        from amusd.async_engine import AsyncEngine
+
+        return AsyncEngine
     if name == "Generation":
         from amusd.answer import Generation
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -127,26 +128,29 @@ class Turns:
     def advance(self, answer: Answer) -> None:
         """Unless another thread has just brought `answer` on, compute a step of all answers whose turn it is."""
         with self.alone():
-            if answer.has_news:
-                return
-            self._end_unwanted()
-            self._admit()
-            try:
-                self._worker.step()
-            except Exception as error:  # noqa: BLE001 - raised again, by whoever reads an answer
-                self._fail_all(error)
-            except BaseException:
-                self._fail_all(StateError("the answer was interrupted"))
-                raise
-            self._hand_out()
+            if not answer.has_news:
+                self._step()
 
-    def end_unwanted(self) -> None:
-        """End the answers that were closed; those that this thread computes (this is its signal handler) end later."""
-        if os.getpid() != self._pid:
-            return
-        with self._lock:
-            if not self._in_use:
-                self._end_unwanted()
+    def step(self) -> bool:
+        """Compute a step of all answers whose turn it is; return whether any is left, at work or in the queue.
+
+        For who reads many at once, and waits for none of them in particular.
+        """
+        with self.alone():
+            self._step()
+            return bool(self._at_work or self._queue)
+
+    def end_unwanted(self, *, wait: bool = True) -> None:
+        """End the answers that were closed; those that this thread computes (this is its signal handler) end later.
+
+        Without `wait`, those that another thread computes end with its next step.
+        """
+        if os.getpid() == self._pid and self._lock.acquire(blocking=wait):
+            try:
+                if not self._in_use:
+                    self._end_unwanted()
+            finally:
+                self._lock.release()
 
     def close(self, release: Callable[[], None]) -> None:
         """Give no more turns, end all answers, and call `release`.
@@ -172,6 +176,18 @@ class Turns:
             self._queue.clear()
             while self._at_work:
                 stack.callback(self._worker.end, self._at_work.popitem()[0])
+
+    def _step(self) -> None:
+        self._end_unwanted()
+        self._admit()
+        try:
+            self._worker.step()
+        except Exception as error:  # noqa: BLE001 - raised again, by whoever reads an answer
+            self._fail_all(error)
+        except BaseException:
+            self._fail_all(StateError("the answer was interrupted"))
+            raise
+        self._hand_out()
 
     def _admit(self) -> None:
         while self._worker.has_room and self._queue:
@@ -233,6 +249,8 @@ class Answer:
         self._generation: Generation | None = None
         self._error: Exception | None = None
         self.is_queued = False
+        self.all_tokens_at: float | None = None
+        """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
         self.is_over = False
         """Nothing more will be computed."""
 
@@ -283,6 +301,11 @@ class Answer:
         """What has been shown so far."""
         return "".join(token.text for token in self._read)
 
+    def cancel(self) -> None:
+        """End the answer before another pass over it begins; waits for none. What is there can be read. Idempotent."""
+        self.is_over = True
+        self._turns.end_unwanted(wait=False)
+
     def close(self) -> None:
         """End the answer now; the draft is told to forget it. Idempotent."""
         self.is_over = True
@@ -324,3 +347,5 @@ class Answer:
             token = Token(token_id, text, logprob)
             self._tokens.append(token)
             self._unread.append(token)
+        if emission.finish_reason is not None:
+            self.all_tokens_at = time.perf_counter()

@@ -170,6 +170,11 @@ class Engine:
         """What decodes."""
         return self._worker
 
+    @property
+    def turns(self) -> Turns:
+        """What has the answers computed."""
+        return self._turns
+
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
         self,

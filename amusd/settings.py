@@ -12,7 +12,7 @@ import difflib
 import numbers
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 from amusd.errors import ConfigError
@@ -68,6 +68,19 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
     result: dict[str, Any] = plain(config)
     return result
+
+
+def changed(config: Any, defaults: Any) -> dict[str, Any]:
+    """What differs in a config dataclass from another one of its kind: plain values by dotted name."""
+
+    def found(values: Mapping[str, Any], others: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                yield from found(value, others[name], f"{prefix}{name}.")
+            elif value != others[name]:
+                yield prefix + name, value
+
+    return dict(found(to_mapping(config), to_mapping(defaults), ""))
 
 
 def _hints_of(cls: type) -> dict[str, Any]:

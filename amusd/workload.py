@@ -1,17 +1,23 @@
-"""Prompts from files of JSON lines, in the layouts that people have at hand."""
+"""Prompts from files of JSON lines, in the layouts that people have at hand, and the file of answers to all of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from amusd.config import RunConfig, WorkloadConfig
 from amusd.config.commands import DEFAULT_PROMPTS
 from amusd.errors import ConfigError
+from amusd.files import cannot_write
+from amusd.settings import changed, shown
 
 _EXPECTED = "expected an object with 'prompt', 'turns' or 'conversation'"
 
@@ -31,27 +37,35 @@ class WorkloadPrompt:
         """The last message."""
         return self.turns[-1]["content"]
 
+    @property
+    def asked(self) -> str | list[dict[str, str]]:
+        """The message if it is the only one, else all turns."""
+        return self.text if len(self.turns) == 1 else list(self.turns)
+
 
 def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
-    """What `generate` or `compare` is to answer. Raises `ConfigError` as `load_prompts`, and if there are too few."""
-    workload = config.workload
-    if command == "generate":
-        if config.prompt is not None:
-            return [user_prompt(config.prompt)]
+    """What `generate` or `compare` is to answer; with `out`, what is left of it, which may be nothing.
+
+    Raises `ConfigError` as `load_prompts` and `AnswersFile.num_done`, and if there are too few.
+    """
+    workload, goes_on = config.workload, command == "generate" and config.out is not None
+    if command == "generate" and config.prompt is not None:
+        return [user_prompt(config.prompt)]
+    if command == "generate" and not goes_on:
         workload = dataclasses.replace(workload, num_prompts=1)
-    prompts = load_prompts(workload)
+    prompts = load_prompts(workload, default=sys.maxsize if goes_on else DEFAULT_PROMPTS)
     asked = workload.num_prompts
     if asked is not None and len(prompts) < asked:
         raise ConfigError(f"workload.num_prompts={asked}: {_name(workload)} has only {len(prompts)}")
-    return prompts
+    return prompts[AnswersFile(config).num_done(prompts) :] if goes_on else prompts
 
 
-def load_prompts(config: WorkloadConfig) -> list[WorkloadPrompt]:
-    """The first prompts, as many as asked for or there are.
+def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
+    """The first prompts, as many as asked for, or else as `default` says, or as there are.
 
     Raises `ConfigError`, naming file and line, if there are none or one is bad.
     """
-    wanted = config.num_prompts or DEFAULT_PROMPTS
+    wanted = config.num_prompts or default
     prompts: list[WorkloadPrompt] = []
     # Lines end where JSON Lines says: `splitlines` would also cut at U+2028 and U+0085, which strings may hold.
     for number, line in enumerate(_read(config).split("\n"), start=1):
@@ -124,3 +138,87 @@ def _check_text(text: Any) -> None:
     if not isinstance(text, str) or not text:
         raise ValueError(f"{str(text)[:40]!r} is empty or not a string")
     text.encode()  # a lone surrogate is half a character
+
+
+_DECISIVE = frozenset(
+    {"mode", "verify_width", "max_verify_width", "max_model_len", "accept", "workload.raw", "hardware.synthetic"}
+    | {"target", "drafter", "sampling"}
+)
+"""Keys and sections that decide what is answered, or by what."""
+
+
+class AnswersFile:
+    """The file `out`: answers to a file of prompts in its order, a JSON object a line.
+
+    Each has `id`, the line of its prompt in the file of prompts, `prompt`, and `settings`: what decides the answers, as
+    far as it is not the default. A line that was not written to its end does not count.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        assert config.out is not None
+        self.path = Path(config.out)
+        self._settings = {
+            key: value
+            for key, value in changed(config, RunConfig()).items()
+            if {key, key.partition(".")[0]} & _DECISIVE
+        }
+
+    def num_done(self, prompts: Sequence[WorkloadPrompt]) -> int:
+        """How many of `prompts` are done with: all up to the last one that is answered.
+
+        Raises `ConfigError` if the file cannot be read, or holds anything but answers to `prompts` with these settings.
+        """
+        done = 0
+        for number, line in enumerate(self._lines(), start=1):
+            try:
+                record = json.loads(line)
+                id_, prompt, settings = record["id"], record["prompt"], dict(record["settings"])
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                raise self._refusal(number, "is no answer that `amusd generate` has written") from None
+            self._check_settings(settings, number)
+            done = next((i for i in range(done, len(prompts)) if prompts[i].number == id_), len(prompts)) + 1
+            if done > len(prompts) or prompts[done - 1].asked != prompt:
+                raise self._refusal(number, "answers another prompt")
+        return done
+
+    @contextmanager
+    def opened(self) -> Iterator[BinaryIO]:
+        """The file, to add to it what `line` makes. Raises `ConfigError` where that cannot be, or another run adds."""
+        try:
+            with self.path.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.truncate(sum(map(len, self._lines())))
+                yield file
+        except BlockingIOError:
+            raise ConfigError(f"out={self.path}: another run writes to it") from None
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+
+    def line(self, prompt: WorkloadPrompt, answer: Mapping[str, Any]) -> bytes:
+        """An answer as the file holds it."""
+        record = {"id": prompt.number, "prompt": prompt.asked, **answer, "settings": self._settings}
+        return json.dumps(record).encode() + b"\n"
+
+    def _lines(self) -> Iterator[bytes]:
+        """Those that are whole."""
+        try:
+            if self.path.exists() and not self.path.is_file():
+                raise ConfigError(f"out={self.path}: not a regular file, which can be read as well")
+            with self.path.open("rb") as file:
+                yield from (line for line in file if line.endswith(b"\n"))
+        except FileNotFoundError:
+            if not self.path.parent.is_dir():
+                raise ConfigError(f"out={self.path}: no such folder") from None
+        except OSError as error:
+            raise ConfigError(f"out={self.path}: cannot be read ({error.strerror})") from None
+
+    def _check_settings(self, found: Mapping[str, Any], number: int) -> None:
+        own = json.loads(json.dumps(self._settings))
+        for key in sorted(own.keys() | found.keys()):
+            if own.get(key) != found.get(key):
+                theirs, ours = (f"{key}={shown(which[key])}" if key in which else "" for which in (found, own))
+                told = f"was answered with {theirs or f'the default {key}'}, not {ours or 'the default'}"
+                raise self._refusal(number, told)
+
+    def _refusal(self, number: int, why: str) -> ConfigError:
+        return ConfigError(f"out={self.path}: line {number} {why}; name another file")

@@ -76,7 +76,7 @@ def _drafts(options: Options, place: Place, group: Group, lives: Lives | None) -
     config = claim_hardware(config, Role.DRAFT, local_world_size=place.local_world_size)
     directories = [job.run_directory for job in group.jobs]
     drafts = DraftProcess(
-        config.engine(),
+        config.engine_for(group.command),
         directories if directories[0].is_dir() else [],  # another machine may not have them
         work=options.roles,
         tell_loss=tell,

@@ -142,12 +142,20 @@ def _run(arguments: Arguments, console: Console) -> int:
         from .commands import run_simulation
 
         return run_simulation(config)
+    return _run_one(command, config, arguments.roles)
+
+
+def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
+    """Have a pair of workers do `generate` or `compare`, where there is anything left to do."""
     from amusd.workload import prompts_of
 
     from .jobs import run_job
 
-    prompts_of(command, config)  # what is wrong with them is said before any worker starts
-    return run_job(command, config, roles=arguments.roles)
+    if not prompts_of(command, config):  # what is wrong with them is said before any worker starts
+        tell(f"out={config.out}: all prompts are answered")
+        Console(json_only=config.output == "json").document({"complete": True, "out": config.out, "num_prompts": 0})
+        return 0
+    return run_job(command, config, roles=roles)
 
 
 def _show(config: RunConfig, what: str, console: Console) -> int:

@@ -17,7 +17,7 @@ KEYS = "keys"
 TRACE = "trace"
 """The command that takes the folder of a run."""
 COMMANDS = {
-    "generate": "answer one prompt; the text streams to the terminal",
+    "generate": "answer one prompt, whose text streams to the terminal, or a file of them into another file",
     "compare": "all modes on the same prompts, in one table",
     "simulate": "what each mode would gain, from times and an acceptance rate, or from those of a run",
     "bench": "what one pass, one draft step and one message cost here, beside their floors",
@@ -29,14 +29,14 @@ COMMANDS = {
 
 _ENGINE = frozenset({"output", "accept", "drafter", *(field.name for field in dataclasses.fields(EngineConfig))})
 _SCHEDULE = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
-_ANSWERS = _ENGINE | _SCHEDULE | {"run_dir", "sampling", "workload.path", "workload.raw", "experiment"}
+_ANSWERS = _ENGINE | _SCHEDULE | {"run_dir", "sampling", "workload", "experiment"}
 _OWN = {
-    "generate": _ANSWERS | {"prompt", "view"},
-    "compare": _ANSWERS | {"workload", "compare"},
+    "generate": _ANSWERS | {"prompt", "view", "out"},
+    "compare": (_ANSWERS - {"max_num_seqs"}) | {"compare"},
     "simulate": _SCHEDULE
     | {"output", "run_dir", "accept", "verify_ms", "draft_ms", "delay_ms", "calibration", "simulate"}
     | {"drafter.kind", "drafter.accept_next", "max_verify_width"},
-    "bench": _ENGINE | {"run_dir", "bench"},
+    "bench": (_ENGINE - {"max_num_seqs"}) | {"run_dir", "bench"},
     "doctor": _ENGINE,
 }
 """The keys and sections that a command looks at, and whether experiments are for it."""
@@ -61,6 +61,7 @@ examples:
   amusd generate prompt="Why is the sky blue?"
   amusd generate mode=synchronous num_speculative_tokens=4 prompt="..."
   amusd generate target=/models/Llama-3.1-8B-Instruct drafter=/models/Llama-3.2-1B-Instruct prompt="..."
+  amusd generate workload.path=prompts.jsonl out=answers.jsonl max_num_seqs=8
   amusd compare workload.path=prompts.jsonl workload.num_prompts=16
   amusd simulate accept=0.8 verify_ms=25 draft_ms=2.5 delay_ms=0.05
   amusd compare -m experiment=lookahead_sweep max_lookahead=4,8,16

@@ -123,18 +123,14 @@ def groups_of(command: str, jobs: Sequence[SweepJob]) -> list[list[SweepJob]]:
     """Jobs that can share a pair of workers, together: those for which it loads the same models in the same way."""
     groups: list[list[SweepJob]] = []
     for job in jobs:
-        alike = (group for group in groups if _engines(command, group[0]) == _engines(command, job))
+        engine = job.config.engine_for(command)
+        alike = (group for group in groups if group[0].config.engine_for(command) == engine)
         group = next(alike, None)
         if group is None:
             groups.append([job])
         else:
             group.append(job)
     return groups
-
-
-def _engines(command: str, job: SweepJob) -> tuple[Any, Any]:
-    """The target's and the draft's."""
-    return job.config.engine_for(command), job.config.engine()
 
 
 def _resolved(config: RunConfig) -> RunConfig:

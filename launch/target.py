@@ -43,7 +43,7 @@ def run_pair(options: Options) -> int:
     parent = os.getppid()
     group = prepare_group(options)
     directories = [job.run_directory for job in group.jobs]
-    drafts = ChildDrafts(group.config.engine(), directories, work=options.roles, tell_loss=tell)
+    drafts = ChildDrafts(group.config.engine_for(group.command), directories, work=options.roles, tell_loss=tell)
     drafts.prepare()  # while torch is imported here
     patience = STOP_SECONDS
     try:

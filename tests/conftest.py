@@ -1,7 +1,8 @@
-"""Shared by the whole suite: one thread, and one unpacked copy of the embedded target."""
+"""Shared by the whole suite: one thread, quick garbage collections, and one unpacked copy of the embedded target."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,31 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "start every process as a shell does, and none as a fork (tests/warm.py)"
+    parser.addoption("--new-interpreters", action="store_true", help=what)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--new-interpreters"):
+        from tests.warm import Popen
+
+        Popen.is_forked = False
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Keep what has been imported out of garbage collections, which captures of graphs begin with."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

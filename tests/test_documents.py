@@ -14,7 +14,7 @@ import pytest
 from launch.compose import compose_config
 from launch.main import _parse
 from launch.overrides import expand_sweep
-from tests.launch.processes import ROOT, SECONDS, environment
+from tests.launch.processes import ROOT, SECONDS, amusd_command, environment, run
 from tests.launch.small_pair import save_pair
 
 DOCUMENTS = sorted(
@@ -111,8 +111,7 @@ def test_every_file_that_a_document_names_is_there() -> None:
 @pytest.mark.timeout(600)
 def test_python_in_a_document_runs(block: str, tmp_path: Path) -> None:
     (tmp_path / "shown.py").write_text(block.replace("max_new_tokens=64", "max_new_tokens=8"))
-    command = [sys.executable, "shown.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=SECONDS)
+    done = run([sys.executable, "shown.py"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -170,14 +169,11 @@ def started(line: str, folder: Path) -> subprocess.Popen[str]:
 
 def finish(line: str, folder: Path) -> tuple[str, str]:
     """Run it as the reader does; return what it wrote to standard output and standard error."""
-    shorter = SHORTER.get(line.split()[1], "")
-    with started(f"{line.partition('  #')[0]} {shorter}", folder) as process:
-        try:
-            out, err = process.communicate(timeout=SECONDS)
-        finally:
-            process.kill()
-    assert process.returncode == 0, err
-    return out, err
+    program, *arguments = shlex.split(at(folder, line), comments=True)
+    assert program == "amusd"
+    done = run(amusd_command(*arguments, *SHORTER.get(arguments[0], "").split()), folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
 
 
 def make_before(name: str, reader: Path) -> None:

@@ -19,7 +19,8 @@ from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference, ta
 from runtime.table_tree import TableTreeDrafter
 
 import amusd.commands.run
-from amusd.commands.compare import Comparison, contestants_of, per_prompt, records_of, rows_of, run_comparison
+from amusd.commands.compare import run_comparison
+from amusd.commands.contestants import Comparison, contestants_of, per_prompt, records_of, rows_of
 from amusd.commands.run import run_target
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console, table

@@ -12,7 +12,8 @@ import pytest
 
 from amusd.config import WorkloadConfig
 from amusd.workload import load_prompts
-from tests.launch.processes import ROOT, SECONDS, environment
+from tests.launch import processes
+from tests.launch.processes import ROOT
 from tests.launch.small_pair import save_pair
 
 EXAMPLES = ROOT / "examples"
@@ -27,9 +28,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command, cwd=folder, env={**environment(), **variables}, capture_output=True, text=True, timeout=SECONDS
-    )
+    done = processes.run(command, folder, **variables)
     assert done.returncode == 0, done.stderr
     return done
 

@@ -23,6 +23,7 @@ LAYERS = (
     {"runtime"},
     {"answer", "simulation"},
     {"engine", "workload", "console", "reporting"},
+    {"async_engine"},
     {"commands"},
     {"__main__"},
 )

@@ -26,7 +26,7 @@ from amusd.runtime.devices import check_devices, claim_device, count_gpus, devic
 from amusd.runtime.gpus import look_at_gpus
 from amusd.runtime.placement import gpu_number, sharing
 from amusd.runtime.rank_layout import rank_layout
-from amusd.runtime.startup import link_devices
+from amusd.runtime.startup import describe_capacity, link_devices
 from amusd.transport.factory import ON_ONE_MACHINE, choose_here
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
@@ -179,6 +179,7 @@ def _pair(config: EngineConfig) -> list[Finding]:
     findings = [_try("target", target), _try("drafter", drafters)]
     if loaded:
         findings.append(_exactness(*loaded[0], fixed=config.verify_width == "fixed"))
+        findings.append(Finding("answers", None, describe_capacity(loaded[0][0], config.max_num_seqs)))
     return findings
 
 

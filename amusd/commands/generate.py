@@ -1,20 +1,24 @@
-"""`amusd generate`: one answer, streamed, with its figures."""
+"""`amusd generate`: one answer, streamed, with its figures; or a file of answers, many at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from amusd.answer import Generation
+from amusd.answer import Answer, Generation
 from amusd.commands.live import LiveView, TerminalScreen
 from amusd.config import RunConfig
 from amusd.console import Console, percent
 from amusd.engine import Engine
+from amusd.errors import ConfigError
 from amusd.files import write_json
 from amusd.reporting.answers import Record
-from amusd.workload import WorkloadPrompt
+from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
 PARTIAL_FILE = "partial.txt"
 """The text of an unfinished answer; stays where the target is killed, and otherwise makes way for the result."""
@@ -57,6 +61,116 @@ def generate(config: RunConfig, engine: Engine, console: Console, prompt: Worklo
             (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
             console.text("")
     return Done({"complete": True, **answer.generation.as_dict()}, "", (_summary(answer.generation),))
+
+
+def generate_file(config: RunConfig, engine: Engine, console: Console, run_directory: Path) -> Done:
+    """Answers to what is left of a file of prompts. Each is in the file `out` as soon as those before it are."""
+    out = AnswersFile(config)
+    with out.opened() as file:
+        prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
+        run = _FileRun(out, file, prompts, engine.worker.max_num_seqs)
+        complete = False
+        try:
+            with closing(in_flight(engine, run.submitted(engine, config), run.max_num_seqs)) as answers:
+                for place, answer in answers:
+                    run.add(place, answer.result())
+                    num_over = run.num_answers + len(run.refused)
+                    console.progress(f"{run.tokens_per_second:.1f} tokens/s", num_over, len(prompts))
+            complete = True
+        finally:
+            console.clear_progress()
+            if not complete:
+                write_json(run_directory / "result.json", {"complete": False, **run.as_dict()})
+    return Done({"complete": True, **run.as_dict()}, run.text, list(run.refused.values()))
+
+
+@dataclass
+class _FileRun:
+    """What one run adds to a file of answers. A place is an index into `prompts`."""
+
+    out: AnswersFile
+    file: BinaryIO
+    prompts: Sequence[WorkloadPrompt]
+    max_num_seqs: int
+    begin: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0
+    """From `begin` to the last answer."""
+    num_done: int = 0
+    """Places that are written or refused, and so are all before them."""
+    num_tokens: int = 0
+    num_answers: int = 0
+    refused: dict[int, str] = field(default_factory=dict)
+    """By place: prompts that do not fit, and why."""
+    waiting: dict[int, Generation] = field(default_factory=dict)
+    """By place: answers behind one that is not there yet."""
+
+    def submitted(self, engine: Engine, config: RunConfig) -> Iterator[tuple[int, Answer]]:
+        """Places and answers; each prompt is submitted when its answer is asked for."""
+        for place, prompt in enumerate(self.prompts):
+            try:
+                token_ids = engine.encode(prompt.turns, raw=config.workload.raw)
+            except ConfigError as error:
+                self.refused[place] = f"prompt {prompt.number} was left out: {error}"
+                continue
+            yield place, engine.submit(token_ids, config.sampling, decoding=config.decoding())
+
+    def add(self, place: int, generation: Generation) -> None:
+        """Write what can be written now."""
+        self.num_answers += 1
+        self.num_tokens += len(generation.token_ids)
+        self.seconds = time.perf_counter() - self.begin
+        self.waiting[place] = generation
+        while self.num_done in self.waiting or self.num_done in self.refused:
+            if self.num_done in self.waiting:
+                answer = self.waiting.pop(self.num_done).as_dict()
+                self.file.write(self.out.line(self.prompts[self.num_done], answer))
+            self.num_done += 1
+        self.file.flush()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all answers together; 0 without any."""
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def text(self) -> str:
+        """For a person."""
+        return (
+            f"{self.out.path}: {self.num_answers} answers, {self.num_tokens} tokens in {self.seconds:.1f} s: "
+            f"{self.tokens_per_second:.1f} tokens/s"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The documented JSON."""
+        return {
+            "out": str(self.out.path),
+            "num_prompts": len(self.prompts),
+            "num_answers": self.num_answers - len(self.waiting),
+            "num_refused_prompts": len(self.refused),
+            "num_tokens": self.num_tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+            "max_num_seqs": self.max_num_seqs,
+        }
+
+
+def in_flight(
+    engine: Engine, submitted: Iterator[tuple[int, Answer]], number: int
+) -> Generator[tuple[int, Answer], None, None]:
+    """Take from `submitted` so that `number` answers are in the making; yield those that are over, as they end."""
+    flying: dict[int, Answer] = {}
+    try:
+        while True:
+            num_free = number - sum(answer.all_tokens_at is None for answer in flying.values())
+            flying.update(islice(submitted, max(0, num_free)))
+            if not flying:
+                return
+            engine.turns.step()
+            for index in [index for index, answer in flying.items() if answer.is_over]:
+                yield index, flying.pop(index)
+    finally:
+        for answer in flying.values():
+            answer.close()
 
 
 def live_view(config: RunConfig, engine: Engine, console: Console) -> LiveView | None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from amusd.commands.compare import compare, write_answers
-from amusd.commands.generate import PARTIAL_FILE, generate
+from amusd.commands.generate import PARTIAL_FILE, generate, generate_file
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
@@ -66,6 +66,8 @@ def _run(
     num_losses, num_restarts = len(engine.draft_losses), engine.num_draft_restarts
     if command == "compare":
         result, text, notes, records = compare(config, engine, console, prompts, run_directory)
+    elif config.out is not None:
+        result, text, notes, records = generate_file(config, engine, console, run_directory)
     else:
         result, text, notes, records = generate(config, engine, console, prompts[0], run_directory)
     result["run_dir"] = str(run_directory)

@@ -20,7 +20,7 @@ class WorkloadConfig:
     path: str | None = None
     """JSON lines with `prompt`, `turns` or `conversation`; None takes the prompts that ship with the package."""
     num_prompts: int | None = None
-    """How many of them, from the start of the file; None: 4, or all where there are fewer."""
+    """How many of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
     raw: bool = False
     """Do not apply the target's chat template."""
 
@@ -39,8 +39,16 @@ class CompareConfig:
     """Values of num_speculative_tokens tried; the table shows the best, named."""
     policies: tuple[AsynchronousPolicy, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
+    batch_sizes: tuple[int, ...] = (1,)
+    """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
 
     def __post_init__(self) -> None:
+        require(
+            bool(self.batch_sizes) and min(self.batch_sizes) >= 1 and len({*self.batch_sizes}) == len(self.batch_sizes),
+            "compare.batch_sizes",
+            list(self.batch_sizes),
+            "name at least one, each at least 1, and none twice",
+        )
         require(
             bool(self.synchronous_lengths) and min(self.synchronous_lengths) >= 1,
             "compare.synchronous_lengths",

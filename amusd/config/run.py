@@ -28,6 +28,9 @@ class RunConfig:
 
     prompt: str | None = None
     """`generate`: the user's message; None takes the first prompt of the workload."""
+    out: str | None = None
+    """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file: a JSON object a line. A
+    file that is there already is gone on with."""
     output: Literal["text", "json"] = "text"
     view: Literal["plain", "live"] = "plain"
     """`generate` on a terminal: `live` shows below the text what both workers are doing."""
@@ -59,6 +62,7 @@ class RunConfig:
     max_verify_width: int | None = None
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
     max_model_len: int = EngineConfig.max_model_len
+    max_num_seqs: int = EngineConfig.max_num_seqs
     startup_timeout_seconds: float = EngineConfig.startup_timeout_seconds
     target_tensor_parallel_size: int = EngineConfig.target_tensor_parallel_size
     draft_tensor_parallel_size: int = EngineConfig.draft_tensor_parallel_size
@@ -77,6 +81,10 @@ class RunConfig:
             value = getattr(self, name)
             enough = value is None or 0 < value < math.inf or (value == 0 and least == "at least 0")
             require(enough, name, value, f"must be {least}")
+        for name, value in (("prompt", self.prompt), ("view", None if self.view == "plain" else self.view)):
+            require(
+                self.out is None or value is None, name, value, f"not with out={self.out}, which takes many prompts"
+            )
         self.decoding()
         self.engine()
 
@@ -99,14 +107,18 @@ class RunConfig:
         return self.compare.policies or (self.policy,)
 
     def engine_for(self, command: str) -> EngineConfig:
-        """The target's engine for `command`: with room for every block that it will verify."""
-        if command != "compare":
-            return self.engine()
-        windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
-        return self.engine(longest_block=max((1, *self.synchronous_lengths(), *windows)))
+        """The engine for `command`: with room for every block that it will verify, and all answers at a time."""
+        if command == "compare":
+            windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
+            longest_block = max((1, *self.synchronous_lengths(), *windows))
+            return self.engine(longest_block=longest_block, max_num_seqs=max(self.compare.batch_sizes))
+        return self.engine(max_num_seqs=1 if command == "generate" and self.out is None else None)
 
-    def engine(self, *, longest_block: int | None = None) -> EngineConfig:
-        """The part an engine is built from. `longest_block`: candidates per verification that have to fit."""
+    def engine(self, *, longest_block: int | None = None, max_num_seqs: int | None = None) -> EngineConfig:
+        """The part an engine is built from.
+
+        `longest_block`: candidates per verification that have to fit. `max_num_seqs`: in the place of the key.
+        """
         if longest_block is None:
             in_blocks = self.mode is Mode.SYNCHRONOUS or self.asynchronous_policies() == ("windowed",)
             longest_block = self.num_speculative_tokens if in_blocks else 1
@@ -137,6 +149,7 @@ class RunConfig:
             verify_width=self.verify_width,
             max_verify_width=width,
             max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs if max_num_seqs is None else max_num_seqs,
             startup_timeout_seconds=self.startup_timeout_seconds,
             target_tensor_parallel_size=self.target_tensor_parallel_size,
             draft_tensor_parallel_size=self.draft_tensor_parallel_size,

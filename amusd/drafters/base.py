@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from typing_extensions import Self
 
@@ -180,6 +180,13 @@ class ReferenceDrafter(Protocol):
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """The target's whole text of the sequence that is opened next, prompt included."""
         ...
+
+
+class DrafterKind(NamedTuple):
+    """What an `Open` asks for."""
+
+    name: str
+    drafts_trees: bool = False
 
 
 DrafterFactory = Callable[[int], Sequence[Drafter]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, DrafterFactory, one_by_one
+from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, one_by_one
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
@@ -23,16 +23,18 @@ from amusd.protocol.draft_session import MAX_NODES
 class LoadedDrafters:
     """What a draft worker offers."""
 
-    factories: Mapping[str, DrafterFactory]
-    """Makes drafters of chains, by name (the configuration's `kind`)."""
+    factories: Mapping[DrafterKind, DrafterFactory]
+    """The makers of drafters. A name is the configuration's `kind`; those with a model draft trees, too."""
     vocab_size: int
     """The models' vocabulary size; 0 without one."""
     tokenizer_hash: str
     """The fingerprint of the models' tokenizer; empty where every drafter works with any."""
-    tree_factories: Mapping[str, DrafterFactory] = field(default_factory=dict)
-    """Makes drafters of trees, by name; only for those that can draft them."""
     num_ids: int = 0
     """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
+
+    def names(self, *, drafts_trees: bool) -> tuple[str, ...]:
+        """Return the names of the drafters of trees, or of chains."""
+        return tuple(kind.name for kind in self.factories if kind.drafts_trees == drafts_trees)
 
 
 def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> LoadedDrafters:
@@ -40,23 +42,22 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
 
     `ranks`: those that share the model of the only drafter.
     """
-    factories: dict[str, DrafterFactory] = {}
-    tree_factories: dict[str, DrafterFactory] = {}
+    factories: dict[DrafterKind, DrafterFactory] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     for config in engine.drafters:
         if config.kind == "ngram":
-            factories[config.kind] = _ngram_factory(config)
+            factories[DrafterKind(config.kind)] = _ngram_factory(config)
             continue
         model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
-        factories[config.kind] = _model_factory(config, model)
-        tree_factories[config.kind] = _tree_factory(config, model)
+        factories[DrafterKind(config.kind)] = _model_factory(config, model)
+        factories[DrafterKind(config.kind, drafts_trees=True)] = _tree_factory(config, model)
         if tokenizer is None:
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
         num_ids = min(num_ids or model.num_ids, model.num_ids)
-    return LoadedDrafters(factories, vocab_size, tokenizer_hash, tree_factories, num_ids)
+    return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids)
 
 
 def _ngram_factory(config: DrafterConfig) -> DrafterFactory:

@@ -22,12 +22,14 @@ from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.compatibility import why_not_run
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
-from amusd.models.linear import Linear, MakeLinear, Weights, make_int8, make_linear
+from amusd.models.linear import InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
 from amusd.models.sharding import ALONE, JoinedLinear, Ranks, SummedLinear, share, share_of_outputs
 from amusd.models.split_attention import cache_dtype
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """transformers' names of the architectures that `Decoder` computes."""
+VECTOR = 32
+"""Numbers in a vector of a CPU at most: bfloat16 in 64 bytes."""
 _ROPE_TYPES = frozenset({"default", "linear", "dynamic", "yarn", "longrope", "llama3"})
 
 
@@ -155,7 +157,10 @@ class Decoder:
         config = model.config
         blocks = model.base_model.layers
         rows = dtype or model.get_input_embeddings().weight.dtype
-        make: MakeLinear = make_int8 if int8 else partial(make_linear, dtype=rows)
+        self._input_scales = InputScales()
+        make: MakeLinear = partial(make_linear, dtype=rows)
+        if int8:
+            make = partial(make_int8, scales=self._input_scales)
         attention = blocks[0].self_attn
         groups = config.num_attention_heads // config.num_key_value_heads
         keys = share(config.num_key_value_heads, ranks)
@@ -167,7 +172,8 @@ class Decoder:
             scaling=attention.scaling,
         )
         self.device = device
-        self.mixes_rows = int8  # the inputs of a product share a scale
+        widths = (config.hidden_size, config.intermediate_size, heads.dim)
+        self.fills_vectors = not any(width % VECTOR for width in widths)
         self._epsilon = heads.epsilon
         self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
         self._layers: list[_Layer] = []
@@ -191,9 +197,17 @@ class Decoder:
         self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        memory: KVMemory,
+        *,
+        with_logits: bool,
+        several: bool = False,
     ) -> Tensor | None:
         """See `Network`."""
+        self._input_scales.by_row = several
         hidden = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]  # [rows, dim / 2]
         for index, layer in enumerate(self._layers):

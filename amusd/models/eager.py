@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.attention import Attention, AttentionInputs, PackedAttention
-from amusd.models.kv_cache import KVMemory
+from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
 from amusd.models.passes import PADDING_ID, Network, Part, PartOutput, Pass
@@ -21,6 +21,8 @@ from amusd.models.split_attention import BLOCK, SplitAttention
 
 _KEYS_STEP = 64
 """The keys of a tree are read up to a multiple of this, so that shapes repeat."""
+_MOST_KEYS = 20 * BLOCK
+"""Slots of a cache up to which attention of few rows is compared with that of many."""
 _WIDTHS = (1, 2, 3, 4, 6, 8)
 """Numbers of rows of one call that may agree, in widths; the last is the most of any call."""
 
@@ -61,8 +63,6 @@ class EagerPasses:
         """The parts that share a call of the network."""
         if len(work.parts) == 1:
             return [list(work.parts)]
-        if self._network.mixes_rows:
-            return [[part] for part in work.parts]
         calls: list[list[Part]] = []
         room, most = 0, _WIDTHS[-1] * self._numerics.width
         if self._numerics.fixed:
@@ -87,7 +87,7 @@ class EagerPasses:
             self._token_ids_view[:rows] = parts[0].token_ids
             positions = self._positions[cache.length : cache.length + computed]
             memory.slots_of_pass = cache.memory_slots(rows)
-            attention = self._attention(parts[0], with_logits=with_logits)
+            attention = self._attention(parts[0], computed, with_logits=with_logits)
         else:
             places: list[int] = []
             slots: list[int] = []
@@ -101,22 +101,24 @@ class EagerPasses:
                     places += part.rows.positions
                     slots += [cache.first + slot for slot in part.rows.slots]
                 self._token_ids_view[first : len(places)] = part.token_ids
-                packed.append((slice(first, len(places)), self._attention(part, with_logits=True)))
+                num_rows = len(part.token_ids) if len(parts) > 1 else computed
+                packed.append((slice(first, len(places)), self._attention(part, num_rows, with_logits=True)))
             positions = torch.tensor(places + [0] * (computed - rows))
             memory.slots_of_pass = torch.tensor(slots)
             attention = PackedAttention(packed) if len(parts) > 1 else packed[0][1]
         self._token_ids_view[rows:computed] = PADDING_ID
-        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits)
+        several = len(parts) > 1
+        logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits, several=several)
         for part in parts:
             if part.rows is None:
                 part.cache.advance(len(part.token_ids))
         return None if logits is None else logits[:rows]
 
-    def _attention(self, part: Part, *, with_logits: bool) -> SplitAttention:
-        """The attention of one sequence, with as many rows as it computes."""
-        cache, rows = part.cache, len(part.token_ids)
+    def _attention(self, part: Part, rows: int, *, with_logits: bool) -> SplitAttention:
+        """The attention of one sequence, which has `rows` in the pass."""
+        cache = part.cache
         if with_logits and self._numerics.fixed:
-            rows = self._numerics.padded_rows(rows)
+            rows = self._row_counts.of_attention(rows, cache)
         if part.rows is not None:
             # `fixed`: a function of the position alone
             num_keys = self._numerics.num_keys(len(part.rows.prefix), 1)
@@ -137,7 +139,8 @@ class EagerPasses:
 class RowCounts:
     """The numbers of rows that agree: each row has the bits of a pass of `width` rows, at whatever place.
 
-    They are found by computing passes of the network, since they are a matter of the kernels of one machine.
+    They are found by computing, since they are a matter of the kernels of one machine: those of whole passes whose rows
+    see themselves alone, and those of attention, which has the rows of one sequence.
     """
 
     def __init__(self, network: Network, width: int, max_length: int, *, only_width: bool) -> None:
@@ -148,9 +151,15 @@ class RowCounts:
         self._token_ids = torch.arange(width) * max(1, network.num_ids // width) % network.num_ids
         self._agree = {width: True}
         self._expected: Tensor | None = None
-        fewer = [1 << power for power in range((width - 1).bit_length())]
-        more = [width * number for number in _WIDTHS]
-        self._candidates = [width] if only_width else [*fewer, *more]
+        self._fewer: list[int] = []
+        self._candidates = [width]
+        if not only_width:
+            # The bits of a part of a vector are too seldom others for a comparison to find them out.
+            any_number = sorted({*range(1, min(8, width)), *range(8, width, 4)})
+            self._fewer = any_number if network.fills_vectors else [1 << n for n in range((width - 1).bit_length())]
+            self._candidates = [*self._fewer, *(width * number for number in _WIDTHS)]
+        self._layers = _OwnValues()
+        self._attention: list[int] | None = None
 
     def least(self, rows: int) -> int:
         """The least number that agrees and holds `rows`, of which there are no more than the largest that agrees."""
@@ -166,6 +175,14 @@ class RowCounts:
                     break
         return found
 
+    def of_attention(self, rows: int, cache: PreallocatedCache) -> int:
+        """The least number of query rows that agrees and holds the `rows` of one sequence."""
+        if cache.memory.dtype is not torch.float32 or cache.allocated > _MOST_KEYS:
+            return self._width  # how keys are split depends on the number of rows
+        if self._attention is None:
+            self._attention = [number for number in self._fewer if self._attention_agrees(number)]
+        return next((number for number in self._attention if number >= rows), self._width)
+
     def _agrees(self, number: int) -> bool:
         known = self._agree.get(number)
         if known is None:
@@ -176,12 +193,14 @@ class RowCounts:
         """Whether passes of `number` rows, which show each of some tokens to itself alone, give the bits of `width`."""
         if self._expected is None:
             self._expected = self._compute(torch.arange(self._width))
+        return all(torch.equal(self._compute(tokens), self._expected[tokens]) for tokens in self._choices(number))
+
+    def _choices(self, number: int) -> list[Tensor]:
+        """Which of `width` rows stand in passes of `number`: each of them once at least."""
         if number > self._width:
-            each = [torch.arange(number) % self._width]
-        else:
-            starts = [min(start, self._width - number) for start in range(0, self._width, number)]
-            each = [torch.arange(start, start + number) for start in starts]
-        return all(torch.equal(self._compute(tokens), self._expected[tokens]) for tokens in each)
+            return [torch.arange(number) % self._width]
+        starts = [min(start, self._width - number) for start in range(0, self._width, number)]
+        return [torch.arange(start, start + number) for start in starts]
 
     def _compute(self, tokens: Tensor) -> Tensor:
         """The logits [rows, vocab] of these of the tokens, each alone."""
@@ -189,15 +208,45 @@ class RowCounts:
         memory.slots_of_pass = range(len(tokens))
         positions, token_ids = self._positions[tokens], self._token_ids[tokens]
         with torch.inference_mode():
-            logits = self._network(token_ids, positions, _OwnValues(), memory, with_logits=True)
+            logits = self._network(token_ids, positions, self._layers, memory, with_logits=True)
         assert logits is not None
         return logits
 
+    def _attention_agrees(self, number: int) -> bool:
+        """Whether attention of `number` rows to random keys gives the bits of `width`, whatever the number of keys."""
+        if self._expected is None:
+            self._expected = self._compute(torch.arange(self._width))  # which shows the shapes of the layers
+        shapes = self._layers.shapes
+        return len(shapes) == 1 and all(
+            shape is not None and self._attention_agrees_at(number, end, *shape)
+            for shape in shapes
+            for end in range(BLOCK, _MOST_KEYS + 1, BLOCK)
+        )
+
+    def _attention_agrees_at(self, number: int, end: int, heads: int, key_heads: int, dim: int, scaling: float) -> bool:
+        generator = torch.Generator().manual_seed(end)
+        keys, values = torch.randn(2, key_heads, end, dim, generator=generator)
+        query = torch.randn(self._width, heads, dim, generator=generator)
+
+        def attend(rows: Tensor) -> Tensor:
+            start = end - self._width + int(rows[0])
+            attention = SplitAttention.of_chain(start, len(rows), end, torch.float32)
+            return attention.attend(AttentionInputs(query[rows], keys, values, scaling))
+
+        expected = attend(torch.arange(self._width))
+        return all(torch.equal(attend(rows), expected[rows]) for rows in self._choices(number))
+
 
 class _OwnValues:
-    """Attention of rows that see nothing but themselves."""
+    """Attention of rows that see nothing but themselves; notes the shapes of the layers."""
+
+    def __init__(self) -> None:
+        self.shapes: set[tuple[int, int, int, float] | None] = set()
+        """Query heads, key heads, their width, and the factor of scores; None for a layer that has more to it."""
 
     def attend(self, layer: AttentionInputs) -> Tensor:
         """See `Attention`. The memory has as many slots as there are rows."""
-        groups = layer.query.shape[1] // len(layer.values)
-        return layer.values.transpose(0, 1).repeat_interleave(groups, dim=1)
+        heads, (key_heads, _, dim) = layer.query.shape[1], layer.keys.shape
+        is_usual = layer.is_plain and layer.values.shape[2] == dim
+        self.shapes.add((heads, key_heads, dim, layer.scaling) if is_usual else None)
+        return layer.values.transpose(0, 1).repeat_interleave(heads // key_heads, dim=1)

@@ -48,7 +48,8 @@ class HuggingFaceNetwork:
     """A `Network` around a causal language model of transformers whose attention is `amusd.models.attention.attend`."""
 
     implementation = "transformers"
-    mixes_rows = False
+    fills_vectors = False
+    """Not known of other authors' layers."""
 
     def __init__(self, model: Any) -> None:
         """`model` is on its device and ready for inference."""
@@ -62,7 +63,14 @@ class HuggingFaceNetwork:
         self.weight_bytes = self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        memory: KVMemory,
+        *,
+        with_logits: bool,
+        several: bool = False,  # noqa: ARG002 - its rows never share more than rounding
     ) -> Tensor | None:
         """See `Network`."""
         module = self._model if with_logits else self._model.base_model

@@ -11,9 +11,10 @@ multiply in FP8; elsewhere the same factors, which bfloat16 and float32 hold exa
 rows. Such a product is rounded to that dtype once more before it is scaled.
 
 int8, for drafts on CPUs. Half the bytes of bfloat16, and four products of bytes in each lane. Weights have a scale per
-output, inputs one scale per product. The rounding costs a draft some agreement (docs/log.md); the text is verified. A
-row's result depends on the other rows of the product, which a draft may and a target must not. The operators are those
-of torch's dynamic quantization (FBGEMM).
+output, inputs one scale per product: a row's result depends on the other rows, which a draft may and a target must not.
+Where they are of several sequences each row has its own scale (`InputScales`), which takes 15 us a product more. The
+rounding costs a draft some agreement (docs/log.md); the text is verified. The operators are those of torch's dynamic
+quantization (FBGEMM).
 
 References:
     Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433: e4m3, whose largest number is 448.
@@ -53,7 +54,9 @@ INT8 = "int8"
 """The name of this dtype in a configuration."""
 _INT8_ENGINES = ("fbgemm", "x86")
 """Values of `torch.backends.quantized.engine` with fast int8 products."""
-_INT8_OPERATORS = ("linear_prepack", "linear_dynamic")
+_SCALED_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
+"""The operator of torch that multiplies inputs whose scale is given."""
+_INT8_OPERATORS = ("linear_prepack", "linear_dynamic", _SCALED_PRODUCT)
 """Operators of `torch.ops.quantized` that int8 products need."""
 _MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
 """The function of torch that turns bytes and scales into the input of `linear_prepack`."""
@@ -142,10 +145,18 @@ def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
     return ConvertedFp8Linear(matrix, bias, scale, dtype)
 
 
-def make_int8(weights: Weights) -> Linear:
+@dataclass(slots=True)
+class InputScales:
+    """How the int8 layers of a model scale the inputs of their next products."""
+
+    by_row: bool = False
+    """True: a row's result does not depend on the other rows. False: one scale per product."""
+
+
+def make_int8(weights: Weights, scales: InputScales) -> Linear:
     """An int8 layer; weights in FP8 have been refused before."""
     assert weights.scale is None
-    return Int8Linear(weights.matrix, weights.bias)
+    return Int8Linear(weights.matrix, weights.bias, scales)
 
 
 def fastest_dtype(device: torch.device) -> str:
@@ -322,11 +333,15 @@ class ConvertedFp8Linear:
 class Int8Linear:
     """A `Linear` over a copy of the weight in int8; float32 in and out."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, input_scales: InputScales) -> None:
         """`weight` [out, in], `bias` [out]: of any floating dtype, on the CPU."""
         values, scales = to_int8(weight)
         self.nbytes = _num_bytes(values, bias, scales)
+        self._input_scales = input_scales
+        self._sums = values.sum(1, dtype=torch.float32) * scales.flatten()  # [out], of the weights as they are rounded
+        self._bias = None if bias is None else bias.float()
         self._multiply = torch.ops.quantized.linear_dynamic.default
+        self._multiply_scaled = getattr(torch.ops.quantized, _SCALED_PRODUCT).default
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*quantize.* deprecated", category=UserWarning)
@@ -335,8 +350,18 @@ class Int8Linear:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, in] float32 -> [rows, out] float32."""
+        if self._input_scales.by_row:
+            return self._multiply_each(rows)
         result: Tensor = self._multiply(rows, self._weight, reduce_range=False)
         return result
+
+    def _multiply_each(self, rows: Tensor) -> Tensor:
+        """The product with a scale and a zero for each row, whose smallest number becomes 0 and its largest 255."""
+        smallest, largest = torch.aminmax(rows, dim=1, keepdim=True)
+        span = (largest - smallest).clamp_min_(1e-12)
+        product = self._multiply_scaled(rows.sub(smallest).div_(span), 1 / 255, 0, self._weight)  # plus the bias
+        result = torch.addcmul(smallest * self._sums, product, span)
+        return result if self._bias is None else result.addcmul_(self._bias, 1 - span)
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """`residual` [rows, out] plus the product, as a new tensor."""

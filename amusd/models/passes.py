@@ -147,8 +147,8 @@ class Network(Protocol):
         ...
 
     @property
-    def mixes_rows(self) -> bool:
-        """Whether a row's result depends on the other rows by more than rounding."""
+    def fills_vectors(self) -> bool:
+        """Whether a row fills whole vectors of a CPU in every layer: other instructions compute a part of one."""
         ...
 
     @property
@@ -162,12 +162,20 @@ class Network(Protocol):
         ...
 
     def __call__(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, memory: KVMemory, *, with_logits: bool
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        memory: KVMemory,
+        *,
+        with_logits: bool,
+        several: bool = False,
     ) -> Tensor | None:
         """Logits [rows, vocab] of `token_ids` [rows]; None without `with_logits`.
 
         `positions` [rows] are those of the model; `attention` says what each row sees. `memory` knows where rows are
-        written (`slots_of_pass`).
+        written (`slots_of_pass`). `several`: rows are of several sequences, so none may change another by more than
+        rounding.
         """
         ...
 

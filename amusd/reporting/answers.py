@@ -11,12 +11,16 @@ from typing import Any
 ANSWERS_FILE = "answers.jsonl"
 PROMPTS_FILE = "prompts.csv"
 KEYS = ("prompt", "mode", "policy", "drafter", "length", "repeat")
-"""Columns that name an answer: line of the workload, how it was decoded, which time it was asked for."""
+"""Columns that name an answer: line of the workload, how it was decoded, which time it was asked for; and `batch_size`
+where several were made at a time."""
 MEASURES = ("tokens", "ms", "accepted", "identical")
 """Columns of `prompts.csv`: tokens of the answer, its time, candidates accepted, whether it is plain decoding's."""
 
+CONTENT = ("text", "token_ids", "finish_reason")
+"""What `prompts.csv` leaves out."""
+
 Record = Mapping[str, Any]
-"""One answer: `KEYS`, `MEASURES`, and `text`, `token_ids` and `finish_reason`."""
+"""One answer: `KEYS`, `CONTENT` and `MEASURES`."""
 
 
 def answers_jsonl(records: Sequence[Record]) -> str:
@@ -31,7 +35,7 @@ def json_lines(records: Sequence[Record]) -> str:
 
 def prompts_csv(records: Sequence[Record]) -> str:
     """A line for each answer, without its text."""
-    return csv_text([{name: record[name] for name in (*KEYS, *MEASURES)} for record in records])
+    return csv_text([{name: value for name, value in record.items() if name not in CONTENT} for record in records])
 
 
 def csv_text(records: Sequence[Record]) -> str:

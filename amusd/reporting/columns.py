@@ -57,6 +57,12 @@ def _same(value: Row) -> str:
 
 
 COLUMNS = (
+    Column(
+        "batch_size",
+        "at a time",
+        "Answers that are computed at a time. With several, x plain is of tokens/s, over plain decoding's of as many.",
+        str,
+    ),
     Column("tokens_per_second", "tokens/s", "Tokens of all answers per second, prefill included.", _one),
     Column("identical_to_autoregressive", "identical", "Answers that equal plain decoding's token for token.", _same),
     Column(
@@ -85,6 +91,8 @@ COLUMNS = (
         _two,
     ),
     Column("ms_per_token", "ms/token", "Milliseconds per token, prefill included.", _one),
+    Column("p50_inter_token_ms", "p50, ms", "Between two passes of an answer, which bring its tokens: median.", _one),
+    Column("p99_inter_token_ms", "p99, ms", "The same, which 1 % of them exceed.", _one),
     Column("time_to_first_token_ms", "first token, ms", "From the request to the first tokens of the answer.", _one),
     Column("target_idle_fraction", "target idle", "Share of the time in which the target computed nothing.", percent),
     Column("draft_idle_fraction", "draft idle", "Share of the time in which the draft computed nothing.", percent),
@@ -109,6 +117,8 @@ def row_name(row: Row) -> str:
         name += f" ({row['policy']})"
     if row.get("drafter") is not None:
         name += f", {row['drafter']}"
+    if row.get("batch_size", 1) not in (None, 1):
+        name += f", {row['batch_size']} at a time"
     return name
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from amusd.config import DrafterConfig, RunConfig
 from amusd.config.commands import DEFAULT_PROMPTS
-from amusd.settings import to_mapping
+from amusd.settings import changed
 
 EMBEDDED_TARGET = "SmolLM2-135M-Instruct (embedded)"
 NOT_SHOWN = ("prompt", "run_dir", "output")
@@ -55,17 +55,9 @@ def prompts_name(config: RunConfig) -> str:
 
 def command_of(command: str, config: RunConfig) -> str:
     """The command line that asks for this configuration: what differs from the defaults, by key."""
-    changed = _changed(to_mapping(config), to_mapping(RunConfig()), "")
-    overrides = (f"{key}={_value(value)}" for key, value in changed if key not in NOT_SHOWN)
+    changes = changed(config, RunConfig()).items()
+    overrides = (f"{key}={_value(value)}" for key, value in changes if key not in NOT_SHOWN)
     return shlex.join(["amusd", command, *overrides])
-
-
-def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _changed(value, defaults[name], f"{prefix}{name}.")
-        elif value != defaults[name]:
-            yield prefix + name, value
 
 
 def _value(value: Any) -> str:

@@ -26,6 +26,8 @@ class DraftSequence:
     drafter_name: str
     recorder: Recorder
     opened_ns: int
+    heard_ns: int
+    """When the target last told of it."""
     verdict: Verdict | None = None
     """The newest that has come and was not applied yet. Verdicts are cumulative, so it replaces those before it."""
     busy_ns: int = 0

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, DrafterFactory, ReferenceDrafter
+from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, ReferenceDrafter
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Message, Open, Shutdown, Verdict
@@ -39,10 +39,7 @@ class DraftWorker:
     """Serves the sequences that the target opens over `link` until it is told to shut down or the target is gone."""
 
     link: Transport
-    drafters: Mapping[str, DrafterFactory]
-    """Makers of drafters of chains, by name."""
-    tree_drafters: Mapping[str, DrafterFactory]
-    """Makers of drafters of trees, by name."""
+    drafters: Mapping[DrafterKind, DrafterFactory]
     incarnation: int
     recorder: Recorder
     num_ids: int = 0
@@ -59,8 +56,7 @@ class DraftWorker:
     """The highest numbers of sequences that were opened or closed."""
     _over: int = -1
     """This number and all below it are over, except of open sequences."""
-    _chains: dict[str, Forest] = field(default_factory=dict)
-    _trees: dict[str, Forest] = field(default_factory=dict)
+    _forests: dict[DrafterKind, Forest] = field(default_factory=dict)
     _running: bool = True
     _last_sent_ns: int = 0
 
@@ -82,10 +78,8 @@ class DraftWorker:
 
     def prepare(self) -> None:
         """Make the drafters before the first sequence needs one: a GPU takes seconds to prepare. Idempotent."""
-        if self._chains or self._trees:
-            return
-        self._chains = {name: Forest([*make(self.max_num_seqs)]) for name, make in self.drafters.items()}
-        self._trees = {name: Forest([*make(self.max_num_seqs)]) for name, make in self.tree_drafters.items()}
+        if not self._forests:
+            self._forests = {kind: Forest([*make(self.max_num_seqs)]) for kind, make in self.drafters.items()}
 
     @property
     def has_work(self) -> bool:
@@ -109,7 +103,7 @@ class DraftWorker:
 
     def propose(self) -> None:
         """Compute one step for the sequences that have work, and send what it found. Raises `PeerLostError`."""
-        for forest in (*self._chains.values(), *self._trees.values()):
+        for forest in self._forests.values():
             self._propose(forest)
 
     def _propose(self, forest: Forest) -> None:
@@ -146,7 +140,7 @@ class DraftWorker:
         if isinstance(message, Open):
             self._open(message)
         elif isinstance(message, Verdict) and sequence is not None:
-            sequence.verdict = message
+            sequence.verdict, sequence.heard_ns = message, self.recorder.now_ns()
         elif isinstance(message, Close):
             self._close(message, sequence)
         elif isinstance(message, Shutdown):
@@ -170,7 +164,7 @@ class DraftWorker:
             self.num_ignored += 1
             self._say_once(f"opened no sequence: {error}")
             return
-        sequence = DraftSequence(manager, forest, opening.drafter, self.recorder, start_ns)
+        sequence = DraftSequence(manager, forest, opening.drafter, self.recorder, opened_ns=start_ns, heard_ns=start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
 
@@ -185,25 +179,24 @@ class DraftWorker:
             raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
     def _forest(self, opening: Open) -> Forest:
-        """Return where a free drafter of that name is; the oldest sequence gives up its own where there is none.
+        """Return where a free drafter of that name is; where there is none, the quietest sequence gives up its own.
 
-        A target that has no more sequences than there are drafters has closed that one, and the `Close` was lost.
+        That is the one that was heard of the longest ago. A target that has no more sequences than there are drafters
+        has closed one, whose `Close` was lost, and it tells of the others after each pass.
 
         Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where all sequences are newer.
         """
-        forests = self._chains if opening.fan_out == 1 else self._trees
-        if opening.drafter not in forests:
-            kind = "a drafter" if opening.fan_out == 1 else "a drafter of trees"
-            asked = f"the target asks for {kind} {opening.drafter[:MAX_SHOWN]!r}"
-            raise PeerProtocolError(f"{asked}; this draft has: {', '.join(forests) or 'none'}")
-        forest = forests[opening.drafter]
+        kind = DrafterKind(opening.drafter, drafts_trees=opening.fan_out > 1)
+        forest = self._forests.get(kind)
+        if forest is None:
+            names = ", ".join(name for name, drafts_trees in self._forests if drafts_trees == kind.drafts_trees)
+            asked = f"the target asks for a drafter{' of trees' * kind.drafts_trees} {opening.drafter[:MAX_SHOWN]!r}"
+            raise PeerProtocolError(f"{asked}; this draft has: {names or 'none'}")
         if not forest.free:
-            oldest = min(
-                (each for each in self._sequences.values() if each.forest is forest), key=lambda each: each.sequence_id
-            )
-            if opening.sequence_id < oldest.sequence_id:
+            having = [each for each in self._sequences.values() if each.forest is forest]
+            if opening.sequence_id < min(each.sequence_id for each in having):
                 raise NoRoomError(f"all {self.max_num_seqs} drafters {opening.drafter!r} are at work")
-            self._forget(oldest)
+            self._forget(min(having, key=lambda each: each.heard_ns))
         return forest
 
     def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:

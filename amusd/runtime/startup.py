@@ -160,11 +160,23 @@ def load_with_followers(
     Raises `ConfigError` as `load_target`, `PeerError` when a rank fails or does not come.
     """
     device = device_of(config, Role.TARGET)
-    if leader is None:
-        return load_target(config, device, report)
-    loaded = load_target(config, device, report, leader)
-    _await_followers(leader, config)
+    loaded = load_target(config, device, report, ALONE if leader is None else leader)
+    if leader is not None:
+        _await_followers(leader, config)
+    if report is not None and config.max_num_seqs > 1:
+        report(describe_capacity(loaded[0], config.max_num_seqs))
     return loaded
+
+
+def describe_capacity(model: CachedModel, max_num_seqs: int) -> str:
+    """How many answers are computed at a time, and the memory of their caches, in a line. Computes a pass."""
+    cache = model.new_cache(1)
+    model.prefill((0,), cache)  # keys and values are allocated by the first pass, which knows their shapes
+    megabytes = max_num_seqs * model.max_length * cache.nbytes / cache.allocated / 1e6
+    return (
+        f"up to {max_num_seqs} answers at a time, with a cache of {model.max_length} tokens each: {megabytes:.0f} MB "
+        "(max_num_seqs, max_model_len)"
+    )
 
 
 def _await_followers(leader: Leader, config: EngineConfig) -> None:
@@ -293,13 +305,12 @@ def serve(
         incarnation=incarnation,
         vocab_size=drafters.vocab_size,
         tokenizer_hash=drafters.tokenizer_hash,
-        drafters=tuple(drafters.factories),
-        tree_drafters=tuple(drafters.tree_factories),
+        drafters=drafters.names(drafts_trees=False),
+        tree_drafters=drafters.names(drafts_trees=True),
     )
     worker = DraftWorker(
         link=link,
         drafters=drafters.factories,
-        tree_drafters=drafters.tree_factories,
         incarnation=incarnation,
         recorder=recorder,
         num_ids=drafters.num_ids,

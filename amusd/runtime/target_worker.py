@@ -64,7 +64,7 @@ class TargetWorker:
 
     def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
         """Begin a sequence; only where the worker `has_room`."""
-        slot = self._free_slots.pop()
+        slot = self._free_slots[-1]
         session = TargetSession(
             sequence_id=self._next_sequence_id,
             prompt=request.prompt,
@@ -81,8 +81,8 @@ class TargetWorker:
         slot.observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
         tally = Tally(self.recorder.now_ns(), len(request.prompt))
         sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, tally)
-        self._slots_in_use[sequence] = slot
         self.client.open(sequence)  # at once, so that the draft prefills while the target does
+        self._slots_in_use[sequence] = self._free_slots.pop()
         return sequence
 
     def step(self) -> None:

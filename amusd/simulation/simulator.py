@@ -9,6 +9,7 @@ from random import Random
 from typing import cast
 
 from amusd.config import DecodingConfig
+from amusd.drafters.base import DrafterKind
 from amusd.models.language_model import LanguageModel
 from amusd.policies.factory import make_policy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
@@ -27,7 +28,7 @@ from amusd.transport.base import Transport
 from amusd.types import Mode, Role
 
 DRAFTER = "simulated"
-FOREVER = 1e6
+FOREVER = 1e4
 """Seconds that no simulated draft is silent for."""
 
 
@@ -244,8 +245,9 @@ class _Run:
             clock.to_target.send(clock.draft_ns, message)
 
         own_end, other_end = End(send_to_target, clock.receive_at_draft), End(send_to_draft, clock.receive_at_target)
+        kinds = (DrafterKind(DRAFTER, drafts_trees) for drafts_trees in (False, True))
         draft = DraftWorker(
-            cast("Transport", own_end), {DRAFTER: make}, {DRAFTER: make}, 1, journal, max_num_seqs=simulator.num_slots
+            cast("Transport", own_end), dict.fromkeys(kinds, make), 1, journal, max_num_seqs=simulator.num_slots
         )
         draft.prepare()
         clock.draft_acts.extend((draft.take_in, draft.propose))

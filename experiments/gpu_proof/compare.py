@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from amusd.commands.compare import Comparison, rows_of, run_comparison
+from amusd.commands.compare import run_comparison
+from amusd.commands.contestants import Comparison, rows_of
 from amusd.config import CompareConfig, DrafterConfig, HardwareConfig, RunConfig, SamplingParams, WorkloadConfig
 from amusd.engine import Engine
 from amusd.runtime.startup import make_recorder

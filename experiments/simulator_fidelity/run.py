@@ -153,7 +153,7 @@ def predict(calibrations: Sequence[Path], measured: Sequence[Path], folder: Path
 
 def measured_speedups(run_dir: Path) -> Iterator[tuple[Setting, float]]:
     """What a run of `amusd compare` measured for each length and policy, as the median over its prompts."""
-    from amusd.commands.compare import contestants_of
+    from amusd.commands.contestants import contestants_of
 
     config, result = _config(run_dir), read_json(run_dir / "result.json")
     for contestant in contestants_of(config):

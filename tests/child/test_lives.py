@@ -146,7 +146,10 @@ def test_a_life_goes_on_when_its_server_is_lost_and_its_end_is_noticed() -> None
 
 
 @pytest.mark.parametrize("what", ["stop the server", "kill the server"])
-def test_the_end_of_a_life_is_known_though_its_server_is_stopped_or_lost(what: str) -> None:
+def test_the_end_of_a_life_is_known_though_its_server_is_stopped_or_lost(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amusd.child.lives._EXIT_SECONDS", 0.5)  # a stopped server is killed after it
     with started() as lives:
         assert end_of(lives, what=what, code=3).code == 3
 

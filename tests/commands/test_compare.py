@@ -12,7 +12,8 @@ from runtime.draft_processes import MUTE, Survivor, survivor
 from runtime.pair import TIMEOUT_SECONDS, decoding, pair
 
 from amusd.commands import compare as command
-from amusd.commands.compare import Comparison, Contestant, run_comparison
+from amusd.commands.compare import run_comparison
+from amusd.commands.contestants import Comparison, Contestant
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter

@@ -36,6 +36,7 @@ def test_it_says_who_computes_target_and_drafters_and_that_widths_do_not_show() 
     assert found["drafter"].text == f"embedded, {dtype}: transformers adapter: model_impl=transformers; ngram"
     assert found["exactness"].ok
     assert "64 of 64 rows equal bit for bit in blocks of 1 to 8 rows and beside other paths" in found["exactness"].text
+    assert found["answers"].text.startswith("up to 8 answers at a time, with a cache of 2048 tokens each: ")
 
 
 @pytest.mark.parametrize("model_impl", ["auto", "transformers"])
@@ -60,6 +61,7 @@ def test_at_changing_widths_it_only_tells_what_it_measured() -> None:
     found = looked_at(config)
     assert found["exactness"].ok is None
     assert found["exactness"].text.startswith("verify_width=bucketed: ")
+    assert found["answers"].ok is None
 
 
 @pytest.mark.parametrize("wanted", ["auto", "gloo", "nccl"])

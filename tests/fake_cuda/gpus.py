@@ -37,6 +37,7 @@ class FakeGpus:
         self.peak_bytes = 0
         """Most memory that what operations made took at any time; set it to 0 to begin anew."""
         self._memory: list[tuple[StorageWeakRef, int]] = []
+        self._most_live_bytes = 0  # of all in it: what has expired since it was last looked at counts
         self._pinned: dict[int, Tensor] = {}  # by address; holding them keeps the addresses theirs
 
     @contextmanager
@@ -49,7 +50,9 @@ class FakeGpus:
     @property
     def live_bytes(self) -> int:
         """Memory of what operations made and is still there."""
-        return sum(size for storage, size in self._memory if not storage.expired())
+        self._memory = [(storage, size) for storage, size in self._memory if not storage.expired()]
+        self._most_live_bytes = sum(size for _, size in self._memory)
+        return self._most_live_bytes
 
     @property
     def graphs(self) -> list[Graph]:
@@ -72,11 +75,11 @@ class FakeGpus:
         return host
 
     def allocated(self, tensors: Iterable[Tensor]) -> None:
-        self._memory += [
-            (StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes()) for tensor in tensors
-        ]
-        self._memory = [(storage, size) for storage, size in self._memory if not storage.expired()]
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            self._memory.append((StorageWeakRef(storage), storage.nbytes()))
+            self._most_live_bytes += storage.nbytes()
+        if self._most_live_bytes > self.peak_bytes:
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def launched(self, name: str, index: int, operands: list[CudaTensor], repeat: Callable[[], None]) -> None:
         given = tuple(

@@ -73,7 +73,6 @@ def test_a_draft_worker_captures_few_graphs(max_model_len: int) -> None:
         DraftWorker(
             link=None,  # type: ignore[arg-type]  # nothing is received here
             drafters=drafters.factories,
-            tree_drafters=drafters.tree_factories,
             incarnation=1,
             recorder=Recorder("draft"),
         ).prepare()

@@ -14,7 +14,7 @@ from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import MS, World
 
-from amusd.drafters.base import Drafter, one_by_one
+from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
@@ -209,8 +209,14 @@ class DraftProcess:
         quality, silence = self.drafts.quality, self.drafts.silence
         return WatchedDraft(
             link=link,
-            drafters={"test": one_by_one(lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation))},
-            tree_drafters={"test": one_by_one(lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation))},
+            drafters={
+                DrafterKind("test"): one_by_one(
+                    lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)
+                ),
+                DrafterKind("test", drafts_trees=True): one_by_one(
+                    lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)
+                ),
+            },
             incarnation=self.incarnation,
             recorder=Recorder("draft", now_ns=self.world.time_ns),
             max_num_seqs=max(self.drafts.max_num_seqs, 1 + self.incarnation % 2),

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.warm import ROOT, Popen
+
 FAKE = "--roles=tests.launch.fake_workers"
 SECONDS = 240.0
 """The longest any of these processes may take on a busy machine."""
@@ -38,7 +39,10 @@ def node_command(rank: int, store: str, *arguments: str, program: Path = ROOT / 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in `folder` to its end."""
-    environ = environment(**variables)
-    return subprocess.run(
-        command, cwd=folder, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    pipe = subprocess.PIPE
+    with Popen(command, cwd=folder, env=environment(**variables), stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)

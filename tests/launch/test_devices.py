@@ -18,7 +18,7 @@ from amusd.runtime.rank_layout import rank_layout
 from amusd.types import Role
 from launch.devices import NCCL_SETTINGS, claim_hardware, mps_folder
 from launch.main import main
-from tests.launch.processes import FAKE, amusd_command, environment
+from tests.launch.processes import FAKE, amusd_command, environment, run
 
 
 @pytest.mark.parametrize(
@@ -242,15 +242,7 @@ def test_a_missing_gpu_is_one_line_before_anything_is_measured(
 def test_a_missing_gpu_ends_all_ranks_of_a_run_with_one_line(tmp_path: Path) -> None:
     """Not one for each rank, and none of them waits for the others."""
     keys = ("hardware.devices=[cuda:0,cuda:1,cuda:2]", "draft_tensor_parallel_size=2", "run_dir=out")
-    env = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        amusd_command("generate", FAKE, "prompt=x", *keys),
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run(amusd_command("generate", FAKE, "prompt=x", *keys), tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2, done.stderr
     run_directory, mistake = done.stderr.splitlines()
     assert run_directory == f"amusd: run directory: {tmp_path / 'out'}"

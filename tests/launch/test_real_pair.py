@@ -18,6 +18,7 @@ from amusd.tracing.timeline import read_events
 from launch.process_tree import descendants
 from tests.launch.patient_target import PASSES_ALONE
 from tests.launch.processes import SECONDS, WAITING, amusd_command, environment, run
+from tests.warm import Popen
 
 pytestmark = [
     pytest.mark.embedded,
@@ -43,7 +44,7 @@ class Running:
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         arguments = (PROMPT, "run_dir=out", f"sampling.max_new_tokens={NUM_TOKENS}", *overrides)
-        self.process = subprocess.Popen(
+        self.process = Popen(
             amusd_command("generate", *arguments),
             cwd=folder,
             env=environment(),

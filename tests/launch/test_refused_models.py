@@ -15,6 +15,7 @@ from amusd.errors import ConfigError
 from launch.compose import compose_config
 from tests.launch.processes import amusd_command, run
 from tests.launch.small_pair import save_pair
+from tests.warm import Popen
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -47,8 +48,9 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_nothing_is_left(
 
 
 def test_a_pair_that_is_measured_reports_it_as_the_users_mistake(
-    broken: tuple[list[str], Path], capfd: pytest.CaptureFixture[str]
+    broken: tuple[list[str], Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("subprocess.Popen", Popen)
     arguments, folder = broken
     with pytest.raises(ConfigError, match=rf"^model {folder}: model.safetensors is damaged or cut short: [^\n]*$"):
         measure_pair(compose_config(arguments).engine(), BenchConfig())

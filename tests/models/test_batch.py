@@ -24,7 +24,7 @@ from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import load_model, wrap_model
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import Chooser, DigestRequest, SequenceRows
-from amusd.models.linear import fastest_dtype
+from amusd.models.linear import fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
@@ -153,12 +153,10 @@ def test_more_rows_than_agree_are_computed_in_several_calls(
     assert model._eager is not None
     network = model._eager._network
 
-    def spy(token_ids: Tensor, *args: object, with_logits: bool) -> Tensor | None:
-        if with_logits:
-            counts.append(len(token_ids))
-        return network(token_ids, *args, with_logits=with_logits)  # type: ignore[arg-type]  # the network's own
+    def spy(token_ids: Tensor, *args: object, with_logits: bool, several: bool) -> Tensor | None:
+        counts.append(len(token_ids))
+        return network(token_ids, *args, with_logits=with_logits, several=several)  # type: ignore[arg-type]  # its own
 
-    monkeypatch.setattr(spy, "mixes_rows", False, raising=False)
     monkeypatch.setattr(spy, "cache_dtype", network.cache_dtype, raising=False)
     monkeypatch.setattr(model._eager, "_network", spy)
     caches = model.new_caches(6, 60)
@@ -186,6 +184,7 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width() -> None:
 
     class Moody:
         num_ids, cache_dtype = network.num_ids, network.cache_dtype
+        fills_vectors = False
 
         def __call__(self, token_ids: Tensor, positions: Tensor, *args: object, with_logits: bool) -> Tensor:
             logits = torch.stack((token_ids, positions), 1).double()
@@ -198,6 +197,9 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width() -> None:
     assert [counts.least(rows) for rows in (1, 2, 3, 8, 9, 25)] == [1, 2, 8, 8, 24, 48]
     only = RowCounts(Moody(), WIDTH, 100, only_width=True)  # type: ignore[arg-type]  # the same
     assert only.up_to(64) == [8]
+    Moody.fills_vectors = True
+    any_number = RowCounts(Moody(), WIDTH, 100, only_width=False)  # type: ignore[arg-type]  # the same
+    assert any_number.up_to(8) == [1, 2, 3, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize("replayed", [False, True])
@@ -276,6 +278,22 @@ def test_chains_of_several_sequences_go_on_as_each_does_alone(kind: str) -> None
             assert len(found[index]) == number
             assert caches[index].length == alone[index].length
             pending[index] = found[index][-1:]
+
+
+@pytest.mark.skipif(why_not_int8(torch.device("cpu")) is not None, reason="no int8 products here")
+def test_neighbours_do_not_change_an_int8_draft() -> None:
+    """Whose products share a scale where rows are of one sequence."""
+    config = tiny.tiny_config("LlamaConfig")
+    lm = tiny.tiny_causal_lm(config, register_attention())
+    lm.get_input_embeddings().weight.data[90:] *= 50  # tokens whose rows would take up the scale
+    model = wrap_model(lm, LoadOptions(numerics=BUCKETED, max_model_len=tiny.MAX_LENGTH, dtype="int8"))
+    found = []
+    for others in ([5, 6], [95, 96], [91, 7]):
+        caches = model.new_caches(3, 30)
+        rows = [SequenceRows([token_id] * 2, cache) for token_id, cache in zip(others, caches, strict=False)]
+        found.append(model.forward_batch([*rows, SequenceRows([8, 9, 10], caches[2])])[2].logits.clone())
+    for logits in found[1:]:
+        assert (logits - found[0]).abs().max() < 0.01 * found[0].std()
 
 
 class Second:

@@ -16,7 +16,7 @@ from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import UnsupportedModelError
 from amusd.models import linear
 from amusd.models.huggingface import load_model
-from amusd.models.linear import Int8Linear, to_int8, why_not_int8
+from amusd.models.linear import InputScales, Int8Linear, to_int8, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import draft_dtype, explain_drafter, target_dtype
 from amusd.models.numerics import Numerics
@@ -34,15 +34,21 @@ def random_tensor(*shape: int, seed: int) -> Tensor:
 @HAS_INT8
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(1, 70), st.integers(1, 300), st.integers(1, 33), st.booleans(), st.floats(1e-3, 1e3), st.integers(0, 99)
+    st.integers(1, 70),
+    st.integers(1, 300),
+    st.integers(1, 33),
+    st.booleans(),
+    st.floats(1e-3, 1e3),
+    st.integers(0, 99),
+    st.booleans(),
 )
 def test_a_product_is_the_exact_one_within_the_steps_of_inputs_and_weights(
-    num_outputs: int, num_inputs: int, num_rows: int, has_bias: bool, size: float, seed: int
+    num_outputs: int, num_inputs: int, num_rows: int, has_bias: bool, size: float, seed: int, by_row: bool
 ) -> None:
     weight, rows = random_tensor(num_outputs, num_inputs, seed=seed), size * random_tensor(num_rows, num_inputs, seed=7)
     bias = random_tensor(num_outputs, seed=2) if has_bias else None
     residual = random_tensor(num_rows, num_outputs, seed=3)
-    before, linear = residual.clone(), Int8Linear(weight, bias)
+    before, linear = residual.clone(), Int8Linear(weight, bias, InputScales(by_row))
     exact = rows.double() @ weight.double().t() + (0 if bias is None else bias.double())
     weight_step = weight.abs().amax(dim=1) / 127
     input_step = ((rows.amax().clamp(min=0) - rows.amin().clamp(max=0)) / 255).clamp(min=SMALLEST_STEP)
@@ -55,11 +61,14 @@ def test_a_product_is_the_exact_one_within_the_steps_of_inputs_and_weights(
     assert ((result - exact).abs() <= 1.001 * allowed + 1e-6).all()
     assert torch.equal(linear.add_to(residual, rows), result + residual)
     assert torch.equal(residual, before)
+    if by_row:
+        for row in range(num_rows):
+            assert torch.equal(linear(rows[row : row + 1])[0], result[row])
 
 
 @HAS_INT8
 def test_a_weight_takes_a_byte() -> None:
-    assert Int8Linear(torch.ones(40, 100), torch.ones(40)).nbytes == 40 * 100 + 40 * 4 + 40 * 4
+    assert Int8Linear(torch.ones(40, 100), torch.ones(40), InputScales()).nbytes == 40 * 100 + 40 * 4 + 40 * 4
 
 
 def test_what_was_quantized_once_stays_as_it_is() -> None:

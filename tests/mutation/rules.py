@@ -14,11 +14,13 @@ NGRAM, CONTRACT = "amusd/drafters/ngram.py", "tests/drafters/test_contract.py"
 CLOCK, CLOCKS = "amusd/policies/verdict_clock.py", "tests/policies/test_verdict_clock.py"
 LOGITS, SAMPLER = "amusd/sampling/logits.py", "tests/sampling/test_sampler.py"
 STOPPING, TEXT = "amusd/sampling/stopping.py", "tests/sampling/test_text.py"
+BATCHES = "tests/runtime/test_batches.py"
 TURNS, TURN_TESTS = "amusd/answer.py", "tests/test_turns.py"
 WORKLOAD, PROMPTS = "amusd/workload.py", "tests/test_workload.py"
 PLAN, SWEEP = "launch/sweep_plan.py", "tests/launch/test_sweep.py"
 OVERRIDES, COMPOSE = "launch/overrides.py", "tests/launch/test_compose.py"
 
+WORKER = "amusd/runtime/target_worker.py"
 CLIENT, CLIENT_TESTS = "amusd/runtime/draft_client.py", "tests/runtime/test_draft_client.py"
 RESTART, RESTART_TESTS = "amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py"
 DRAFTER_LOOP, DRAFT_TESTS = "amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"
@@ -302,7 +304,7 @@ RULES = (
         TURNS,
         "self._queue.popleft()",
         "self._queue.pop()",
-        TURN_TESTS,
+        f"{BATCHES}::test_more_requests_than_slots_are_admitted_in_the_order_in_which_they_were_submitted",
     ),
     Rule(
         "a signal handler may use the worker amid a pass",
@@ -440,10 +442,67 @@ RULES = (
     ),
     Rule(
         "a wait is not bounded by patience",
-        "amusd/runtime/target_worker.py",
+        WORKER,
         "min(seconds, self.client.patience_seconds)",
         "seconds",
         CLIENT_TESTS,
+    ),
+    Rule(
+        "a slot that is left stays taken",
+        WORKER,
+        "self._free_slots.append(self._slots_in_use.pop(sequence))",
+        "self._slots_in_use.pop(sequence)",
+        f"{BATCHES}::test_the_slot_of_a_closed_answer_is_free_at_the_next_step",
+    ),
+    Rule(
+        "an admission that fails takes a slot",
+        WORKER,
+        "        self.client.open(sequence)  # at once, so that the draft prefills while the target does\n"
+        "        self._slots_in_use[sequence] = self._free_slots.pop()\n",
+        "        self._slots_in_use[sequence] = self._free_slots.pop()\n        self.client.open(sequence)\n",
+        f"{BATCHES}::test_an_admission_that_fails_costs_no_slot",
+    ),
+    Rule(
+        "a prompt is taken in at once whoever waits",
+        WORKER,
+        "if len(self._slots_in_use) > 1:",
+        "if False:",
+        f"{BATCHES}::test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks",
+    ),
+    Rule(
+        "a prompt that comes in alone is taken in by chunks",
+        WORKER,
+        "if len(self._slots_in_use) > 1:",
+        "if True:",
+        f"{BATCHES}::test_a_prompt_that_comes_in_alone_is_taken_in_at_once",
+    ),
+    Rule(
+        "a pass waits for each of its sequences",
+        WORKER,
+        "else len(sequences) // 2):",
+        "else 0):",
+        f"{BATCHES}::test_one_whose_draft_is_at_long_work_has_two_others_wait_for_nothing",
+    ),
+    Rule(
+        "blocks are verified before all have come",
+        WORKER,
+        "(0 if in_lock_step else len(sequences) // 2)",
+        "(len(sequences) // 2)",
+        f"{BATCHES}::test_blocks_of_eight_requests_are_accepted_as_those_of_each_alone",
+    ),
+    Rule(
+        "a pass that is not finite ends every answer",
+        WORKER,
+        "                sequence.error = error\n                self.end(sequence)\n                continue",
+        "                raise",
+        f"{BATCHES}::test_a_pass_that_is_not_finite_ends_its_own_answer_alone",
+    ),
+    Rule(
+        "the cache of a slot keeps what it held",
+        WORKER,
+        "slot.cache.truncate(0)",
+        "pass",
+        f"{BATCHES}::test_the_slot_of_a_closed_answer_is_free_at_the_next_step",
     ),
     Rule("a draft of any life is taken", RESTART, "if peer.incarnation != self._told:", "if False:", RESTART_TESTS),
     Rule(
@@ -461,12 +520,19 @@ RULES = (
         "pass\n\n    def poll",
         RESTART_TESTS,
     ),
+    Rule(
+        "the sequence that began first gives up its drafter",
+        DRAFTER_LOOP,
+        "key=lambda each: each.heard_ns",
+        "key=lambda each: each.opened_ns",
+        "tests/runtime/test_reminders.py::test_a_lost_end_of_a_sequence_costs_no_other_one_its_draft",
+    ),
     Rule("a draft at long work says nothing", DRAFTER_LOOP, ">= SIGN_NS", ">= 10**18", DRAFT_TESTS),
     Rule(
         "what a verdict prepared is not sent at once",
         DRAFTER_LOOP,
-        "if self._roll_back(sequence):\n            self._send(sequence)",
-        "if self._roll_back(sequence):\n            pass",
+        "if self._roll_back(sequence):\n                self._send(sequence)",
+        "if self._roll_back(sequence):\n                pass",
         DRAFT_TESTS,
     ),
     Rule(
@@ -479,8 +545,8 @@ RULES = (
     Rule(
         "the first of several verdicts is followed",
         DRAFTER_LOOP,
-        "sequence.verdict = message",
-        "sequence.verdict = sequence.verdict or message",
+        "sequence.heard_ns = message,",
+        "sequence.heard_ns = sequence.verdict or message,",
         DRAFT_TESTS,
     ),
     Rule(
@@ -496,6 +562,56 @@ RULES = (
         "self.busy_ns += end_ns - start_ns",
         "pass",
         DRAFT_TESTS,
+    ),
+    Rule(
+        "a drafter is not given back",
+        "amusd/runtime/draft_sequence.py",
+        "self.forest.free.append(self.manager.drafter)",
+        "pass",
+        DRAFT_TESTS,
+    ),
+    Rule(
+        "each sequence is charged a whole step",
+        "amusd/runtime/draft_sequence.py",
+        "(num_before, num_behind))",
+        "(0, num_rows))",
+        DRAFT_TESTS,
+    ),
+    Rule(
+        "a step waits as long as any sequence would",
+        DRAFTER_LOOP,
+        "patience = min(",
+        "patience = max(",
+        DRAFT_TESTS,
+    ),
+    Rule(
+        "an older sequence takes the drafter of a newer one",
+        DRAFTER_LOOP,
+        "if opening.sequence_id < oldest:",
+        "if False:",
+        DRAFT_TESTS,
+    ),
+    Rule("numbers are remembered for ever", DRAFTER_LOOP, "len(self._known) > MAX_KNOWN", "False", DRAFT_TESTS),
+    Rule(
+        "a tree that has much ready is as needy as one that has nothing",
+        "amusd/protocol/draft_session.py",
+        "return probability / (1.0 + self._num_ready)",
+        "return probability",
+        "tests/protocol/test_trees.py",
+    ),
+    Rule(
+        "what is ready is not counted again after a verdict",
+        "amusd/protocol/draft_session.py",
+        "            self._num_ready += node.probability\n            if not node.computed:",
+        "            if not node.computed:",
+        "tests/protocol/test_trees.py",
+    ),
+    Rule(
+        "a sequence without numbers keeps others from proposing",
+        "amusd/drafters/autoregressive.py",
+        "if len(drafters) > 1:",
+        "if False:",
+        "tests/drafters/test_together.py::test_one_without_numbers_keeps_no_other_from_proposing",
     ),
     Rule(
         "the session changes before the drafter",

@@ -252,11 +252,15 @@ def test_a_tree_with_nothing_ready_comes_before_deep_nodes_of_others() -> None:
     assert next_nodes([deep, shallow], 1.0) == [(), tuple(shallow.root.children)]
 
 
-@given(st.lists(st.tuples(weights, weights), min_size=1, max_size=6), shares)
+@given(st.lists(st.tuples(weights, weights), min_size=1, max_size=6), st.lists(st.booleans(), max_size=6), shares)
 def test_one_step_takes_the_nodes_that_are_worth_most_as_long_as_a_further_one_pays(
-    trees: list[tuple[list[float], list[float]]], share: float
+    trees: list[tuple[list[float], list[float]]], adopted: list[bool], share: float
 ) -> None:
+    """Some trees lose a part to a verdict first."""
     sessions = [with_guesses(*tree) for tree in trees]
+    for session, adopts in zip(sessions, adopted, strict=False):
+        if adopts:
+            session.apply(_adopted(session, verdict(session.root.children[0].token_id)))
     ready = [1 + sum(node.probability for node in session.root.below()) for session in sessions]
     taken = next_nodes(sessions, share)
     values = [[node.probability / ready[index] for node in nodes] for index, nodes in enumerate(taken)]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.drafters.base import Drafter, one_by_one
+from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.oracle import OracleDrafter, Schedule
 from amusd.engine import Engine
-from amusd.models.language_model import ModelOutput
+from amusd.models.language_model import ModelOutput, SequenceRows
 from amusd.models.numerics import Numerics
 from amusd.runtime.startup import meet_draft, serve
 from amusd.runtime.target_sequence import Outcome, Request
@@ -39,13 +38,13 @@ class PacedModel(TableModel):
 
     pass_seconds = 0.0
 
-    def forward(self, *args: Any, **options: Any) -> ModelOutput:
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
         time.sleep(self.pass_seconds)
-        return super().forward(*args, **options)
+        return super().forward_batch(batch)
 
 
-def paced_model(pass_seconds: float) -> PacedModel:
-    numerics = Numerics(width=WIDTH, fixed=False)
+def paced_model(pass_seconds: float, prefill_chunk: int = 256) -> PacedModel:
+    numerics = Numerics(width=WIDTH, fixed=False, border=None, prefill_chunk=prefill_chunk)
     model = PacedModel(VOCAB_SIZE, seed=7, max_length=400, numerics=numerics, num_tracks=3)
     model.pass_seconds = pass_seconds
     return model
@@ -71,6 +70,7 @@ class DraftThread:
     """The draft worker of a pair, on a thread, and how it ended."""
 
     link: MemoryTransport
+    incarnation: int = 1
     error: BaseException | None = None
     recorder: Recorder = field(default_factory=lambda: KeepingRecorder("draft"))
 
@@ -80,14 +80,11 @@ class DraftThread:
         tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
         max_num_seqs: int = 1,
     ) -> None:
-        drafters = LoadedDrafters(
-            {name: one_by_one(make) for name, make in factories.items()},
-            vocab_size=0,
-            tokenizer_hash="",
-            tree_factories={name: one_by_one(make) for name, make in tree_factories.items()},
-        )
+        chains = {DrafterKind(name): one_by_one(make) for name, make in factories.items()}
+        trees = {DrafterKind(name, drafts_trees=True): one_by_one(make) for name, make in tree_factories.items()}
+        drafters = LoadedDrafters({**chains, **trees}, vocab_size=0, tokenizer_hash="")
         try:
-            serve(self.link, drafters, self.recorder, 1, TIMEOUT_SECONDS, max_num_seqs)
+            serve(self.link, drafters, self.recorder, self.incarnation, TIMEOUT_SECONDS, max_num_seqs)
         except BaseException as error:  # noqa: BLE001 - handed to the test
             self.error = error
         finally:
@@ -112,6 +109,7 @@ def pair(
     pass_seconds: float = 0.002,
     max_num_seqs: int = 1,
     wrap_target_link: Callable[[MemoryTransport], Transport] = lambda link: link,
+    prefill_chunk: int = 256,
 ) -> Iterator[tuple[Engine, DraftThread]]:
     """An engine whose draft offers `factories`, and drafts trees with `tree_factories`.
 
@@ -124,7 +122,7 @@ def pair(
     tokenizer = TableTokenizer(VOCAB_SIZE, eos_token_id)
     worker = meet_draft(
         wrap_target_link(target_end),
-        paced_model(pass_seconds),
+        paced_model(pass_seconds, prefill_chunk),
         tokenizer,
         KeepingRecorder("target"),
         TIMEOUT_SECONDS,

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from unittest.mock import patch
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runtime.clocked import Clock, Link
+from runtime.pair import KeepingRecorder
+from runtime.table_tree import TableTreeDrafter, spread
 
-from amusd.drafters.base import one_by_one
+from amusd.drafters.base import DrafterKind, one_by_one
 from amusd.drafters.oracle import OracleDrafter, always_right
+from amusd.policies.verdict_clock import VerdictClock
+from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_worker import IDLE_SECONDS, SIGN_NS, DraftWorker
-from amusd.tracing.recorder import Recorder
 from amusd.types import FinishReason
 
 PROMPT = (3, 1, 4)
@@ -29,9 +37,17 @@ class SlowDrafter(OracleDrafter):
 
 
 class Draft:
-    """A worker at a link of the test's, which has opened one sequence."""
+    """A worker at a link of the test's, which has opened sequences 1 to `num_open`."""
 
-    def __init__(self, *, step_seconds: float = 0.01, max_length: int = 23, **opening: int) -> None:
+    def __init__(
+        self,
+        *,
+        step_seconds: float = 0.01,
+        max_length: int = 23,
+        max_num_seqs: int = 1,
+        num_open: int = 1,
+        **opening: int,
+    ) -> None:
         self.clock = Clock()
         self.link = Link(self.clock)
 
@@ -40,16 +56,38 @@ class Draft:
             drafter.clock, drafter.seconds = self.clock, step_seconds
             return drafter
 
-        recorder = Recorder("draft", now_ns=self.clock)
-        self.worker = DraftWorker(self.link, {"test": one_by_one(make)}, {}, 1, recorder)  # type: ignore[arg-type]
+        self.recorder = KeepingRecorder("draft", now_ns=self.clock)
+        drafters = {
+            DrafterKind("test"): one_by_one(make),
+            DrafterKind("test", drafts_trees=True): one_by_one(lambda: TableTreeDrafter(places=spread(1))),
+        }
+        self.worker = DraftWorker(
+            self.link,  # type: ignore[arg-type]
+            drafters,
+            1,
+            self.recorder,
+            max_num_seqs=max_num_seqs,
+        )
         self.worker.prepare()
-        options = {"max_lookahead": 8, "tokens_per_message": 1} | opening
-        self.say(Open(1, 1, PROMPT, max_length, "test", **options))
+        self.max_length = max_length
+        self.options = {"max_lookahead": 8, "tokens_per_message": 1} | opening
+        self.say(*map(self.opening, range(1, num_open + 1)))
+
+    def opening(self, sequence_id: int) -> Open:
+        return Open(sequence_id, 1, PROMPT, self.max_length, "test", **self.options)
 
     def say(self, *messages: Message) -> None:
         """Have the draft hear this, and do one step."""
         self.link.inbox += messages
         self.worker.step()
+
+    def session(self, sequence_id: int) -> DraftSession:
+        return self.worker._sequences[sequence_id].manager.session
+
+    def drafted(self, sequence_id: int) -> tuple[int, ...]:
+        """What was sent of a sequence, in order."""
+        said = [said for said in self.link.messages(Candidate) if said.sequence_id == sequence_id]
+        return tuple(token_id for candidate in said for token_id in candidate.token_ids)
 
     def steps(self, number: int) -> None:
         for _ in range(number):
@@ -114,3 +152,147 @@ def test_waiting_is_counted_and_working_is_not() -> None:
     assert progress.wait_ns == 2 * IDLE_SECONDS * 1e9
     assert progress.busy_ns == 2 * 0.01 * 1e9
     assert (progress.num_steps, progress.num_drafted) == (2, 2)
+
+
+# Several sequences
+
+
+def test_sequences_live_from_their_opening_to_their_close_whatever_the_others_do() -> None:
+    draft = Draft(max_num_seqs=3, num_open=2, max_lookahead=4)
+    draft.say(draft.opening(3), Close(1, FinishReason.EOS))
+    assert [said.sequence_id for said in draft.link.messages(Progress)] == [1]
+    draft.steps(4)
+    assert len(draft.drafted(1)) == 1
+    assert draft.drafted(2) == draft.drafted(3) == ANSWER[:4]
+    draft.say(draft.opening(4), Close(3, FinishReason.EOS))
+    draft.steps(4)
+    assert draft.drafted(4) == ANSWER[:4]
+    draft.say(Close(2, FinishReason.LENGTH), Close(4, FinishReason.LENGTH), Shutdown())
+    progresses = {said.sequence_id: said for said in draft.link.messages(Progress)}
+    assert {number: said.num_drafted for number, said in progresses.items()} == {1: 1, 2: 4, 3: 4, 4: 4}
+    assert draft.worker.num_ignored == 0
+    assert [event.sequence_id for event in draft.recorder.events if event.name == "sequence"] == [1, 3, 2, 4]
+
+
+@pytest.mark.parametrize("fan_out", [1, 3])
+def test_a_verdict_for_one_changes_no_other(fan_out: int) -> None:
+    draft = Draft(max_num_seqs=3, num_open=3, fan_out=fan_out, rows_per_step=fan_out)
+    draft.steps(3)
+    before = {number: tuple(draft.session(number).root.below()) for number in (1, 3)}
+    assert all(len(nodes) >= 3 for nodes in before.values())
+    draft.worker._handle(Verdict(2, 1, 0, len(PROMPT), (5, 5), 2))
+    draft.worker._roll_back(draft.worker._sequences[2])
+    assert draft.session(2).committed == (*PROMPT, 5, 5)
+    assert draft.session(2).num_nodes == 0
+    for number, nodes in before.items():
+        assert draft.session(number).committed == PROMPT
+        assert tuple(draft.session(number).root.below()) == nodes
+
+
+def test_each_sequence_with_a_verdict_is_answered_before_the_next_step() -> None:
+    draft = Draft(max_num_seqs=3, num_open=3, max_lookahead=2)
+    draft.steps(3)
+    sent, now = len(draft.link.sent), draft.clock.ns / 1e9
+    verdicts = [Verdict(number, 1, 1, len(PROMPT), ANSWER[:1], 1) for number in (1, 3)]  # all is to be offered again
+    draft.say(*verdicts)
+    answers = [(at, said.sequence_id, said.token_ids) for at, said in draft.link.sent[sent:]]
+    assert answers[:2] == [(now, 1, ANSWER[1:2]), (now, 3, ANSWER[1:2])]
+    assert all(at > now for at, _, _ in answers[2:])
+
+
+def test_where_no_drafter_is_free_the_oldest_sequence_gives_up_its_own_to_a_newer_one_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The target has no more sequences than there are drafters: a `Close` was lost."""
+    draft = Draft(max_num_seqs=2)
+    draft.say(draft.opening(4), draft.opening(3), draft.opening(2), draft.opening(4))
+    assert set(draft.worker._sequences) == {3, 4}
+    assert draft.worker.num_ignored == 2  # 2 is older than both, and 4 is a copy
+    draft.say(draft.opening(1), draft.opening(2), Close(4, FinishReason.EOS), draft.opening(4), draft.opening(2))
+    assert set(draft.worker._sequences) == {2, 3}  # what was refused may ask again
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "opened no sequence: all 2 drafters 'test' are at work"
+    ]
+    draft.steps(9)
+    assert draft.drafted(2) == draft.drafted(3) == ANSWER[:8]
+
+
+def test_the_time_of_a_step_is_shared_by_the_rows_that_each_sequence_had() -> None:
+    draft = Draft(step_seconds=0.01, max_num_seqs=3, num_open=3, max_lookahead=5)
+    draft.say(Verdict(2, 1, 0, len(PROMPT), ANSWER[:1], 1))
+    while draft.worker.has_work:
+        draft.worker.step()
+    steps = [event for event in draft.recorder.events if event.name == "draft_step"]
+    ends = [(event.start_ns, event.end_ns) for event in steps]
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+    assert all(end - start == 10_000_000 for start, end in ends)
+    busy = {number: sequence.busy_ns for number, sequence in draft.worker._sequences.items()}
+    assert sum(busy.values()) == draft.clock.ns == 16 * 10_000_000
+    assert busy == {1: 50_000_000, 2: 60_000_000, 3: 50_000_000}
+    assert {number: each.num_steps for number, each in draft.worker._sequences.items()} == {1: 5, 2: 6, 3: 5}
+
+
+def test_a_step_waits_for_verdicts_only_as_long_as_each_sequence_would() -> None:
+    class Due(VerdictClock):
+        def __init__(self, seconds: float) -> None:
+            super().__init__()
+            self.seconds = seconds
+
+        def patience_ns(self, now_ns: int) -> int:
+            return round(self.seconds * 1e9)
+
+    draft = Draft(max_num_seqs=2, num_open=2, fan_out=3, rows_per_step=3)
+    draft.steps(1)
+    for first, second, waited in ((0.02, 0.03, 0.02), (0.02, 0.0, 0.0), (0.0, 0.02, 0.0)):
+        draft.worker._sequences[1].verdict_clock = Due(first)
+        draft.worker._sequences[2].verdict_clock = Due(second)
+        assert draft.worker.has_work
+        before = draft.clock.ns
+        draft.worker.step()
+        assert draft.clock.ns - before == round(waited * 1e9)
+
+
+def test_long_work_for_others_is_no_silence_either() -> None:
+    draft = Draft(step_seconds=0.06, max_num_seqs=2, num_open=2, max_lookahead=8, tokens_per_message=8)
+    while not draft.link.messages(Candidate):
+        draft.worker.step()
+    said = [0.0, *(at for at, _ in draft.link.sent)]
+    assert max(later - earlier for earlier, later in itertools.pairwise(said)) <= SIGN_NS / 1e9 + 0.12
+
+
+def test_chains_and_trees_are_served_side_by_side() -> None:
+    draft = Draft(max_num_seqs=1)
+    draft.say(dataclasses.replace(draft.opening(2), fan_out=3, rows_per_step=2))
+    draft.steps(3)
+    assert len(draft.drafted(1)) >= 3
+    assert len(draft.drafted(2)) >= 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["open", "open", "close", "verdict", "step"]), st.integers(1, 12)), max_size=40)
+)
+def test_each_number_lives_once_and_few_are_remembered(actions: list[tuple[str, int]]) -> None:
+    draft = Draft(max_num_seqs=3, num_open=0, max_lookahead=3)
+    begun: set[int] = set()
+    with patch("amusd.runtime.draft_worker.MAX_KNOWN", 5):
+        for name, number in actions:
+            before = dict(draft.worker._sequences)
+            if name == "open":
+                draft.say(draft.opening(number))
+                opened = set(draft.worker._sequences) - set(before)
+                assert opened <= {number} - begun
+                begun |= opened
+            elif name == "close":
+                draft.say(Close(number, FinishReason.EOS))
+                assert number not in draft.worker._sequences
+                begun.add(number)
+            elif name == "verdict":
+                draft.say(Verdict(number, 1, 0, len(PROMPT), ANSWER[:1], 1))
+            else:
+                draft.worker.step()
+            assert len(draft.worker._known) <= 5
+            free = sum(len(forest.free) for forest in draft.worker._forests.values())
+            assert free + len(draft.worker._sequences) == 6
+            managers = [sequence.manager for sequence in draft.worker._sequences.values()]
+            assert all(manager.drafter.length == manager.length for manager in managers)

@@ -62,6 +62,11 @@ def target(embedded_folder: Path) -> tuple[CachedModel, HuggingFaceTokenizer]:
     return model, load_tokenizer(embedded_folder)
 
 
+@pytest.fixture(scope="module")
+def draft(embedded_folder: Path) -> CachedModel:
+    return load_embedded_draft(embedded_folder, OF_DRAFT, vocab_size=8192)
+
+
 @contextmanager
 def engine_over(
     target: tuple[CachedModel, HuggingFaceTokenizer],
@@ -139,10 +144,9 @@ def test_a_draft_equal_to_the_embedded_target_is_always_accepted(
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
 def test_sampled_answers_are_those_of_plain_decoding(
-    target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path, temperature: float
+    target: tuple[CachedModel, HuggingFaceTokenizer], draft: CachedModel, temperature: float
 ) -> None:
     """Matching at a fixed width, with the trained draft and with lookup, over messages that come late."""
-    draft = load_embedded_draft(embedded_folder, OF_DRAFT, vocab_size=8192)
     drafters: dict[str, Callable[[], Drafter]] = {
         "embedded": lambda: AutoregressiveDrafter(draft),
         "ngram": lambda: NgramDrafter(2, 4),
@@ -164,9 +168,8 @@ def test_sampled_answers_are_those_of_plain_decoding(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_branching_with_the_trained_draft_gives_the_tokens_of_plain_decoding(
-    target: tuple[CachedModel, HuggingFaceTokenizer], embedded_folder: Path, temperature: float
+    target: tuple[CachedModel, HuggingFaceTokenizer], draft: CachedModel, temperature: float
 ) -> None:
-    draft = load_embedded_draft(embedded_folder, OF_DRAFT, vocab_size=8192)
     trees: dict[str, Callable[[], Drafter]] = {"embedded": lambda: ModelTreeDrafter(draft, NgramCache(4, 12))}
     params = SamplingParams(temperature=temperature, seed=17, max_new_tokens=32)
     prompt = "Name a city and a river."

@@ -12,7 +12,7 @@ from runtime.pair import KeepingRecorder
 
 from amusd.config import Distribution, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import one_by_one
+from amusd.drafters.base import DrafterKind, one_by_one
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import NoRoomError, PeerFailedError, PeerProtocolError
@@ -38,6 +38,7 @@ from amusd.transport.base import Transport
 from amusd.types import FinishReason, Role
 
 VOCAB = 97
+LOOKUP = {DrafterKind("ngram"): one_by_one(lambda: NgramDrafter(2))}
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1)
 HOSTILE = {
     "an opening without tokens": dataclasses.replace(OPENING, sequence_id=2, token_ids=()),
@@ -73,8 +74,7 @@ class OneByOne:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> None:
     target, draft = memory_pair()
-    makers = {"ngram": one_by_one(lambda: NgramDrafter(2))}
-    worker = DraftWorker(OneByOne(draft), makers, {}, 1, Recorder("draft"), num_ids=VOCAB)
+    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"), num_ids=VOCAB)
     for message in (OPENING, HOSTILE[name], Close(1, FinishReason.EOS), Shutdown()):
         target.send(message)
     worker.run()
@@ -84,7 +84,7 @@ def test_a_hostile_target_is_not_obeyed_and_the_next_message_is(name: str) -> No
 
 def test_a_draft_without_a_model_takes_any_id() -> None:
     target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), {"ngram": one_by_one(lambda: NgramDrafter(2))}, {}, 1, Recorder("draft"))
+    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
     for message in (OPENING, Verdict(1, 1, 0, 4, (2**20,), 0), Close(1, FinishReason.EOS), Shutdown()):
         target.send(message)
     worker.run()
@@ -96,7 +96,10 @@ def test_a_model_drafts_on_after_ids_that_it_does_not_have() -> None:
     model = tiny.wrapped_pair("LlamaConfig")[1]
     target, draft = memory_pair()
     drafters = LoadedDrafters(
-        {"hf": one_by_one(lambda: AutoregressiveDrafter(model))}, model.vocab_size, "", num_ids=model.num_ids
+        {DrafterKind("hf"): one_by_one(lambda: AutoregressiveDrafter(model))},
+        model.vocab_size,
+        "",
+        num_ids=model.num_ids,
     )
     opening = dataclasses.replace(OPENING, drafter="hf")
     for message in (
@@ -123,7 +126,7 @@ def test_a_draft_that_proposes_few_ids_takes_them_all() -> None:
 def test_a_late_copy_of_an_opening_does_not_open_again_what_is_closed() -> None:
     """Nobody would ever close it, and nobody wants its candidates."""
     target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), {"ngram": one_by_one(lambda: NgramDrafter(2))}, {}, 1, Recorder("draft"))
+    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
     later = dataclasses.replace(OPENING, sequence_id=2)
     for message in (OPENING, Close(1, FinishReason.EOS), OPENING, Close(2, FinishReason.EOS), later, Shutdown()):
         target.send(message)
@@ -136,7 +139,7 @@ def test_the_next_opening_ends_a_sequence_whose_end_was_lost() -> None:
     """Else it would be drafted for in turns with the next one, and its memory would never be free again."""
     target, draft = memory_pair()
     recorder = KeepingRecorder("draft")
-    worker = DraftWorker(OneByOne(draft), {"ngram": one_by_one(lambda: NgramDrafter(2))}, {}, 1, recorder)
+    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, recorder)
     later = dataclasses.replace(OPENING, sequence_id=2)
     lost = Close(1, FinishReason.EOS)
     for message in (OPENING, later, lost, Verdict(1, 1, 0, 4, (1,), 0), Close(2, FinishReason.EOS), Shutdown()):
@@ -153,7 +156,7 @@ def test_a_drafter_that_there_is_not_is_refused_in_one_line_and_the_draft_goes_o
     opening: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     target, draft = memory_pair()
-    worker = DraftWorker(OneByOne(draft), {"ngram": one_by_one(lambda: NgramDrafter(2))}, {}, 1, Recorder("draft"))
+    worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
     wanted = dataclasses.replace(opening, drafter="\x1b[2Jwishful\nthinking")
     for message in (wanted, wanted, OPENING, Close(1, FinishReason.EOS), Shutdown()):
         target.send(message)
@@ -223,7 +226,7 @@ def test_a_sequence_that_the_draft_has_no_room_for_is_one_line_and_the_next_one_
 
     target, draft = memory_pair()
     worker = DraftWorker(
-        OneByOne(draft), {"ngram": one_by_one(lambda: Small(2))}, {}, 1, Recorder("draft"), num_ids=VOCAB
+        OneByOne(draft), {DrafterKind("ngram"): one_by_one(lambda: Small(2))}, 1, Recorder("draft"), num_ids=VOCAB
     )
     small = dataclasses.replace(OPENING, sequence_id=2, max_length=10)
     for message in (OPENING, OPENING, small, Close(2, FinishReason.EOS), Shutdown()):

@@ -76,6 +76,24 @@ def test_a_lost_end_of_a_sequence_costs_the_next_one_nothing() -> None:
     assert draft.error is None
 
 
+def test_a_lost_end_of_a_sequence_costs_no_other_one_its_draft() -> None:
+    """The one that began first is at work all the time; those that come and go beside it end without a word."""
+    schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=5.0)
+    with pair(
+        {"oracle": oracle(NUM_TOKENS, always_right())},
+        max_num_seqs=2,
+        wrap_target_link=lambda link: Losing(link, lambda message: isinstance(message, Close)),
+    ) as (engine, draft):
+        long = engine.submit(PROMPT, params(NUM_TOKENS), decoding=schedule)
+        for _ in range(4):
+            short = engine.submit(PROMPT, params(20), decoding=schedule)
+            assert [next(short).token_id for _ in range(20)] == list(reference(20)[len(PROMPT) :])
+        assert long.result().metrics.num_accepted == NUM_TOKENS - NUM_TOKENS // 5
+    forgotten = [event.sequence_id for event in draft.recorder.events if event.name == "sequence"]
+    assert forgotten == [2, 3, 4, 1, 5]  # at the end all that are left
+    assert draft.error is None
+
+
 def test_reminders_come_at_longer_and_longer_intervals_until_there_is_an_answer() -> None:
     reminder = Reminder(10.0, 0.5)
     due = [step / 10 for step in range(100, 300) if reminder.is_due(step / 10)]

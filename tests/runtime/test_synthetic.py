@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 
-from amusd.commands.compare import Comparison, run_comparison
+from amusd.commands.compare import run_comparison
+from amusd.commands.contestants import Comparison
 from amusd.config import HardwareConfig, RunConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter

@@ -43,7 +43,7 @@ def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
 
     First what other processes do, while this one waits; then the models, in this process, on the target's cores.
     """
-    engine = config.engine()
+    engine = config.engine(max_num_seqs=1)
     explain_target(engine, device_of(engine, Role.TARGET))  # what cannot run is refused before anything is measured
     for drafter in engine.drafters:
         explain_drafter(drafter, device_of(engine, Role.DRAFT), engine.hardware.synthetic)

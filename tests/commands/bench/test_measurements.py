@@ -26,6 +26,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from tests.warm import Popen
 
 BENCH = BenchConfig(
     widths=(1, 4),
@@ -150,7 +151,10 @@ def test_a_process_knows_its_own_memory() -> None:
     assert resident is None or resident > 10 << 20
 
 
-def test_the_pair_reports_idle_time_and_memory_and_everything_is_printed(model: CachedModel, checkpoint: Path) -> None:
+def test_the_pair_reports_idle_time_and_memory_and_everything_is_printed(
+    model: CachedModel, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", Popen)
     config = EngineConfig(
         target=TargetConfig(kind="hf", model=str(checkpoint), dtype="float32"),
         drafters=(DrafterConfig(kind="hf", model=str(checkpoint), dtype="float32"),),

@@ -1,0 +1,220 @@
+"""The facade for asyncio: an engine in a thread of its own, which no event loop ever waits for.
+
+    async with AsyncEngine.launch(target="embedded", drafter="ngram") as engine:
+        async for token in engine.stream("Why is the sky blue?", SamplingParams(max_new_tokens=64)):
+            print(token.text, end="")
+
+The thread launches the engine, computes while answers are queued, and closes it. Tasks of any event loops may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from amusd.answer import Answer, Generation, Token
+from amusd.config import DecodingConfig, SamplingParams
+from amusd.engine import Engine, Prompt
+from amusd.errors import StateError
+
+LOOK_SECONDS = 1.0
+"""How long the thread sleeps at most where nothing is queued."""
+
+
+class AsyncEngine:
+    """An `Engine` for asyncio. Make one with `launch`; use `async with`, or `await` it and `aclose` it in the end."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        """`make` is called in the thread, which begins with `async with` or `await`."""
+        self._make = make
+        self._made: Future[Engine] = Future()
+        self._ended: Future[None] = Future()
+        self._condition = threading.Condition()
+        self._waiting: list[tuple[asyncio.Future[None], Answer]] = []
+        """Those to wake when there is news of an answer."""
+        self._has_work = False
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._live, name="amusd engine", daemon=True)
+
+    @classmethod
+    def launch(cls, **settings: Any) -> AsyncEngine:
+        """As `Engine.launch`; what that raises, `async with` raises."""
+        return cls(partial(Engine.launch, **settings))
+
+    def __await__(self) -> Any:
+        return self.__aenter__().__await__()
+
+    async def __aenter__(self) -> Self:
+        self._thread.start()
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._made))
+        except BaseException:
+            self._begin_closing()  # the engine may come yet
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End unfinished answers, and close the engine behind the pass that is being computed. Idempotent."""
+        self._begin_closing()
+        if self._made.done():
+            await asyncio.shield(asyncio.wrap_future(self._ended))
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        decoding: DecodingConfig | None = None,
+        drafter: str | None = None,
+        raw: bool = False,
+    ) -> Generation:
+        """The whole answer; arguments as of `Engine.stream`. Cancelling the task ends it."""
+        return await self.stream(prompt, params, decoding=decoding, drafter=drafter, raw=raw).result()
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        decoding: DecodingConfig | None = None,
+        drafter: str | None = None,
+        raw: bool = False,
+    ) -> AsyncAnswer:
+        """The answer token by token; arguments as of `Engine.stream`. What is wrong with them is raised by reading."""
+        return AsyncAnswer(self, partial(self._submit, prompt, params, decoding=decoding, drafter=drafter, raw=raw))
+
+    def _submit(self, *request: Any, **options: Any) -> Answer:
+        if not self._made.done():
+            raise StateError("the engine is not launched: use `async with`, or `await` it")
+        answer = self._made.result().submit(*request, **options)
+        with self._condition:
+            self._has_work = True
+            self._condition.notify()
+        return answer
+
+    async def await_news(self, answer: Answer) -> None:
+        """For `AsyncAnswer`: return when a token can be read, or the answer is over.
+
+        Raises `StateError` when the engine is closed.
+        """
+        while True:
+            with self._condition:
+                if answer.has_news:
+                    return
+                self._made.result().turns.check()
+                news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._waiting.append((news, answer))
+            await news
+
+    # What the thread does
+
+    def _live(self) -> None:
+        try:
+            engine = self._make()
+        except BaseException as error:  # noqa: BLE001 - raised again, where the engine is awaited
+            self._ended.set_result(None)
+            self._made.set_exception(error)
+            return
+        self._made.set_result(engine)
+        try:
+            while self._sleep_until_work():
+                is_any_left = engine.turns.step()
+                self._wake(lambda answer: answer.has_news, is_any_left=is_any_left)
+        except StateError:
+            pass  # somebody else has closed it, which is said where an answer is read
+        finally:
+            try:
+                engine.close()
+                self._ended.set_result(None)
+            except BaseException as error:  # noqa: BLE001 - raised again by `aclose`
+                self._ended.set_exception(error)
+            self._wake(lambda _answer: True, is_any_left=False)
+
+    def _sleep_until_work(self) -> bool:
+        """Whether there is something to compute; False when the engine is to be closed."""
+        with self._condition:
+            while not (self._has_work or self._is_closing):
+                self._condition.wait(LOOK_SECONDS)
+            self._has_work = False
+            return not self._is_closing
+
+    def _wake(self, concerns: Callable[[Answer], bool], *, is_any_left: bool) -> None:
+        with self._condition:
+            self._has_work |= is_any_left
+            waiting, self._waiting = self._waiting, []
+            for news, answer in waiting:
+                if not concerns(answer):
+                    self._waiting.append((news, answer))
+                    continue
+                with suppress(RuntimeError):  # its event loop is closed: nobody waits any more
+                    news.get_loop().call_soon_threadsafe(_settle, news)
+
+    def _begin_closing(self) -> None:
+        with self._condition:
+            self._is_closing = True
+            self._condition.notify()
+
+
+def _settle(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)
+
+
+class AsyncAnswer:
+    """Iterates over the tokens of one answer; afterwards `generation` holds the whole. For one task at a time.
+
+    It ends early with `cancel`, with the task that waits for a token, or when it is no longer referenced: its slot is
+    free before another pass begins.
+    """
+
+    def __init__(self, engine: AsyncEngine, submit: Callable[[], Answer]) -> None:
+        self._engine = engine
+        self._submit = submit
+        self._answer: Answer | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Token:
+        """The next token. Raises as `Answer` does."""
+        if self._answer is None:
+            self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
+        try:
+            await self._engine.await_news(self._answer)
+        except asyncio.CancelledError:
+            self._answer.cancel()
+            raise
+        for token in self._answer:
+            return token
+        raise StopAsyncIteration
+
+    async def result(self) -> Generation:
+        """Read all that is left, and return the finished answer. Raises as reading does."""
+        async for _ in self:
+            pass
+        return self.generation
+
+    @property
+    def generation(self) -> Generation:
+        """The finished answer. Raises `StateError` before the last token was read."""
+        if self._answer is None:
+            raise StateError("the answer is not finished: read all its tokens first")
+        return self._answer.generation
+
+    def cancel(self) -> None:
+        """End the answer; what is there can be read."""
+        if self._answer is not None:
+            self._answer.cancel()

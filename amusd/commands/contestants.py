@@ -1,0 +1,306 @@
+"""The ways to decode that `amusd compare` compares, what each of them answered, and the rows that come of it."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from amusd.answer import Generation
+from amusd.config import DecodingConfig, RunConfig
+from amusd.console import percent, table
+from amusd.engine import Engine
+from amusd.policies.factory import policy_name
+from amusd.reporting.columns import row_name
+from amusd.tracing.metrics import total
+from amusd.types import Mode
+from amusd.workload import WorkloadPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One way to decode."""
+
+    decoding: DecodingConfig
+    drafter: str | None
+    batch_size: int = 1
+    """Answers at a time."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices it occupies."""
+        return 1 if self.decoding.mode is Mode.AUTOREGRESSIVE else 2
+
+    @property
+    def length(self) -> int | None:
+        """Tokens of a block or window; None where there are no blocks."""
+        in_blocks = self.decoding.mode is Mode.SYNCHRONOUS or policy_name(self.decoding) == "windowed"
+        return self.decoding.num_speculative_tokens if in_blocks else None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        parts = [self.decoding.mode.value]
+        if self.decoding.mode is Mode.SYNCHRONOUS:
+            parts.append(f"{self.decoding.num_speculative_tokens} tokens")
+        if (policy := policy_name(self.decoding)) is not None:
+            parts.append(policy)
+        if self.drafter is not None:
+            parts.append(self.drafter)
+        if self.batch_size > 1:
+            parts.append(f"{self.batch_size} at a time")
+        return ", ".join(parts)
+
+
+@dataclass
+class Comparison:
+    """What the contestants did, answer by answer. `answers[c][p]` belongs to contestant c and prompt p.
+
+    Several at a time, answers go on with the first prompt behind the last one, if there are fewer prompts than places.
+    """
+
+    contestants: list[Contestant]
+    prompts: list[WorkloadPrompt] = field(default_factory=list)
+    encoded: list[tuple[int, ...]] = field(default_factory=list)
+    answers: list[list[Generation]] = field(default_factory=list)
+    seconds: dict[int, float] = field(default_factory=dict)
+    """By contestant: what its loads took, where it makes several at a time."""
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    """Prompts that did not fit: line number, reason."""
+    repeatable: bool = True
+    """Every mode should give the same answers."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Comparison:
+        """The contestants that `config` asks for, with nothing measured yet."""
+        contestants = contestants_of(config)
+        repeatable = config.sampling.rule != "rejection"
+        return cls(contestants, answers=[[] for _ in contestants], repeatable=repeatable)
+
+    @property
+    def has_batches(self) -> bool:
+        """Some make several answers at a time."""
+        return any(contestant.batch_size > 1 for contestant in self.contestants)
+
+    def add(self, prompt: WorkloadPrompt, encoded: tuple[int, ...], answers: Mapping[int, Generation]) -> None:
+        """Every contestant's answer to one prompt, by its index."""
+        self.prompts.append(prompt)
+        self.encoded.append(encoded)
+        for index, answer in answers.items():
+            self.answers[index].append(answer)
+
+
+def contestants_of(config: RunConfig) -> list[Contestant]:
+    """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy.
+
+    `mode=synchronous` compares that one mode and length with plain decoding, `mode=autoregressive` only measures it.
+    All of this for each batch size; plain decoding of one answer at a time comes first in any case.
+    """
+    decoding = config.decoding()
+    plain = Contestant(replace(decoding, mode=Mode.AUTOREGRESSIVE), None)
+    found = [plain]
+    for drafter in (drafter.kind for drafter in config.engine().drafters):
+        found += [
+            Contestant(replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length), drafter)
+            for length in config.synchronous_lengths()
+        ]
+        found += [Contestant(replace(decoding, policy=policy), drafter) for policy in config.asynchronous_policies()]
+    sizes = config.compare.batch_sizes
+    return list(dict.fromkeys([plain, *(replace(one, batch_size=size) for size in sizes for one in found)]))
+
+
+def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
+    """The documented rows, batch size by batch size; without those that are not measured yet."""
+    shown: list[dict[str, Any]] = []
+    for size in dict.fromkeys(contestant.batch_size for contestant in comparison.contestants):
+        indices = [i for i, contestant in enumerate(comparison.contestants) if contestant.batch_size == size]
+        if all(comparison.answers[index] for index in indices):
+            shown += _shown([_row(comparison, index, engine) for index in indices])
+    return shown
+
+
+def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of one batch size: plain decoding, then for each drafter the best synchronous length and asynchronous."""
+    plain, *others = rows
+    shown = [plain]
+    for row in rows:
+        if row["speedup_vs_autoregressive"] is None:
+            row["speedup_vs_autoregressive"] = row["tokens_per_second"] / plain["tokens_per_second"]
+    for drafter in dict.fromkeys(row["drafter"] for row in others):
+        own = [row for row in others if row["drafter"] == drafter]
+        synchronous = [row for row in own if row["mode"] == Mode.SYNCHRONOUS.value]
+        best = max(synchronous, key=lambda row: float(row["tokens_per_second"]))
+        best["tuned"] = {str(row["num_speculative_tokens"]): row["tokens_per_second"] for row in synchronous}
+        for row in (best, *(row for row in own if row["mode"] == Mode.ASYNCHRONOUS.value)):
+            row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
+            shown.append(row)
+    return shown
+
+
+def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
+    """For each prompt that was answered, how long every contestant took for a token: the synchronous lengths too.
+
+    A row names its contestant, which is the key here.
+    """
+    return [
+        {
+            "number": prompt.number,
+            "category": prompt.category,
+            "ms_per_token": {
+                contestant.name: _ms_per_token(answers[position])
+                for contestant, answers in zip(comparison.contestants, comparison.answers, strict=True)
+                if position < len(answers)
+            },
+        }
+        for position, prompt in enumerate(comparison.prompts)
+    ]
+
+
+def records_of(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every answer, prompt by prompt, as `reporting/answers.py` keeps them; `length` where it is the schedule's own."""
+    times: Counter[int] = Counter()
+    records = []
+    for position, prompt in enumerate(comparison.prompts):
+        times[prompt.number] += 1
+        records += [
+            _record(comparison, index, place, repeat)
+            for index, answers in enumerate(comparison.answers)
+            for repeat, place in enumerate(
+                range(position, len(answers), len(comparison.prompts)), start=times[prompt.number]
+            )
+        ]
+    return records
+
+
+def _record(comparison: Comparison, index: int, place: int, repeat: int) -> dict[str, Any]:
+    contestant, answer = comparison.contestants[index], comparison.answers[index][place]
+    position = place % len(comparison.prompts)
+    return {
+        "prompt": comparison.prompts[position].number,
+        "mode": contestant.decoding.mode.value,
+        "policy": policy_name(contestant.decoding),
+        "drafter": contestant.drafter,
+        "length": contestant.length,
+        **({"batch_size": contestant.batch_size} if comparison.has_batches else {}),
+        "repeat": repeat,
+        "text": answer.text,
+        "token_ids": list(answer.token_ids),
+        "finish_reason": answer.finish_reason.value,
+        "tokens": answer.metrics.num_tokens,
+        "ms": answer.metrics.total_ns / 1e6,
+        "accepted": answer.metrics.num_accepted,
+        # Under the ratio test only the law is the same, not the answer.
+        "identical": answer.token_ids == comparison.answers[0][position].token_ids if comparison.repeatable else None,
+    }
+
+
+def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
+    contestant, answers = comparison.contestants[index], comparison.answers[index]
+    decoding, is_alone = contestant.decoding, contestant.batch_size == 1
+    metrics = total([answer.metrics for answer in answers]).as_dict()
+    if not is_alone:
+        metrics["tokens_per_second"] = metrics["num_tokens"] / comparison.seconds[index]
+        # the counts of one answer do not say what its batch mates had the workers do
+        metrics |= dict.fromkeys(("target_idle_fraction", "target_wait_fraction", "draft_idle_fraction"))
+    ratios = [
+        _ms_per_token(reference) / _ms_per_token(answer)
+        for reference, answer in zip(comparison.answers[0], answers if is_alone else (), strict=is_alone)
+    ]
+    is_synchronous = decoding.mode is Mode.SYNCHRONOUS
+    return {
+        "contestant": contestant.name,
+        "mode": decoding.mode.value,
+        "policy": policy_name(decoding),
+        "drafter": contestant.drafter,
+        "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
+        **(_batch_figures(contestant, metrics) if comparison.has_batches else {}),
+        "num_prompts": len(answers),
+        **metrics,
+        "speedup_vs_autoregressive": statistics.median(ratios) if is_alone else None,
+        "speedup_quartiles": _quartiles(ratios) if index else None,
+        "speedup_vs_best_synchronous": None,
+        "num_devices": contestant.num_devices,
+        "tokens_per_second_per_device": metrics["tokens_per_second"] / contestant.num_devices,
+        "sequence_ids": [answer.sequence_id for answer in answers],
+        # Under the ratio test only the law is the same, not the answer.
+        "identical_to_autoregressive": _identity(comparison, index, engine) if comparison.repeatable else None,
+    }
+
+
+def _batch_figures(contestant: Contestant, metrics: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "batch_size": contestant.batch_size,
+        "p50_inter_token_ms": metrics["median_inter_token_latency_ms"],
+        "p99_inter_token_ms": metrics["p99_inter_token_latency_ms"],
+    }
+
+
+def _quartiles(values: Sequence[float]) -> list[float] | None:
+    """The first and the third; None of a single value, which has no spread."""
+    if len(values) < 2:
+        return None
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [first, third]
+
+
+def _ms_per_token(answer: Generation) -> float:
+    return answer.metrics.total_ns / 1e6 / answer.metrics.num_tokens
+
+
+def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
+    """How many answers equal plain decoding's; for the others, how near to a tie the first different choice was."""
+    gaps: list[float] = []
+    answers = comparison.answers[index]
+    pairs_of = zip(itertools.cycle(comparison.encoded), itertools.cycle(comparison.answers[0]), answers)
+    for prompt, reference, answer in pairs_of:
+        if reference.token_ids == answer.token_ids:
+            continue
+        pairs = zip(reference.token_ids, answer.token_ids, strict=False)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        if first is None:  # one is a prefix of the other: no tie could explain that
+            gaps.append(float("inf"))
+            continue
+        prefix = (*prompt, *reference.token_ids[:first])
+        gaps.append(engine.logit_gap(prefix, reference.token_ids[first], answer.token_ids[first]))
+    return {"num_prompts": len(answers), "num_identical": len(answers) - len(gaps), "first_difference_gaps": gaps}
+
+
+def comparison_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows for the terminal."""
+    has_batches = any("batch_size" in row for row in rows)
+    header = (
+        "mode",
+        *(("at a time",) if has_batches else ()),
+        "tokens/s",
+        "x plain",
+        "quartiles",
+        "x best sync",
+        "accepted",
+        "tokens/pass",
+        *(("p50 ms", "p99 ms") if has_batches else ("idle t/d",)),
+        "identical",
+    )
+    return table(header, [_cells(row, has_batches=has_batches) for row in rows])
+
+
+def _cells(row: dict[str, Any], *, has_batches: bool) -> tuple[str, ...]:
+    same = row["identical_to_autoregressive"]
+    is_plain = row["mode"] == Mode.AUTOREGRESSIVE.value
+    is_reference = is_plain and row.get("batch_size", 1) == 1
+    idle = percent(row["target_idle_fraction"]) + ("" if is_plain else "/" + percent(row["draft_idle_fraction"]))
+    latencies = (row.get("p50_inter_token_ms"), row.get("p99_inter_token_ms"))
+    return (
+        row_name({**row, "batch_size": None}),
+        *((str(row["batch_size"]),) if has_batches else ()),
+        f"{row['tokens_per_second']:.1f}",
+        f"{row['speedup_vs_autoregressive']:.2f}",
+        "-".join(f"{quartile:.2f}" for quartile in row["speedup_quartiles"] or ()),
+        "" if is_plain else f"{row['speedup_vs_best_synchronous']:.2f}",
+        "" if is_plain else percent(row["acceptance_rate"]),
+        f"{row['mean_acceptance_length']:.2f}",
+        *((("" if ms is None else f"{ms:.1f}") for ms in latencies) if has_batches else (idle,)),
+        "" if same is None or is_reference else f"{same['num_identical']}/{same['num_prompts']}",
+    )

@@ -1,0 +1,187 @@
+"""`amusd compare compare.batch_sizes=[...]`: loads of several answers at a time, beside plain decoding of one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime.pair import pair
+
+from amusd.answer import Answer
+from amusd.commands import compare as command
+from amusd.commands.compare import run_comparison
+from amusd.commands.contestants import Comparison, comparison_table, contestants_of, records_of, rows_of
+from amusd.commands.run import _run
+from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.drafters.ngram import NgramDrafter
+from amusd.engine import Engine
+from amusd.errors import ConfigError
+from amusd.reporting.answers import prompts_csv
+from amusd.settings import from_mapping
+from amusd.workload import user_prompt
+
+PROMPTS = [user_prompt("bad", 1), user_prompt("a" * 500, 2), user_prompt("fade", 3), user_prompt("deafbead", 5)]
+"""The second one does not fit."""
+NGRAM = {"ngram": lambda: NgramDrafter(2)}
+
+
+def run_config(*sizes: int, **changes: object) -> RunConfig:
+    values: dict[str, object] = {
+        "mode": "synchronous",
+        "num_speculative_tokens": 2,
+        "drafter": {"kind": "ngram"},
+        "compare": {"batch_sizes": list(sizes)},
+        "sampling": {"max_new_tokens": 9, "ignore_eos": True},
+        **changes,
+    }
+    return from_mapping(RunConfig, values)
+
+
+def compared(config: RunConfig, **options: Any) -> tuple[Comparison, list[dict[str, Any]]]:
+    comparison = Comparison.of(config)
+    with pair(NGRAM, max_num_seqs=config.engine_for("compare").max_num_seqs, pass_seconds=0.0) as (engine, _):
+        run_comparison(engine, config, PROMPTS, comparison, options.get("progress", lambda *_: None))
+        return comparison, rows_of(comparison, engine)
+
+
+def most_at_work(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many answers were in the making, at each pass."""
+    found: list[int] = []
+    take = Answer.take
+
+    def counted(self: Answer, *arguments: Any) -> None:
+        found.append(len(self._turns._at_work))
+        take(self, *arguments)
+
+    monkeypatch.setattr(Answer, "take", counted)
+    return found
+
+
+def test_every_mode_is_compared_at_each_size_and_all_with_plain_decoding_of_one() -> None:
+    comparison, rows = compared(run_config(1, 2, 5))
+    assert [(row["mode"], row["batch_size"]) for row in rows] == [
+        (mode, size) for size in (1, 2, 5) for mode in ("autoregressive", "synchronous")
+    ]
+    assert [row["num_prompts"] for row in rows] == [3, 3, 3, 3, 6, 6]  # each twice where there are five places
+    for row in rows:
+        number = row["num_prompts"]
+        assert row["identical_to_autoregressive"] == {
+            "num_prompts": number,
+            "num_identical": number,
+            "first_difference_gaps": [],
+        }
+        assert row["num_tokens"] == 9 * number
+        assert 0 < row["p50_inter_token_ms"] <= row["p99_inter_token_ms"]
+        is_plain = row["mode"] == "autoregressive"
+        assert (row["speedup_vs_autoregressive"] == 1) == is_plain
+        assert row["speedup_vs_best_synchronous"] == (None if is_plain else 1)
+        if row["batch_size"] > 1:
+            index = [contestant.name for contestant in comparison.contestants].index(row["contestant"])
+            assert row["tokens_per_second"] == row["num_tokens"] / comparison.seconds[index]
+            assert row["target_idle_fraction"] is row["draft_idle_fraction"] is row["speedup_quartiles"] is None
+    assert len({row["contestant"] for row in rows}) == 6
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_as_many_are_in_the_making_as_the_size_says(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = most_at_work(monkeypatch)
+    compared(run_config(size, mode="autoregressive"))
+    assert max(found) == size
+
+
+def test_plain_decoding_of_one_is_measured_in_any_case_and_nothing_twice() -> None:
+    def names(*sizes: int) -> list[str]:
+        return [contestant.name for contestant in contestants_of(run_config(*sizes))]
+
+    plain, synchronous = "autoregressive", "synchronous, 2 tokens, ngram"
+    assert names(1) == [plain, synchronous]
+    assert names(4) == [plain, f"{plain}, 4 at a time", f"{synchronous}, 4 at a time"]
+    assert names(4, 1) == [plain, *names(4)[1:], synchronous]
+
+
+def test_one_answer_at_a_time_has_the_rows_that_it_always_had() -> None:
+    comparison, rows = compared(run_config(1))
+    assert not {"batch_size", "p50_inter_token_ms", "p99_inter_token_ms"} & set(rows[0])
+    assert "batch_size" not in records_of(comparison)[0]
+    table = comparison_table(rows)
+    assert table.splitlines()[0].split("  ")[0] == "mode"
+    assert "idle t/d" in table
+    assert "at a time" not in table
+
+
+def test_progress_counts_every_answer() -> None:
+    steps: list[tuple[int, int]] = []
+    compared(run_config(1, 2, 5), progress=lambda _label, done, number: steps.append((done, number)))
+    assert steps == sorted(steps)
+    assert all(done < number for done, number in steps)
+
+
+def test_loads_take_turns() -> None:
+    prompts = [user_prompt("bad", number) for number in range(1, 20)]
+    comparison = Comparison.of(run_config(1, 2))
+    for prompt in prompts:
+        comparison.add(prompt, (1,), {})
+    loads = list(command._loads(comparison))
+    assert [index for index, _ in loads] == [2, 3, 3, 2, 2, 3]
+    for index in (2, 3):
+        assert [place for own, load in loads if own == index for place in load] == list(range(19))
+
+
+def test_a_run_keeps_a_table_a_page_and_every_answer(tmp_path: Path) -> None:
+    config = run_config(1, 4)
+    (tmp_path / "environment.json").write_text("{}")
+    out = io.StringIO()
+    with pair(NGRAM, max_num_seqs=4, pass_seconds=0.0) as (engine, _):
+        assert _run("compare", config, engine, Console(out=out), PROMPTS, tmp_path) == 0
+    header, _, *lines = out.getvalue().splitlines()
+    assert header.split()[:4] == ["mode", "at", "a", "time"]
+    assert [line.split()[-1] for line in lines[1:]] == ["3/3", "6/6", "6/6"]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [row["time"] is None for row in result["rows"]] == [False, False, True, True]
+    page = (tmp_path / "report.html").read_text()
+    assert "synchronous (best: 2), ngram, 4 at a time" in page
+    rows = list(csv.DictReader((tmp_path / "prompts.csv").read_text().splitlines()))
+    assert [(row["prompt"], row["batch_size"], row["repeat"]) for row in rows if row["mode"] == "autoregressive"] == [
+        (prompt, size, repeat) for prompt in "135" for size, repeat in (("1", "1"), ("4", "1"), ("4", "2"))
+    ]
+    assert {row["identical"] for row in rows} == {"True"}
+
+
+def test_an_interrupted_run_shows_the_sizes_that_are_measured(tmp_path: Path) -> None:
+    class Interrupting(Console):
+        def progress(self, label: str, num_done: int, number: int) -> None:
+            if label == "synchronous, 2 tokens, ngram, 5 at a time":
+                raise KeyboardInterrupt
+
+    with pair(NGRAM, max_num_seqs=5, pass_seconds=0.0) as (engine, _), pytest.raises(KeyboardInterrupt):
+        command.compare(run_config(1, 2, 5), engine, Interrupting(json_only=True), PROMPTS, tmp_path)
+    kept = json.loads((tmp_path / "result.json").read_text())
+    assert not kept["complete"]
+    assert {row["batch_size"] for row in kept["rows"]} <= {1, 2}
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) >= 6
+
+
+def test_records_of_a_load_that_was_cut_short_can_be_written() -> None:
+    comparison, _ = compared(run_config(1, 5))
+    del comparison.answers[2][4:]
+    assert prompts_csv(records_of(comparison)).count("\n") == 1 + 3 + 3 + 4 + 6
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 1], [2, 2]])
+def test_sizes_that_cannot_be_are_one_line(sizes: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"^compare\.batch_sizes=\["):
+        run_config(*sizes)
+
+
+def test_an_engine_with_too_little_room_still_answers_all() -> None:
+    config = run_config(5, mode="autoregressive")
+    comparison = Comparison.of(config)
+    with pair(NGRAM, max_num_seqs=2, pass_seconds=0.0) as (engine, _):
+        assert isinstance(engine, Engine)
+        run_comparison(engine, config, PROMPTS, comparison, lambda *_: None)
+        assert rows_of(comparison, engine)[1]["identical_to_autoregressive"]["num_identical"] == 6

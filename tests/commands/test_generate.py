@@ -1,0 +1,209 @@
+"""`amusd generate out=FILE`: the whole file, in its order, gone on with where it was interrupted."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime.pair import VOCAB_SIZE, KeepingRecorder, paced_model
+
+from amusd.commands.generate import generate_file
+from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.engine import Engine
+from amusd.errors import ConfigError
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.target_worker import TargetWorker
+from amusd.settings import from_mapping
+from amusd.testing.table import TableTokenizer
+from amusd.workload import AnswersFile, prompts_of
+
+TEXTS = ["bad", "fade", "cafe", "a" * 500, "face", "bead", "deaf"]
+TOO_LONG = 4
+"""Line of the prompt that does not fit."""
+
+
+class LengthwiseEngine(Engine):
+    """Later prompts get shorter answers, so that they end first."""
+
+    def submit(self, prompt: Any, params: Any = None, **options: Any) -> Any:
+        params = type(params)(max_new_tokens=max(2, 40 - 6 * self.number), ignore_eos=True)
+        self.number += 1
+        return super().submit(prompt, params, **options)
+
+    number = 0
+
+
+def plain_engine(kind: type[Engine] = Engine, max_num_seqs: int = 3) -> Engine:
+    client = DraftClient(KeepingRecorder("target"), VOCAB_SIZE)
+    worker = TargetWorker(paced_model(0.0), KeepingRecorder("target"), client, max_num_seqs)
+    return kind(worker, TableTokenizer(VOCAB_SIZE, None))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
+    values = {
+        "mode": "autoregressive",
+        "out": str(tmp_path / "answers.jsonl"),
+        "workload": {"path": str(path)},
+        "sampling": {"max_new_tokens": 9, "ignore_eos": True},
+    }
+    return from_mapping(RunConfig, values)
+
+
+def generate(config: RunConfig, engine: Engine, console: Console | None = None) -> dict[str, Any]:
+    folder = Path(str(config.out)).parent
+    return generate_file(config, engine, console or Console(json_only=True), folder).result
+
+
+def written(config: RunConfig) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(str(config.out)).read_text().splitlines()]
+
+
+def test_a_file_is_answered_in_its_order_whoever_ends_first(config: RunConfig) -> None:
+    with plain_engine(LengthwiseEngine) as engine:
+        result = generate(config, engine)
+    lines = written(config)
+    assert [(line["id"], line["prompt"]) for line in lines] == [
+        (number, text) for number, text in enumerate(TEXTS, start=1) if number != TOO_LONG
+    ]
+    assert [line["metrics"]["num_tokens"] for line in lines] == [40, 34, 28, 22, 16, 10]
+    assert (result["num_answers"], result["num_refused_prompts"], result["num_tokens"]) == (6, 1, 150)
+
+
+def test_an_answer_has_the_fields_of_one_made_alone(config: RunConfig) -> None:
+    with plain_engine() as engine:
+        generate(config, engine)
+        alone = engine.generate("bad", config.sampling).as_dict()
+    first = written(config)[0]
+    assert first.keys() == {"id", "prompt", "settings"} | alone.keys()
+    assert {name: first[name] for name in ("text", "token_ids", "finish_reason")} == {
+        name: alone[name] for name in ("text", "token_ids", "finish_reason")
+    }
+    assert first["settings"]["sampling.max_new_tokens"] == 9
+    assert not {"out", "run_dir", "workload.path", "max_num_seqs"} & first["settings"].keys()
+
+
+def test_a_second_run_goes_on_behind_the_last_whole_line(config: RunConfig) -> None:
+    with plain_engine() as engine:
+        generate(config, engine)
+        file = Path(str(config.out))
+        whole = file.read_text()
+        lines = whole.splitlines(keepends=True)
+        for keep, half in itertools.product(range(len(lines)), ("", '{"id": 1, "prompt"', lines[-1].rstrip("\n"))):
+            file.write_text("".join(lines[:keep]) + half)
+            generate(config, engine)
+            found, expected = written(config), [json.loads(line) for line in lines]
+            assert [(line["id"], line["token_ids"]) for line in found] == [
+                (line["id"], line["token_ids"]) for line in expected
+            ]
+        assert prompts_of("generate", config) == []
+        before = file.read_text()
+        assert generate(config, engine)["num_prompts"] == 0
+        assert file.read_text() == before
+
+
+def test_what_is_written_before_an_interruption_stays_and_is_not_answered_again(config: RunConfig) -> None:
+    class Interrupting(Console):
+        def progress(self, label: str, num_done: int, number: int) -> None:
+            assert label.endswith(" tokens/s")
+            if num_done == 3:
+                raise KeyboardInterrupt
+
+    folder = Path(str(config.out)).parent
+    with plain_engine() as engine:
+        with pytest.raises(KeyboardInterrupt):
+            generate(config, engine, Interrupting(json_only=True))
+        assert not engine.turns.step()  # nothing goes on
+        kept = json.loads((folder / "result.json").read_text())
+        assert (kept["complete"], kept["num_answers"]) == (False, len(written(config)))
+        num_kept = len(written(config))
+        assert 1 <= num_kept <= 3
+        assert generate(config, engine)["num_answers"] == 6 - num_kept
+    assert [line["id"] for line in written(config)] == [1, 2, 3, 5, 6, 7]
+
+
+def test_progress_goes_up_by_one_for_each_answer(config: RunConfig) -> None:
+    told = io.StringIO()
+    with plain_engine() as engine:
+        generate(config, engine, Console(json_only=True, err=told))
+    assert [line.split("  ")[0] for line in told.getvalue().splitlines()][-1] == "7/7"
+
+
+OTHERS = [
+    ({"sampling": {"max_new_tokens": 9, "ignore_eos": True, "seed": 4}}, "the default sampling.seed, not sampling"),
+    ({"sampling": {"ignore_eos": True}}, "sampling.max_new_tokens=9, not the default"),
+    ({"mode": "synchronous"}, "mode=autoregressive, not mode=synchronous"),
+    ({"drafter": {"kind": "ngram"}}, "the default drafter.kind, not drafter.kind=ngram"),
+]
+
+
+@pytest.mark.parametrize(("changes", "told"), OTHERS)
+def test_a_file_of_other_settings_is_refused_in_one_line(config: RunConfig, changes: dict[str, Any], told: str) -> None:
+    with plain_engine() as engine:
+        generate(config, engine)
+    values = {
+        "mode": "autoregressive",
+        "out": config.out,
+        "workload": {"path": config.workload.path},
+        "sampling": {"max_new_tokens": 9, "ignore_eos": True},
+    }
+    with pytest.raises(ConfigError, match=f"^out={config.out}: line 1 was answered with {told}.*; name another file$"):
+        prompts_of("generate", from_mapping(RunConfig, {**values, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"id": 1, "prompt": "b", "settings": SETTINGS}\n', "line 1 answers another prompt"),
+        ('{"id": 9, "prompt": "bad", "settings": SETTINGS}\n', "line 1 answers another prompt"),
+        ('{"id": 1, "prompt": "bad", "settings": SETTINGS}\n' * 2, "line 2 answers another prompt"),
+        ('{"id": 1, "prompt": "bad"}\n', "line 1 is no answer that `amusd generate` has written"),
+        ("some notes\n", "line 1 is no answer that `amusd generate` has written"),
+        ("[" * 100_000 + "\n", "line 1 is no answer that `amusd generate` has written"),
+        ('{"id": 1, "prompt": "bad", "settings": 3}\n', "line 1 is no answer that `amusd generate` has written"),
+    ],
+)
+def test_a_file_of_something_else_is_refused_in_one_line(config: RunConfig, content: str, told: str) -> None:
+    settings = json.dumps(AnswersFile(config)._settings)
+    Path(str(config.out)).write_text(content.replace("SETTINGS", settings))
+    with pytest.raises(ConfigError, match=f"^out={config.out}: {told}; name another file$"):
+        prompts_of("generate", config)
+
+
+def test_a_file_that_another_run_writes_to_is_refused(config: RunConfig) -> None:
+    with Path(str(config.out)).open("ab") as file, plain_engine() as engine:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another run writes to it"):
+            generate(config, engine)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/answers.jsonl", "/dev/full", "/"])
+def test_a_place_where_no_file_can_be_is_one_line(config: RunConfig, path: str) -> None:
+    other = from_mapping(RunConfig, {"out": path, "workload": {"path": config.workload.path}})
+    with pytest.raises(ConfigError, match=f"^out={path}: "):  # before anything is loaded
+        prompts_of("generate", other)
+    with pytest.raises(ConfigError, match=path), plain_engine() as engine:
+        generate(other, engine)
+
+
+def test_a_file_takes_no_single_prompt_and_no_live_view() -> None:
+    for key, value in (("prompt", "x"), ("view", "live")):
+        with pytest.raises(ConfigError, match=f"^{key}={value}: not with out=a.jsonl"):
+            from_mapping(RunConfig, {key: value, "out": "a.jsonl"})
+
+
+def test_an_engine_has_room_for_the_answers_that_its_command_makes_at_a_time() -> None:
+    def room(command: str, **values: Any) -> int:
+        return from_mapping(RunConfig, values).engine_for(command).max_num_seqs
+
+    assert room("generate") == room("compare", max_num_seqs=4) == 1
+    assert room("generate", out="a.jsonl", max_num_seqs=4) == room("doctor", max_num_seqs=4) == 4
+    assert room("compare", compare={"batch_sizes": [1, 6, 2]}) == 6

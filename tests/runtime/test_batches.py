@@ -1,0 +1,518 @@
+"""Several answers at a time: each is what it would be alone, and none holds up the others."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import random
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from descriptors import num_descriptors
+from runtime.draft_threads import restarting_pair
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
+from runtime.table_tree import TableTreeDrafter, spread
+
+from amusd.answer import Answer, Generation
+from amusd.config import DecodingConfig, SamplingParams
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.oracle import OracleDrafter, always_wrong, right_with_probability
+from amusd.engine import Engine
+from amusd.protocol.draft_session import Guesses, Node
+from amusd.testing.table import TableModel
+from amusd.tracing.events import Event, TargetPass
+from amusd.types import FinishReason, Mode
+
+EOS = 7
+CHUNK = 16
+PLAIN = decoding(Mode.AUTOREGRESSIVE)
+START = (3,)
+"""A prompt that needs no prefill, so that what is admitted together has its passes together."""
+CHAINS: dict[str, Callable[[], Drafter]] = {
+    "same": lambda: AutoregressiveDrafter(target_model()),
+    "stranger": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
+    "ngram": lambda: NgramDrafter(1, 3),
+}
+TREES: dict[str, Callable[[], Drafter]] = {"same": lambda: TableTreeDrafter(places=spread(3))}
+SCHEDULES = (
+    PLAIN,
+    decoding(Mode.SYNCHRONOUS, 3, draft_timeout_seconds=0.05),
+    *(
+        decoding(Mode.ASYNCHRONOUS, 4, policy=policy, draft_timeout_seconds=0.05)
+        for policy in ("chain", "windowed", "auto", "branching")
+    ),
+)
+MINUTES = float(os.environ.get("AMUSD_ARRIVAL_MINUTES", "60"))
+"""How long the long run of arrivals takes."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    decoding: DecodingConfig
+    drafter: str | None
+    cancelled_after: int | None
+    """Tokens; None: it is read to its end."""
+
+    def begin(self, engine: Engine) -> Answer:
+        return engine.submit(self.prompt, self.params, decoding=self.decoding, drafter=self.drafter)
+
+
+def asked(draw: random.Random, number: int) -> Asked:
+    """Any request. Each tenth is cancelled in mid-answer."""
+    num_tokens = draw.randint(2, 60)
+    temperature = draw.choice((0.0, 0.0, 0.3, 0.7, 1.0, 1.5))
+    rule = draw.choice(("auto", "greedy", "rejection")) if temperature else "auto"
+    schedule = draw.choice(SCHEDULES)
+    if rule == "rejection" and schedule.policy == "branching":
+        schedule = SCHEDULES[2]
+    filters: dict[str, Any] = draw.choice(({}, {"top_k": 5}, {"top_p": 0.9}, {"repetition_penalty": 1.2}))
+    drafter = None if schedule.mode is Mode.AUTOREGRESSIVE else draw.choice(tuple(CHAINS))
+    if schedule.policy == "branching" and schedule.mode is Mode.ASYNCHRONOUS:
+        drafter = "same"
+    return Asked(
+        prompt=tuple(draw.randrange(VOCAB_SIZE) for _ in range(draw.choice((1, 5, 20, 50)))),
+        params=SamplingParams(
+            temperature=0.0 if rule == "greedy" else temperature,
+            acceptance="auto" if rule == "greedy" else rule,
+            seed=draw.randrange(1000),
+            max_new_tokens=num_tokens,
+            stop=draw.choice(((), (), ("b",), ("ca", "d"))),
+            ignore_eos=draw.random() < 0.5,
+            logprobs=draw.random() < 0.3,
+            **(filters if temperature and rule != "greedy" else {}),
+        ),
+        decoding=schedule,
+        drafter=drafter,
+        cancelled_after=draw.randint(1, num_tokens) if number % 10 == 9 else None,
+    )
+
+
+def as_seen(generation: Generation) -> tuple[Any, ...]:
+    """What its reader gets of a finished answer."""
+    return generation.token_ids, generation.text, generation.finish_reason, generation.logprobs
+
+
+def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[float]:
+    """The target's own, straight from the model."""
+    model = target_model()
+    cache = model.new_cache(len(prompt) + len(token_ids))
+    model.prefill(prompt[:-1], cache)
+    tokens = (prompt[-1], *token_ids)
+    rows = [model.forward([token], cache).logits[0] for token in tokens[:-1]]
+    return [float(row.log_softmax(-1)[token]) for row, token in zip(rows, token_ids, strict=True)]
+
+
+def check_whole(engine: Engine, one: Asked, answer: Answer) -> None:
+    """It is what plain decoding answers to this request alone; by the ratio test, what the target may have written."""
+    generation = answer.generation
+    assert answer.token_ids == generation.token_ids
+    if one.params.rule != "rejection":
+        alone = engine.generate(one.prompt, one.params, decoding=PLAIN)
+        assert as_seen(generation) == as_seen(alone), one
+        return
+    assert generation.finish_reason in (FinishReason.LENGTH, FinishReason.STOP, FinishReason.EOS)
+    if generation.finish_reason is FinishReason.LENGTH:
+        assert len(generation.token_ids) == one.params.max_new_tokens
+    if one.params.logprobs:
+        expected = logprobs_alone(one.prompt, generation.token_ids)
+        assert generation.logprobs == pytest.approx(expected, abs=1e-6), one
+
+
+def check_beginning(engine: Engine, one: Asked, answer: Answer) -> None:
+    """The same of what was read before it was closed."""
+    if one.params.rule != "rejection":
+        alone = engine.generate(one.prompt, one.params, decoding=PLAIN)
+        assert answer.token_ids == alone.token_ids[: len(answer.token_ids)], one
+
+
+def events_of(engine: Engine, *names: str) -> list[Event]:
+    return [event for event in engine.worker.recorder.events if event.name in names]
+
+
+def steps_of(engine: Engine) -> list[tuple[str, list[int]]]:
+    """What the target has computed, in order: chunks of a prompt and passes, each with its sequences."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for event in events_of(engine, "target_prefill", "target_pass"):
+        found.setdefault((event.start_ns, event.name), []).append(event.sequence_id)
+    return [(name, sequences) for (_, name), sequences in sorted(found.items())]
+
+
+def passes_of(engine: Engine) -> list[list[int]]:
+    return [sequences for name, sequences in steps_of(engine) if name == "target_pass"]
+
+
+# Each is what it would be alone
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sixty_four_mixed_requests_are_each_their_own_plain_run(seed: int) -> None:
+    """Read in any order, some hardly at all, while others come, are closed, and the draft is lost twice."""
+    draw = random.Random(f"mixed {seed}")
+    waiting = [asked(draw, number) for number in range(64)]
+    waiting.reverse()
+    begun: list[tuple[Asked, Answer]] = []
+    unread: list[tuple[Asked, Answer]] = []
+    closed: set[Answer] = set()
+    num_killed = 0
+    with restarting_pair(CHAINS, TREES, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.001, prefill_chunk=CHUNK) as (
+        engine,
+        drafts,
+    ):
+        while waiting or unread:
+            while waiting and (len(unread) < 2 or (len(unread) < 12 and draw.random() < 0.2)):
+                one = waiting.pop()
+                begun.append((one, one.begin(engine)))
+                unread.append(begun[-1])
+            if num_killed < 2 and len(begun) >= 20 * (num_killed + 1) and engine.num_draft_restarts == num_killed:
+                drafts.lives[-1].link.kill()
+                num_killed += 1
+            one, answer = unread[min(draw.randrange(len(unread)), draw.randrange(len(unread)))]
+            token = next(answer, None)
+            is_cancelled = one.cancelled_after is not None and len(answer.token_ids) >= one.cancelled_after
+            if is_cancelled:
+                answer.close()
+                closed.add(answer)
+            if token is None or is_cancelled:
+                unread.remove((one, answer))
+        assert len(engine.draft_losses) == 2
+        assert engine.draft_failure is None
+        assert not engine.worker._slots_in_use
+        assert max(len(sequences) for sequences in passes_of(engine)) == 4
+        accepted = sum(event.fields["num_accepted"] for event in events_of(engine, "target_pass"))
+        assert accepted > 50
+        for one, answer in begun:
+            (check_beginning if answer in closed else check_whole)(engine, one, answer)
+    assert [life.error for life in drafts.lives] == [None] * 3
+
+
+def test_threads_that_read_their_own_answers_get_what_each_gets_alone() -> None:
+    draw = random.Random("threads")
+    shares = [[asked(draw, number) for number in range(6)] for _ in range(6)]
+    found: dict[int, list[tuple[Asked, Answer]]] = {}
+
+    def read(number: int) -> None:
+        found[number] = [(one, one.begin(engine)) for one in shares[number]]
+        for _, answer in found[number]:
+            answer.result()
+
+    with pair(CHAINS, TREES, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.001) as (engine, draft):
+        threads = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(len(shares))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        for number in range(len(shares)):
+            for one, answer in found[number]:
+                check_whole(engine, one, answer)
+    assert draft.error is None
+
+
+def test_a_list_of_prompts_is_answered_in_its_order() -> None:
+    prompts = [(3, 1, 4, 1, number) for number in range(7)]
+    with pair(CHAINS, max_num_seqs=3) as (engine, _):
+        answers = engine.generate(prompts, params(20), decoding=decoding(Mode.ASYNCHRONOUS, policy="chain"))
+        assert max(len(sequences) for sequences in passes_of(engine)) == 3
+    assert [answer.token_ids for answer in answers] == [reference(20, prompt)[len(prompt) :] for prompt in prompts]
+
+
+# A draft's candidates are as good beside others as alone
+
+
+@lru_cache
+def text_behind(prompt: tuple[int, ...]) -> tuple[int, ...]:
+    return reference(NUM_SCHEDULED + 20, prompt)
+
+
+NUM_SCHEDULED = 120
+
+
+class PromptedOracle(OracleDrafter):
+    """Right by a schedule of the prompt's own, behind each of eight."""
+
+    def __init__(self) -> None:
+        super().__init__((), always_wrong(), VOCAB_SIZE)
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        super().open(token_ids, capacity, fan_out)
+        prompt = tuple(token_ids[: len(PROMPT)])
+        self._reference, self._schedule = text_behind(prompt), right_with_probability(0.7, prompt[-1])
+
+
+EIGHT_PROMPTS = [(*PROMPT[:-1], number) for number in range(8)]
+
+
+def judged_in(schedule: DecodingConfig, max_num_seqs: int) -> list[tuple[int, int]]:
+    """For each of the eight prompts: candidates that were accepted, and candidates that were tested."""
+    with pair({"oracle": PromptedOracle}, max_num_seqs=max_num_seqs) as (engine, draft):
+        answers = engine.generate(EIGHT_PROMPTS, params(NUM_SCHEDULED), decoding=schedule)
+        expected = [text_behind(prompt)[len(PROMPT) :][:NUM_SCHEDULED] for prompt in EIGHT_PROMPTS]
+        assert [answer.token_ids for answer in answers] == expected
+        passes = [event for event in events_of(engine, "target_pass") if isinstance(event, TargetPass)]
+    assert draft.error is None
+    counts = []
+    for answer in answers:
+        own = [event for event in passes if event.sequence_id == answer.sequence_id]
+        num_accepted = sum(event.num_accepted for event in own)
+        num_rejected = sum(event.num_accepted < event.num_judged for event in own)
+        counts.append((num_accepted, num_accepted + num_rejected))
+    return counts
+
+
+def test_blocks_of_eight_requests_are_accepted_as_those_of_each_alone() -> None:
+    """Blocks that are waited for do not depend on timing, so the counts are equal, request by request."""
+    schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=20.0)
+    together = judged_in(schedule, 8)
+    assert together == judged_in(schedule, 1)
+    assert all(accepted > 30 for accepted, _ in together)
+    assert len(set(together)) > 4  # each by its own schedule
+
+
+@pytest.mark.parametrize("policy", ["chain", "auto"])
+def test_what_came_in_time_for_eight_requests_is_accepted_as_often_as_alone(policy: str) -> None:
+    """Which candidates come in time depends on timing, whether they are right on their position alone.
+
+    The difference of two shares of at least 500 tests each has a standard deviation below 0.03.
+    """
+    schedule = decoding(Mode.ASYNCHRONOUS, 4, policy=policy)
+    shares = []
+    for max_num_seqs in (8, 1):
+        accepted, tested = map(sum, zip(*judged_in(schedule, max_num_seqs), strict=True))
+        assert tested > 500
+        shares.append(accepted / tested)
+    assert abs(shares[0] - shares[1]) < 0.12
+
+
+# None holds up the others
+
+
+def test_an_answer_that_nobody_reads_holds_up_no_other_and_is_computed_beside_it() -> None:
+    with pair({}, max_num_seqs=2) as (engine, _):
+        unread = engine.submit(START, params(30))
+        assert engine.generate(START, params(20)).token_ids == reference(20, START)[1:]
+        assert passes_of(engine) == [[1, 2]] * 20
+        first = [next(unread).token_id for _ in range(20)]
+        assert len(passes_of(engine)) == 20  # they were there
+        assert (*first, *(token.token_id for token in unread)) == reference(30, START)[1:]
+        assert passes_of(engine) == [[1, 2]] * 20 + [[1]] * 10
+
+
+def test_the_slot_of_a_closed_answer_is_free_at_the_next_step() -> None:
+    with pair({}, max_num_seqs=2) as (engine, _):
+        closed, other, waiting = (engine.submit(START, params(20)) for _ in range(3))
+        for _ in range(3):
+            next(closed)
+        closed.close()
+        assert next(waiting).token_id == reference(1, START)[1]
+        assert passes_of(engine) == [[1, 2]] * 3 + [[2, 3]]
+        assert other.result().token_ids == waiting.result().token_ids == reference(20, START)[1:]
+
+
+def test_a_draft_takes_the_place_of_a_closed_sequence_for_the_next_one() -> None:
+    with pair({"oracle": PromptedOracle}, max_num_seqs=2) as (engine, draft):
+        schedule = decoding(Mode.SYNCHRONOUS, 3)
+        other = engine.submit(EIGHT_PROMPTS[0], params(NUM_SCHEDULED), decoding=schedule)
+        for prompt in EIGHT_PROMPTS[1:]:
+            closed = engine.submit(prompt, params(NUM_SCHEDULED), decoding=schedule)
+            for _ in range(5):
+                next(closed)
+            closed.close()
+        answer = engine.generate(EIGHT_PROMPTS[0], params(50), decoding=schedule)
+        assert answer.metrics.num_accepted > 10
+        assert other.result().metrics.num_tokens_alone == 0
+    assert draft.error is None
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks(num_chunks: int) -> None:
+    prompt = tuple(number % VOCAB_SIZE for number in range(num_chunks * CHUNK + 1))
+    with pair({}, max_num_seqs=3, prefill_chunk=CHUNK) as (engine, _):
+        others = [engine.submit(START, params(30)) for _ in range(2)]
+        next(others[0])
+        num_before = len(steps_of(engine))
+        long = engine.submit(prompt, params(5))
+        next(long)
+        expected = [("target_prefill", [3]), ("target_pass", [1, 2])] * num_chunks
+        expected[-1] = ("target_pass", [1, 2, 3])
+        assert steps_of(engine)[num_before:] == expected
+        assert long.result().token_ids == reference(5, prompt)[len(prompt) :]
+        assert [other.result().token_ids for other in others] == [reference(30, START)[1:]] * 2
+
+
+def test_a_prompt_that_comes_in_alone_is_taken_in_at_once() -> None:
+    prompt = tuple(number % VOCAB_SIZE for number in range(3 * CHUNK + 1))
+    with pair({}, max_num_seqs=3, prefill_chunk=CHUNK) as (engine, _):
+        next(engine.submit(prompt, params(5)))
+        assert steps_of(engine) == [("target_prefill", [1]), ("target_pass", [1])]
+
+
+def test_an_answer_that_is_closed_amid_its_prompt_leaves_its_slot() -> None:
+    prompt = tuple(number % VOCAB_SIZE for number in range(3 * CHUNK + 1))
+    with pair({}, max_num_seqs=2, prefill_chunk=CHUNK) as (engine, _):
+        other = engine.submit(START, params(30))
+        next(other)
+        long = engine.submit(prompt, params(5))
+        next(other)
+        long.close()
+        assert engine.generate(START, params(10)).token_ids == reference(10, START)[1:]
+        assert other.result().token_ids == reference(30, START)[1:]
+        assert [name for name, sequences in steps_of(engine) if 2 in sequences] == ["target_prefill"]
+
+
+def test_one_whose_draft_is_at_long_work_has_two_others_wait_for_nothing() -> None:
+    """Its policy waits in each pass when it is alone; beside two others less than half would, so the pass begins."""
+
+    class Slow(TableTreeDrafter):
+        def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
+            time.sleep(0.1)
+            return super().expand(root, nodes, num_tokens)
+
+    schedule = decoding(Mode.ASYNCHRONOUS, 4, policy="branching", max_silence_seconds=20.0)
+    with pair({}, {"slow": Slow}, max_num_seqs=3) as (engine, _):
+        assert engine.generate(START, params(10), decoding=schedule).token_ids == reference(10, START)[1:]
+        num_waits, num_passes = len(events_of(engine, "target_wait")), len(passes_of(engine))
+        assert num_waits > 0
+        waiter = engine.submit(START, params(30), decoding=schedule)
+        others = [engine.submit(START, params(30), decoding=PLAIN) for _ in range(2)]
+        for other in others:
+            assert other.result().token_ids == reference(30, START)[1:]
+        assert len(passes_of(engine)) == num_passes + 30
+        assert len(events_of(engine, "target_wait")) == num_waits
+        assert waiter.result().token_ids == reference(30, START)[1:]
+
+
+def test_more_requests_than_slots_are_admitted_in_the_order_in_which_they_were_submitted() -> None:
+    """Whichever is read first; one that was closed meanwhile is left out."""
+    with pair({}, max_num_seqs=2) as (engine, _):
+        answers = [engine.submit(START, params(10 + number)) for number in range(6)]
+        answers[3].close()
+        kept = [answer for number, answer in enumerate(answers) if number != 3]
+        for answer in reversed(kept):
+            answer.result()
+        assert [answer.generation.sequence_id for answer in kept] == [1, 2, 3, 4, 5]
+        lengths = [10, 11, 12, 14, 15]
+        assert [answer.token_ids for answer in kept] == [reference(number, START)[1:] for number in lengths]
+        passes = passes_of(engine)
+        firsts = [next(n for n, sequences in enumerate(passes) if number in sequences) for number in range(1, 6)]
+        assert firsts == [0, 0, 10, 11, 22]
+
+
+def test_a_pass_that_is_not_finite_ends_its_own_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = (9, 9, 9)
+    with pair({}, max_num_seqs=3) as (engine, _):
+        model: Any = engine.worker.model
+        forward = model.forward
+
+        def spoilt(token_ids: Any, cache: Any, *rest: Any, **options: Any) -> Any:
+            output = forward(token_ids, cache, *rest, **options)
+            return replace(output, logits=output.logits * math.nan) if cache.length == 6 else output
+
+        monkeypatch.setattr(model, "forward", spoilt)
+        answers = [engine.submit(given, params(10)) for given in (START, prompt, (1,) * 8)]
+        assert answers[2].result().token_ids == reference(10, (1,) * 8)[8:]
+        for answer in answers[:2]:
+            with pytest.raises(Exception, match="is nan"):
+                answer.result()
+        monkeypatch.undo()
+        assert engine.generate(START, params(10)).token_ids == reference(10, START)[1:]
+        assert not engine.worker._slots_in_use
+
+
+def test_an_admission_that_fails_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair({}, max_num_seqs=2) as (engine, _):
+
+        def refuse(sequence: object) -> None:
+            raise OSError("no")
+
+        for _ in range(3):
+            with monkeypatch.context() as broken:
+                broken.setattr(engine.worker.client, "open", refuse)
+                with pytest.raises(OSError, match="no"):
+                    engine.generate(START, params(10))
+        answers = [engine.submit(START, params(10)) for _ in range(2)]
+        assert [answer.result().token_ids for answer in answers] == [reference(10, START)[1:]] * 2
+        assert [len(sequences) for sequences in passes_of(engine)] == [2] * 10
+
+
+# Hours of it
+
+
+def arrivals(engine: Engine, draw: random.Random) -> Iterator[None]:
+    """Requests that come by chance and are read by chance, some closed, some dropped; yields after each token."""
+    unread: list[tuple[Asked, Answer]] = []
+    for number in range(1 << 62):
+        if len(unread) < 12 and draw.random() < 0.1:
+            one = asked(draw, number)
+            unread.append((one, one.begin(engine)))
+        if unread:
+            one, answer = draw.choice(unread)
+            token = next(answer, None)
+            if token is None:
+                unread.remove((one, answer))
+                if number % 20 == 0:
+                    check_whole(engine, one, answer)
+            elif one.cancelled_after is not None and len(answer.token_ids) >= one.cancelled_after:
+                unread.remove((one, answer))
+                if draw.random() < 0.5:
+                    answer.close()
+            del one, answer
+        yield
+
+
+def settle(engine: Engine) -> None:
+    """Until nothing is at work."""
+    gc.collect()
+    engine.generate(PROMPT, params(2), decoding=PLAIN)
+    assert not engine.worker._slots_in_use
+    assert not engine._turns._queue
+
+
+def resident_megabytes() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * 3600)
+def test_memory_descriptors_and_slots_stay_as_they_are_however_many_come() -> None:
+    """`AMUSD_ARRIVAL_MINUTES` says for how long. The draft is lost once in a while."""
+    draw = random.Random("arrivals")
+    seen: list[float] = []
+    end = time.monotonic() + 60 * MINUTES
+    with restarting_pair(CHAINS, TREES, max_num_seqs=4, eos_token_id=EOS, pass_seconds=0.0005, prefill_chunk=CHUNK) as (
+        engine,
+        drafts,
+    ):
+        coming = arrivals(engine, draw)
+        while len(seen) < 3 or time.monotonic() < end:
+            for _ in range(2000):
+                next(coming)
+            if draw.random() < 0.3:
+                drafts.lives[-1].link.kill()
+            engine.worker.recorder._records.clear()
+            for life in drafts.lives:
+                life.recorder._records.clear()
+            gc.collect()
+            seen.append(resident_megabytes())
+            assert num_descriptors() == (descriptors := num_descriptors())
+            assert len(engine.worker._free_slots) + len(engine.worker._slots_in_use) == 4
+            assert len(engine.worker.client._sequences) <= 4 + len(engine.worker._finished)
+        coming.close()
+        settle(engine)
+        assert descriptors == num_descriptors()
+        assert engine.draft_failure is None
+    late = seen[len(seen) // 2 :]
+    assert max(late) - min(late) < 30, seen

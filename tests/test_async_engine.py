@@ -1,0 +1,251 @@
+"""The engine for asyncio: it blocks no event loop, ends what nobody waits for, and says where an answer is read."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from runtime.pair import PROMPT, VOCAB_SIZE, KeepingRecorder, paced_model, params, reference
+
+from amusd import AsyncEngine
+from amusd.engine import Engine
+from amusd.errors import ConfigError, StateError
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.target_worker import TargetWorker
+from amusd.testing.table import TableTokenizer
+
+DEADLINE_SECONDS = 60.0
+LONG = 300
+"""Tokens of an answer that is not to end by itself."""
+
+
+def answer_of(num_tokens: int) -> list[int]:
+    return list(reference(num_tokens)[len(PROMPT) :])
+
+
+def plain_engine(max_num_seqs: int = 4, pass_seconds: float = 0.0) -> Engine:
+    recorder = KeepingRecorder("target")
+    client = DraftClient(recorder, VOCAB_SIZE)
+    return Engine(
+        TargetWorker(paced_model(pass_seconds), recorder, client, max_num_seqs), TableTokenizer(VOCAB_SIZE, None)
+    )
+
+
+@asynccontextmanager
+async def launched(max_num_seqs: int = 4) -> AsyncIterator[tuple[AsyncEngine, Engine]]:
+    engine = plain_engine(max_num_seqs)
+    async with AsyncEngine(lambda: engine) as asynchronous:
+        yield asynchronous, engine
+
+
+@contextmanager
+def on_pass(engine: Engine, act: Callable[[int], None]) -> Iterator[list[int]]:
+    """Call `act` in each pass with its number, from 1; the list ends with the number of passes so far."""
+    model, passes = engine.worker.model, [0]
+    forward = model.forward
+
+    def counted(*args: Any, **options: Any) -> Any:
+        passes.append(passes[-1] + 1)
+        act(passes[-1])
+        return forward(*args, **options)
+
+    model.forward = counted  # type: ignore[method-assign]
+    yield passes
+    model.forward = forward  # type: ignore[method-assign]
+
+
+def run(work: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(work, DEADLINE_SECONDS))
+
+
+def num_at_work(engine: Engine) -> int:
+    return len(engine.worker._slots_in_use)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - what is waited for happens in another thread
+        await asyncio.sleep(0.001)
+
+
+def test_an_answer_is_streamed_and_kept_whole() -> None:
+    async def work() -> None:
+        async with launched() as (engine, _):
+            answer = engine.stream(PROMPT, params(20))
+            with pytest.raises(StateError, match="not finished"):
+                _ = answer.generation
+            assert [token.token_id async for token in answer] == answer_of(20)
+            assert list(answer.generation.token_ids) == answer_of(20)
+            assert (await engine.generate(PROMPT, params(7))).finish_reason.value == "length"
+
+    run(work())
+
+
+def test_many_tasks_are_answered_at_a_time_and_more_wait() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=3) as (engine, own):
+            most: list[int] = []
+            with on_pass(own, lambda _: most.append(num_at_work(own))):
+                found = await asyncio.gather(*(engine.generate(PROMPT, params(10 + n)) for n in range(8)))
+            assert [list(one.token_ids) for one in found] == [answer_of(10 + n) for n in range(8)]
+            assert max(most) == 3
+
+    run(work())
+
+
+def test_two_event_loops_share_an_engine() -> None:
+    async def work() -> None:
+        async with launched() as (engine, _):
+            other = asyncio.to_thread(lambda: asyncio.run(engine.generate(PROMPT, params(30))))
+            found = await asyncio.gather(other, engine.generate(PROMPT, params(20)))
+            assert [list(one.token_ids) for one in found] == [answer_of(30), answer_of(20)]
+
+    run(work())
+
+
+def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
+    """Each pass waits for the event loop, which would wait for it in turn."""
+
+    async def work() -> None:
+        async with launched() as (engine, own):
+            loop = asyncio.get_running_loop()
+            turns: list[bool] = []
+
+            def ask_the_loop(_number: int) -> None:
+                turned = threading.Event()
+                loop.call_soon_threadsafe(turned.set)
+                turns.append(turned.wait(DEADLINE_SECONDS / 2))
+
+            with on_pass(own, ask_the_loop):
+                assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
+                reading = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
+                await until(lambda: len(turns) > 10)
+                reading.cancel()
+                await asyncio.wait([reading])
+                await engine.aclose()
+            assert all(turns)
+
+    run(work())
+
+
+def test_a_cancelled_task_frees_its_slot_within_a_pass() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=1) as (engine, own):
+            with on_pass(own, lambda _: None) as passes:
+                task = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
+                await until(lambda: passes[-1] > 3)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert passes[-1] < LONG
+                assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
+
+    run(work())
+
+
+@pytest.mark.parametrize("how", ["leave", "fail", "time out", "cancel"])
+def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
+    async def read(engine: AsyncEngine) -> None:
+        async for _ in engine.stream(PROMPT, params(LONG)):
+            if how == "leave":
+                break
+            if how == "fail":
+                raise ZeroDivisionError
+            await asyncio.sleep(0 if how == "time out" else DEADLINE_SECONDS)
+
+    async def work() -> None:
+        async with launched(max_num_seqs=1) as (engine, own):
+            if how == "cancel":
+                answer = engine.stream(PROMPT, params(LONG))
+                first = await anext(aiter(answer))
+                answer.cancel()
+                assert len([first, *[token async for token in answer]]) < LONG
+            elif how == "leave":
+                await read(engine)
+            else:
+                raised = pytest.raises(ZeroDivisionError if how == "fail" else asyncio.TimeoutError)
+                with on_pass(own, lambda _: threading.Event().wait(0.01)), raised:
+                    await asyncio.wait_for(read(engine), 0.2)
+            gc.collect()
+            await until(lambda: num_at_work(own) == 0)
+            assert not own.turns._at_work
+            assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
+
+    run(work())
+
+
+def test_what_is_wrong_is_raised_where_the_answer_is_read() -> None:
+    async def work() -> None:
+        async with launched() as (engine, own):
+            answer = engine.stream([], params(5))
+            with pytest.raises(ConfigError, match="has no tokens"):
+                await answer.result()
+
+            def fail(number: int) -> None:
+                if number == 3:
+                    raise ConfigError("a pass went wrong")
+
+            with on_pass(own, fail):
+                failing = engine.stream(PROMPT, params(20))
+                with pytest.raises(ConfigError, match="went wrong"):
+                    await failing.result()
+                assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
+
+    run(work())
+
+
+def test_closing_ends_what_is_read_and_what_is_asked() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=1) as (engine, own):
+            with on_pass(own, lambda _: None) as passes:
+                reading = [asyncio.ensure_future(engine.generate(PROMPT, params(LONG))) for _ in range(2)]
+                await until(lambda: passes[-1] > 3)
+                await engine.aclose()
+                await engine.aclose()
+            found = await asyncio.gather(*reading, engine.generate(PROMPT), return_exceptions=True)
+            assert [str(error) for error in found] == ["the engine is closed: launch another one"] * 3
+            assert not engine._thread.is_alive() or engine._thread.join(DEADLINE_SECONDS) is None
+
+    run(work())
+
+
+def test_what_launching_and_closing_raise_is_raised_there() -> None:
+    def fail() -> None:
+        raise OSError("the link is gone")
+
+    async def work() -> None:
+        with pytest.raises(ConfigError, match="did you mean"):
+            async with AsyncEngine.launch(drafter=None, max_num_seq=3):
+                pass
+        with pytest.raises(StateError, match="is not launched"):
+            await AsyncEngine(plain_engine).generate(PROMPT)
+        own = plain_engine()
+        own.worker.shut_down = fail  # type: ignore[method-assign]
+        engine = await AsyncEngine(lambda: own)
+        with pytest.raises(OSError, match="the link is gone"):
+            await engine.aclose()
+
+    run(work())
+
+
+def test_an_engine_whose_launch_was_not_awaited_to_its_end_is_closed() -> None:
+    async def work() -> None:
+        own, go_on = plain_engine(), threading.Event()
+
+        def make() -> Engine:
+            assert go_on.wait(DEADLINE_SECONDS)
+            return own
+
+        engine = AsyncEngine(make)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(engine.__aenter__(), 0.01)
+        go_on.set()
+        await asyncio.to_thread(engine._thread.join, DEADLINE_SECONDS)
+        with pytest.raises(StateError, match="is closed"):
+            own.generate(PROMPT)
+
+    run(work())

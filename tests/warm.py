@@ -1,0 +1,303 @@
+"""Processes that begin with torch and transformers imported: forks of one server, since an import takes seconds.
+
+`Popen` is `subprocess.Popen` for commands of Python. The process that it starts is a fork of the server, and what that
+starts in turn is a fork of it. All else is real: process ids, parents, sessions, signals, descriptors, exit
+codes. A forked process has the server's modules, as they are after their import, and the server's seed of `hash`.
+
+A new interpreter is started as ever for other commands, by a process with more than one thread (locks of the others
+would stay held in a fork), on other systems than Linux, and everywhere with pytest's `--new-interpreters`, as in
+`make test-all`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+IMPORTED = (
+    "torch",
+    "torch.distributed.run",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.tokenization_utils_tokenizers",
+    "amusd.commands.run",
+    "amusd.runtime.startup",
+    "launch.run",
+    "launch.jobs",
+    "launch.sweep",
+    "launch.compose",
+)
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_MAX_BYTES = 2**20
+_start_interpreter: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_PARAMETERS = inspect.signature(_start_interpreter)
+
+
+class Popen(subprocess.Popen[Any]):
+    """A process that is the server's child, seen as if it were this one's."""
+
+    is_forked = sys.platform.startswith("linux")
+    """False: it is started as `subprocess` does."""
+    _status: int | None = None
+    """Descriptor that gives the exit code, once; None of a child of this process."""
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = _PARAMETERS.bind(self, *given).arguments
+        if not (self.is_forked and _is_forkable(asked)):
+            _start_interpreter(self, *given)
+            return
+        self._status, theirs = os.pipe()
+        with os.fdopen(theirs, "wb"):
+            self.pid = _server().start(asked, theirs)
+        self._child_created = True
+        self._close_pipe_fds(*(asked[name] for name in _PIPES))  # type: ignore[attr-defined]
+
+    def _internal_poll(self, *given: Any, **named: Any) -> int | None:
+        if self._status is None and self.returncode is None:
+            return super()._internal_poll(*given, **named)  # type: ignore[misc, no-any-return]
+        self._look(0.0)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self._status is None and self.returncode is None:
+            return super()._wait(timeout)  # type: ignore[misc, no-any-return]
+        self._look(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return self.returncode
+
+    def _look(self, timeout: float | None) -> None:
+        if self._status is not None and select.select([self._status], [], [], timeout)[0]:
+            told = os.read(self._status, 16)
+            os.close(self._status)
+            self._status = None
+            self.returncode = int(told or -signal.SIGKILL)
+
+
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def _is_forkable(asked: Mapping[str, Any]) -> bool:
+    """Whether this is a script or a module for this very interpreter, with nothing that only exec could do."""
+    args = asked["args"]
+    if isinstance(args, str | bytes | os.PathLike) or list(args)[:1] != [sys.executable] or asked["shell"]:
+        return False
+    first = next(iter(_program(args)), "-")
+    return (first == "-m" or not first.startswith("-")) and asked["executable"] is None and asked["umask"] < 0
+
+
+def _program(args: Sequence[str]) -> list[str]:
+    """A command of Python without the interpreter and its `-u`."""
+    words = [os.fspath(word) for word in args][1:]
+    return words[1:] if words[:1] == ["-u"] else words
+
+
+class _Server:
+    """The process that forks, as its parent has it."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            variables = {**os.environ, "PYTHONPATH": str(ROOT), **_ONE_THREAD}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__], stdin=theirs, env=variables, start_new_session=True
+            )
+        atexit.register(self.close)
+
+    def start(self, asked: Mapping[str, Any], status: int) -> int:
+        """Start a process whose exit code is to be written to `status`; return its process id."""
+        streams = [asked[name] if asked[name] != -1 else own for own, name in enumerate(_STREAMS)]
+        orders = {
+            "words": _program(asked["args"]),
+            "cwd": os.fspath(asked["cwd"] or Path.cwd()),
+            "environ": dict(os.environ if asked["env"] is None else asked["env"]),
+            "start_new_session": bool(asked["start_new_session"]),
+        }
+        socket.send_fds(self._channel, [json.dumps(orders).encode()], [*streams, status])
+        return int(self._channel.recv(_MAX_BYTES))
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.wait()
+
+
+_STREAMS = ("p2cread", "c2pwrite", "errwrite")
+
+
+@functools.cache
+def _server() -> _Server:
+    return _Server()
+
+
+def main() -> None:
+    """The server: imports, then forks a process for each message, until its parent hangs up."""
+    channel = socket.socket(fileno=os.dup(0))
+    for module in IMPORTED:
+        importlib.import_module(module)
+    subprocess.Popen._execute_child = _fork_child  # type: ignore[attr-defined]
+    gc.collect()
+    running: dict[int, tuple[int, int]] = {}
+    while True:
+        for ready in select.select([channel, *running], [], [])[0]:
+            if ready in running:
+                pid, status = running.pop(ready)
+                os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+                os.close(status)
+                os.close(ready)
+                continue
+            text, given, _, _ = socket.recv_fds(channel, _MAX_BYTES, 4)
+            if not text:
+                return
+            *streams, status = given
+            pid = os.fork()
+            if pid == 0:
+                _become(**json.loads(text), streams=streams)
+            for stream in streams:
+                os.close(stream)
+            running[os.pidfd_open(pid)] = (pid, status)
+            channel.send(str(pid).encode())
+
+
+def _fork_child(self: Any, *given: Any) -> None:
+    """In the place of `subprocess.Popen._execute_child`, in the server's forks."""
+    asked = _PARAMETERS.bind(self, *given).arguments
+    if len(list(Path("/proc/self/task").iterdir())) > 1 or not _is_forkable(asked):
+        _start_interpreter(self, *given)
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    self.pid = os.fork()
+    if self.pid == 0:
+        _become(
+            words=_program(asked["args"]),
+            cwd=asked["cwd"],
+            environ=dict(os.environ if asked["env"] is None else asked["env"]),
+            start_new_session=asked["start_new_session"],
+            streams=[asked[name] if asked[name] != -1 else own for own, name in enumerate(_STREAMS)],
+            keep=asked["pass_fds"],
+            preexec=asked["preexec_fn"],
+        )
+    self._child_created = True
+    self._close_pipe_fds(*(asked[name] for name in _PIPES))
+
+
+def _become(
+    *,
+    words: list[str],
+    cwd: str | None,
+    environ: dict[str, str],
+    start_new_session: bool,
+    streams: Sequence[int],
+    keep: Sequence[int] = (),
+    preexec: Callable[[], object] | None = None,
+) -> NoReturn:
+    """Be the process that runs this program, from just after the fork to the exit code."""
+    code = 1
+    try:
+        gc.freeze()  # what the parent has is never collected here: descriptors of the same number are others
+        _take_descriptors(streams, keep)
+        _forget_parent()
+        os.environ.clear()
+        os.environ.update(environ)
+        if cwd is not None:
+            os.chdir(cwd)
+        if start_new_session:
+            os.setsid()
+        if preexec is not None:
+            preexec()
+        code = _code_of(words)
+    except BaseException:  # noqa: BLE001 - the end of the process: told in full, and the exit code says so
+        traceback.print_exc()
+    os._exit(code)
+
+
+def _take_descriptors(streams: Sequence[int], keep: Sequence[int]) -> None:
+    """Have these as standard streams, `keep` as they are, and nothing else of the parent's.
+
+    The parent's other numbers stay taken: what it has in memory may still close them.
+    """
+    for number, stream in enumerate([os.dup(stream) for stream in streams]):  # above them all
+        os.dup2(stream, number)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in (0, 1, 2, nothing, *keep):
+            os.dup2(nothing, descriptor, inheritable=False)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the rest of the process
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+        errors, is_line_wise = ("strict", os.isatty(1)) if number == 1 else ("backslashreplace", True)
+        text = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=is_line_wise)
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+
+
+def _forget_parent() -> None:
+    """Put back what exec would have: signals, what happens at exit, and what the parent has set in modules."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)) and number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    tempfile.tempdir = None
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore", DeprecationWarning)
+    warnings.simplefilter("ignore", ResourceWarning)
+
+
+def _code_of(words: list[str]) -> int:
+    """Run a program as `__main__`; return its exit code."""
+    code = 0
+    try:
+        if words[0] == "-m":
+            sys.path[0], sys.argv = str(Path.cwd()), words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0], sys.argv = str(Path(words[0]).resolve().parent), words
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            sys.stderr.write(f"{end.code}\n")
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 - as an interpreter does
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        code = 120
+    return code
+
+
+if __name__ == "__main__":
+    main()
