@@ -1,6 +1,6 @@
 """Commands that need no pair of workers: `bench` and `simulate`, and what `trace` needs to know of a run directory.
 
-Only `bench` loads torch, and starts the processes that it needs itself.
+`bench` and `simulate` load torch when they run; `bench` starts the processes that it needs itself.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from pathlib import Path
 
 import yaml
 
-from amusd.commands.simulate.inputs import inputs_of
-from amusd.commands.simulate.run import simulate, simulate_text
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
@@ -45,6 +43,9 @@ def run_bench(config: RunConfig) -> int:
 
 def run_simulation(config: RunConfig) -> int:
     """Predict; returns the exit code. Raises `ConfigError` when inputs are missing or the run directory is in use."""
+    from amusd.commands.simulate.inputs import inputs_of
+    from amusd.commands.simulate.run import simulate, simulate_text
+
     inputs = inputs_of(config)
     directory = create_run_directory(config)
     tell(f"run directory: {directory}")

@@ -1,7 +1,4 @@
-"""What a target has seen of the pair at work, and the view of it that its policy decides on.
-
-The real target and the simulated one have one each, so a policy cannot tell them apart.
-"""
+"""What a target has seen of the pair at work, and the view of it that its policy decides on."""
 
 from __future__ import annotations
 

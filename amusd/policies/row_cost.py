@@ -31,10 +31,6 @@ class RowCost:
         """The time of a further row as a share of a pass with one row, in [0, 1]."""
         return self._row_share
 
-    def share_for_each_of(self, num_sequences: int) -> float:
-        """Return the share that one more row for each sequence adds to a pass with one row for each."""
-        return self._row_share * num_sequences / (1 + self._row_share * (num_sequences - 1))
-
     @property
     def row_ns(self) -> float:
         """The time of a further row in nanoseconds; 0 before passes of different sizes were seen."""

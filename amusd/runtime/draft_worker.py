@@ -88,10 +88,21 @@ class DraftWorker:
 
     def step(self) -> None:
         """Receive, roll back, propose, send. Raises `PeerLostError`."""
+        self.take_in()
+        self.propose()
+
+    def take_in(self) -> None:
+        """Receive what has arrived, and bring each sequence in line with its verdict; wait where nothing can be done.
+
+        Raises `PeerLostError`.
+        """
         self._receive()
         for sequence in self._sequences.values():
             if self._roll_back(sequence):
                 self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left
+
+    def propose(self) -> None:
+        """Compute one step for the sequences that have work, and send what it found. Raises `PeerLostError`."""
         for forest in self._forests.values():
             self._propose(forest)
 

@@ -88,7 +88,7 @@ class TargetWorker:
     def step(self) -> None:
         """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in."""
         self._prefill()
-        sequences = [sequence for sequence in self._slots_in_use if sequence.is_prefilled]
+        sequences = self._next_sequences()
         if sequences:
             blocks = self._next_blocks(sequences)
             self._verify(sequences, blocks)
@@ -127,6 +127,10 @@ class TargetWorker:
         end_ns = self.recorder.now_ns()
         sequence.tally.prefill_ns += end_ns - start_ns
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
+
+    def _next_sequences(self) -> list[TargetSequence]:
+        """Those that the next pass takes in."""
+        return [sequence for sequence in self._slots_in_use if sequence.is_prefilled]
 
     def _next_blocks(self, sequences: Sequence[TargetSequence]) -> list[Block]:
         """Drain what has arrived and ask each policy, until the pass begins.

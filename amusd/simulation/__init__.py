@@ -1,1 +1,1 @@
-"""The real sessions and policies on a virtual clock, to predict speed-ups. Standard library only."""
+"""The real workers on virtual time, with models that only cost time, to predict speed-ups."""

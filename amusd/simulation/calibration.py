@@ -188,10 +188,10 @@ class _Measured:
         return _shared(found)
 
     def _before_verdict(self) -> Iterator[int]:
-        """Yield nanoseconds from the end of a pass to the sending of its verdict."""
+        """Yield nanoseconds from the end of a pass to the sending of its verdict, which is recorded first."""
         for events in self.target.values():
             last: Event | None = None
-            for event in events:
+            for event in sorted(events, key=lambda event: (event.end_ns, isinstance(event, Send))):
                 if isinstance(event, TargetPass):
                     last = event
                 elif isinstance(event, Send) and event.message == "verdict" and last is not None:

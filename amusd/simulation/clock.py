@@ -1,165 +1,155 @@
-"""A virtual clock, and what lives by it: workers that are busy or listen, links between them, their recorders.
+"""Virtual time for the two real workers, each at its own; the link between them, and their recorders.
 
-Times are whole nanoseconds, so that runs repeat exactly. At equal times messages arrive first, then the draft goes on,
-then the target: what was sent in time is seen. Joint work begins last.
+Times are whole nanoseconds, so that runs repeat exactly. The target is the main program. Whenever its time passes, the
+draft works until it has come as far. A message is seen from its arrival on, which its sender's time decides. At equal
+times the draft acts first, then the target.
+
+The draft may act only at times up to which all that the target sends is known. Where it would look for a message later,
+`NotYet` ends its act before anything has changed, and the act is begun again once the target has come further.
 """
 
 from __future__ import annotations
 
-import functools
-import heapq
+import math
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, TypeAlias
+from typing import Any
 
-from amusd.errors import InvariantError
 from amusd.protocol.messages import Message
 from amusd.simulation.cost import Duration
 from amusd.tracing.events import NO_SEQUENCE
-from amusd.tracing.messages import record_message
 from amusd.tracing.recorder import Recorder
 from amusd.types import Role
 
-ARRIVAL, DRAFT, TARGET, BEGINNING = range(4)
-"""Ranks: who comes first at equal times."""
+
+class NotYet(Exception):  # noqa: N818 - nothing is wrong
+    """What the draft would receive is not known before the target has gone on."""
+
+
+@dataclass
+class Direction:
+    """One direction of a link. Messages arrive in order, each `delay` after its sending or with the one before it."""
+
+    delay: Duration
+    random: Random
+    _on_their_way: deque[tuple[int, Message]] = field(default_factory=deque)
+    _last_ns: int = 0
+
+    @property
+    def next_ns(self) -> float:
+        """When the next message arrives; infinite if none is on its way."""
+        return self._on_their_way[0][0] if self._on_their_way else math.inf
+
+    def send(self, now_ns: int, message: Message) -> None:
+        """Put a message on its way; costs the sender no time."""
+        self._last_ns = max(now_ns + self.delay.draw(self.random), self._last_ns)
+        self._on_their_way.append((self._last_ns, message))
+
+    def take(self, now_ns: int) -> Message | None:
+        """Return the next message that has arrived by now."""
+        return self._on_their_way.popleft()[1] if self.next_ns <= now_ns else None
+
+
+@dataclass
+class Clock:
+    """The times of the two workers."""
+
+    to_draft: Direction
+    to_target: Direction
+    draft_acts: deque[Callable[[], None]] = field(default_factory=deque)
+    """What the draft does in turns: `DraftWorker.take_in` and `propose`; empty: there is no draft."""
+    target_ns: int = 0
+    draft_ns: int = 0
+    _busy_until_ns: int = -1
+    """The end of the target's latest pass or prefill."""
+    _known_until_ns: int = 0
+    """The target sends nothing before this time, but for what it does when a message arrives that it waits for."""
+    _target_waits: bool = False
+
+    @property
+    def target_works(self) -> bool:
+        """Whether the target computes at the draft's time."""
+        return self.draft_ns <= self._busy_until_ns
+
+    @property
+    def draft_works(self) -> bool:
+        """Whether the draft computes at the target's time."""
+        return self.draft_ns > self.target_ns
+
+    def compute(self, ns: int) -> None:
+        """Have the target compute."""
+        self._busy_until_ns = self.target_ns + ns
+        self.let_pass(ns)
+
+    def let_pass(self, ns: int) -> None:
+        """Have the target's time pass."""
+        if ns:
+            self._run_draft(self.target_ns + ns)
+            self.target_ns += ns
+
+    def receive_at_target(self, timeout: float) -> Message | None:
+        """As `Transport.receive` for the target."""
+        message = self.to_target.take(self.target_ns)
+        if message is None and timeout > 0:
+            deadline_ns = self.target_ns + math.ceil(timeout * 1e9)
+            self._run_draft(deadline_ns, target_waits=True)
+            self.target_ns = int(min(deadline_ns, self.to_target.next_ns))
+            message = self.to_target.take(self.target_ns)
+        return message
+
+    def receive_at_draft(self, timeout: float) -> Message | None:
+        """As `Transport.receive` for the draft. Raises `NotYet`."""
+        message = self.to_draft.take(self.draft_ns)
+        if message is None:
+            until_ns = int(min(self.draft_ns + round(timeout * 1e9), self.to_draft.next_ns))
+            if until_ns > self._known_ns:
+                raise NotYet
+            self.draft_ns = until_ns
+            message = self.to_draft.take(until_ns)
+        return message
+
+    def finish(self) -> None:
+        """Have the draft receive everything that is on its way."""
+        while self.to_draft.next_ns < math.inf:
+            self._run_draft(max(int(self.to_draft.next_ns), self.draft_ns))
+
+    @property
+    def _known_ns(self) -> float:
+        """Up to when all that the target sends is known."""
+        return min(self._known_until_ns, self.to_target.next_ns) if self._target_waits else self._known_until_ns
+
+    def _run_draft(self, until_ns: int, *, target_waits: bool = False) -> None:
+        """Have the draft do all that it begins up to that time, or until a message is there that the target awaits."""
+        self._known_until_ns, self._target_waits = until_ns, target_waits
+        with suppress(NotYet):
+            while self.draft_acts and self.draft_ns <= self._known_ns:
+                self.draft_acts[0]()
+                self.draft_acts.rotate(-1)
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
-    """At work for this long; messages that arrive meanwhile wait."""
+class End:
+    """One worker's end of the link: of `Transport`, what the workers use."""
 
-    ns: int
+    send: Callable[[Message], None]
+    receive: Callable[[float], Message | None]
 
-
-@dataclass(frozen=True, slots=True)
-class Listen:
-    """Idle until a message is there, or for this long; None: for as long as it takes."""
-
-    ns: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """Until somebody else has it go on; messages that arrive meanwhile wait."""
-
-
-PARKED = Parked()
-
-Spent: TypeAlias = Busy | Listen | Parked
-
-Process: TypeAlias = Generator[Spent, None, None]
-"""What a worker does, as a generator that yields how it spends its time."""
-
-
-class VirtualClock:
-    """A queue of what is to happen when."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self._queue: list[tuple[int, int, int, Callable[[], None]]] = []
-        self._num_scheduled = 0
-
-    def schedule(self, time_ns: int, rank: int, action: Callable[[], None]) -> None:
-        """Have `action` called at `time_ns`; equal times go by rank, then in the order of scheduling."""
-        self._num_scheduled += 1
-        heapq.heappush(self._queue, (time_ns, rank, self._num_scheduled, action))
-
-    def run(self) -> None:
-        """Until nothing is left to happen."""
-        while self._queue:
-            self.now_ns, _, _, action = heapq.heappop(self._queue)
-            action()
-
-
-class Worker:
-    """Runs one process on the clock, and keeps the messages that have arrived for it."""
-
-    def __init__(self, clock: VirtualClock, rank: int) -> None:
-        self.mailbox: deque[Message] = deque()
-        self._clock = clock
-        self._rank = rank
-        self._process: Process | None = None
-        self._listening = False
-        self._num_wakes = 0
-
-    def start(self, process: Process) -> None:
-        """Begin now."""
-        self._process = process
-        self._wake_at(self._clock.now_ns)
-
-    def deliver(self, message: Message) -> None:
-        """A message arrives."""
-        self.mailbox.append(message)
-        self.wake()
-
-    def wake(self) -> None:
-        """Have it stop listening, as though a message had come."""
-        if self._listening:
-            self._listening = False
-            self._wake_at(self._clock.now_ns)
-
-    def resume(self) -> None:
-        """Have it go on where it is parked."""
-        self._resume(self._num_wakes)
-
-    def check_ended(self) -> None:
-        """Raise `InvariantError` when the process still waits although nothing can happen any more."""
-        if self._process is not None:
-            raise InvariantError("a simulated worker waits for a message that nobody sends")
-
-    def _wake_at(self, time_ns: int) -> None:
-        self._num_wakes += 1
-        self._clock.schedule(time_ns, self._rank, functools.partial(self._resume, self._num_wakes))
-
-    def _resume(self, wake: int) -> None:
-        """Go on until the process spends time again. A wake-up that a message has overtaken does nothing."""
-        if wake != self._num_wakes or self._process is None:
-            return
-        self._listening = False
-        for spent in self._process:
-            if isinstance(spent, Busy):
-                if spent.ns:
-                    self._wake_at(self._clock.now_ns + spent.ns)
-                    return
-            elif isinstance(spent, Parked):
-                return
-            elif not self.mailbox:
-                self._listening = True
-                if spent.ns is None:
-                    self._num_wakes += 1
-                else:
-                    self._wake_at(self._clock.now_ns + spent.ns)
-                return
-        self._process = None
-
-
-class Link:
-    """Messages arrive whole and in order, each `delay` after it was sent but never before the one ahead of it."""
-
-    def __init__(self, clock: VirtualClock, receiver: Worker, delay: Duration, random: Random) -> None:
-        self._clock = clock
-        self._receiver = receiver
-        self._delay = delay
-        self._random = random
-        self._last_arrival_ns = 0
-
-    def send(self, message: Message) -> None:
-        """Put it on its way; costs the sender no time."""
-        arrival_ns = max(self._clock.now_ns + self._delay.draw(self._random), self._last_arrival_ns)
-        self._last_arrival_ns = arrival_ns
-        self._clock.schedule(arrival_ns, ARRIVAL, functools.partial(self._receiver.deliver, message))
+    def close(self) -> None:
+        """Nothing to release."""
 
 
 class Journal(Recorder):
-    """The recorder of one simulated worker: on the virtual clock, and forgetful where nobody wants the events."""
+    """The recorder of one simulated worker: on its virtual time, and forgetful where nobody wants the events."""
 
-    def __init__(self, role: Role, clock: VirtualClock, *, keep: bool, path: Path | None = None) -> None:
+    def __init__(self, role: Role, now_ns: Callable[[], int], *, keep: bool, path: Path | None = None) -> None:
         self._keep = False  # what the recorder itself says of this process is not part of a simulation
-        super().__init__(role.value, path, lambda: clock.now_ns)
+        super().__init__(role.value, path, now_ns)
         self._keep = keep
+        self._in_memory = path is None
         self.instant("worker", NO_SEQUENCE, host="simulated", pid=0)
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
@@ -169,9 +159,10 @@ class Journal(Recorder):
 
     def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
         """Record something that happened now."""
-        self.span(name, self.now_ns(), self.now_ns(), sequence_id, **fields)
-
-    def message(self, name: str, message: Message, **received: Any) -> None:
-        """Record that a message is sent, or has been received and what became of it."""
         if self._keep:
-            record_message(self, name, message, **received)
+            super().mark(name, sequence_id, fields)
+
+    def flush(self) -> None:
+        """Write what was recorded, if there is a file; else it stays."""
+        if not self._in_memory:
+            super().flush()

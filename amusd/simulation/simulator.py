@@ -1,40 +1,58 @@
-"""Draft, target and link put together: one schedule on given answers and costs, from its figures to its events.
-
-Several answers may be decoded together: a slot of the batch is a target and a draft as they are for a single one.
-"""
+"""One schedule on given answers and costs: the real workers on virtual time, from their figures to their events."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import cast
 
 from amusd.config import DecodingConfig
-from amusd.policies.factory import make_policy, policy_name
-from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
-from amusd.protocol.messages import Open
-from amusd.simulation.batch import (
-    Device,
-    Gathering,
-    Intake,
-    Pass,
-    PassPart,
-    PassPrice,
-    Step,
-    StepPart,
-    StepPrice,
-    Throughput,
-)
-from amusd.simulation.clock import DRAFT, TARGET, Journal, Link, VirtualClock, Worker
-from amusd.simulation.cost import Costs
-from amusd.simulation.draft import DraftActor, Drafting
-from amusd.simulation.target import TargetActor
-from amusd.simulation.tokens import Answer, guess_places, guess_weights
+from amusd.drafters.base import DrafterKind
+from amusd.models.language_model import LanguageModel
+from amusd.policies.factory import make_policy
+from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.target_sequence import Request, TargetSequence
+from amusd.runtime.target_worker import TargetWorker
+from amusd.sampling.stopping import StopChecker
+from amusd.simulation.clock import Clock, Direction, End, Journal
+from amusd.simulation.cost import NOTHING, Costs
+from amusd.simulation.models import Script, ScriptedCache, ScriptedDrafter, ScriptedModel
+from amusd.simulation.tokens import Answer, vocab_size
 from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics, total
+from amusd.transport.base import Transport
 from amusd.types import Mode, Role
+
+DRAFTER = "simulated"
+FOREVER = 1e4
+"""Seconds that no simulated draft is silent for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What the slots delivered until the first of them found no further answer.
+
+    After that the batch shrinks, and passes over few sequences would be counted as those of a full batch.
+    """
+
+    num_slots: int
+    num_tokens: int
+    slot_ns: int
+    """Time that answers spent in slots, up to the last of these tokens; not what passes between two answers."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """What all slots deliver together."""
+        return self.num_slots * self.num_tokens * 1e9 / self.slot_ns
+
+    def over(self, other: Throughput) -> float:
+        """How many times as much as `other`."""
+        mine = self.num_slots * self.num_tokens * other.slot_ns
+        return mine / (other.num_slots * other.num_tokens * self.slot_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +70,17 @@ class Outcome:
     def metrics(self) -> GenerationMetrics:
         """The sum over all answers."""
         return total(self.answers)
+
+    @property
+    def draft_idle_fraction(self) -> float | None:
+        """Share of the time in which the draft computes nothing; None without a draft.
+
+        Each sequence counts its own part of a step as busy, and the time of all the others as open.
+        """
+        draft = self.metrics.draft
+        if draft is None or not draft.open_ns:
+            return None
+        return max(0.0, 1 - self.throughput.num_slots * draft.busy_ns / draft.open_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,104 +116,149 @@ class Simulator:
     def run(self, decoding: DecodingConfig, *, keep_events: bool = False, events_folder: Path | None = None) -> Outcome:
         """Decode all answers, `batch_size` of them at a time, under the schedule of `decoding`.
 
-        Each has sessions, policy and estimates of its own; devices, and the rule by which a pass begins, are shared.
         Events are kept in the outcome, written to `events_folder` as a run's are, or not recorded at all.
         """
-        keep = keep_events or events_folder is not None
-        clock = VirtualClock()
-        machine = _Machine(self, decoding, clock)
-        journals = {role: _journal(role, clock, keep, events_folder) for role in (Role.TARGET, Role.DRAFT)}
-        workers = [worker for number in range(self.num_slots) for worker in machine.add_slot(number, journals)]
-        clock.run()
-        for worker in workers:
-            worker.check_ended()
-        counts, throughput = machine.intake.counts, machine.intake.throughput
-        assert throughput is not None
-        outcome = Outcome(
-            answers=tuple(count.metrics() for count in counts),
-            host_ns=tuple(count.host_ns for count in counts),
-            target_events=journals[Role.TARGET].events,
-            draft_events=journals[Role.DRAFT].events,
-            throughput=throughput,
+        return _Run(self, decoding, keep_events or events_folder is not None, events_folder).outcome()
+
+
+@dataclass
+class InTurns(TargetWorker):
+    """A target whose passes take in one group of its sequences after the other.
+
+    References:
+        MineDraft, https://arxiv.org/abs/2603.18016.
+    """
+
+    num_groups: int = 1
+    _turn: int = 0
+
+    def _next_sequences(self) -> list[TargetSequence]:
+        ready = super()._next_sequences()
+        for _ in range(self.num_groups):
+            group = [each for each in ready if cast("ScriptedCache", each.cache).slot % self.num_groups == self._turn]
+            self._turn = (self._turn + 1) % self.num_groups
+            if group:
+                return group
+        return []
+
+
+class _Run:
+    """Both workers on virtual time, and the answers that they decode."""
+
+    def __init__(self, simulator: Simulator, decoding: DecodingConfig, keep: bool, folder: Path | None) -> None:
+        self._simulator, self._decoding = simulator, decoding
+        costs, seed = simulator.costs, simulator.seed
+        self._clock = clock = Clock(
+            Direction(costs.to_draft, _random("to draft", seed)), Direction(costs.to_target, _random("to target", seed))
         )
-        for journal in journals.values():
-            journal.flush()
-        return outcome
-
-
-class _Machine:
-    """What the slots of a batch share, and the slots."""
-
-    def __init__(self, simulator: Simulator, decoding: DecodingConfig, clock: VirtualClock) -> None:
-        self._simulator, self._decoding, self._clock = simulator, decoding, clock
+        self._journals = [
+            Journal(role, now_ns, keep=keep, path=folder and folder / f"{role.value}.jsonl")
+            for role, now_ns in ((Role.TARGET, lambda: clock.target_ns), (Role.DRAFT, lambda: clock.draft_ns))
+        ]
         self._has_draft = decoding.mode is not Mode.AUTOREGRESSIVE
-        costs, self._target_random = simulator.costs, self._random("target")
-        pass_price = PassPrice(costs, self._has_draft, self._target_random)
-        self._target_device = Device[PassPart, Pass](clock, TARGET, pass_price)
-        self._draft_device = Device[StepPart, Step](clock, DRAFT, StepPrice(costs))
-        self._draft_random = self._random("draft")
-        self._to_draft_random, self._to_target_random = self._random("to draft"), self._random("to target")
-        groups = [range(first, simulator.num_slots, simulator.num_groups) for first in range(simulator.num_groups)]
-        in_lock_step = decoding.mode is Mode.SYNCHRONOUS or policy_name(decoding) == "windowed"
-        self._gatherings = [Gathering(clock, len(group), in_lock_step=in_lock_step) for group in groups]
-        self.intake = Intake(clock, simulator.answers, simulator.num_slots)
-
-    def add_slot(self, number: int, journals: Mapping[Role, Journal]) -> tuple[Worker, Worker]:
-        """A target's and a draft's side, which begin now."""
-        simulator, clock = self._simulator, self._clock
-        target_worker, draft_worker = Worker(clock, TARGET), Worker(clock, DRAFT)
-        to_draft = Link(clock, draft_worker, simulator.costs.to_draft, self._to_draft_random)
-        to_target = Link(clock, target_worker, simulator.costs.to_target, self._to_target_random)
-        target = TargetActor(
-            clock=clock,
-            worker=target_worker,
-            send=to_draft.send,
-            intake=self.intake,
-            device=self._target_device,
-            gathering=self._gatherings[number % simulator.num_groups],
-            policy=make_policy(self._decoding, can_branch=simulator.can_branch),
-            max_candidates=simulator.max_candidates,
+        self._prompt_length = 1 if costs.target_prefill == NOTHING else 2  # a single token needs no prefill
+        num_ids = vocab_size(max(map(len, simulator.answers)), decoding.fan_out)
+        self._model = ScriptedModel(
+            clock,
+            costs,
+            _random("target", seed),
+            prompt_length=self._prompt_length,
+            vocab_size=num_ids,
+            width=simulator.max_candidates + 1,
             has_draft=self._has_draft,
-            costs=simulator.costs,
-            random=self._target_random,
-            journal=journals[Role.TARGET],
-            draft_works=lambda: self._draft_device.works,
         )
-        draft = DraftActor(
-            clock=clock,
-            worker=draft_worker,
-            send=to_target.send,
-            make_drafting=functools.partial(self._drafting, RowCost(DRAFT_ROW_SHARE)),
-            device=self._draft_device,
-            costs=simulator.costs,
-            random=self._draft_random,
-            journal=journals[Role.DRAFT],
-            target_works=lambda: self._target_device.works,
+        client = DraftClient(self._journals[0], num_ids, *(self._start_draft() if self._has_draft else ()))
+        self._worker = InTurns(
+            cast("LanguageModel", self._model),
+            self._journals[0],
+            client,
+            simulator.num_slots,
+            num_groups=simulator.num_groups,
         )
-        draft_worker.start(draft.run())
-        target_worker.start(target.run())
-        return target_worker, draft_worker
 
-    def _drafting(self, step_cost: RowCost, opening: Open) -> Drafting:
-        simulator, fan_out = self._simulator, opening.fan_out
-        return Drafting(
-            opening,
-            guess_places(
-                simulator.answers[opening.sequence_id - 1],
-                simulator.accept_next,
-                fan_out,
-                f"{opening.sequence_id} {simulator.seed}",
-            ),
-            guess_weights(simulator.accept, simulator.accept_next, fan_out) if fan_out > 1 else (1.0,),
+    def outcome(self) -> Outcome:
+        """Decode all answers."""
+        worker, model, answers = self._worker, self._model, self._simulator.answers
+        sequences: list[TargetSequence] = []
+        host_ns: list[int] = []
+        """For each answer the host's time: before it began, and once it is complete, up to its last token."""
+        at_work: set[int] = set()
+        throughput: Throughput | None = None
+        while len(sequences) < len(answers) or not all(sequence.is_over for sequence in sequences):
+            while worker.has_room and len(sequences) < len(answers):
+                at_work.add(len(sequences))
+                sequences.append(self._admit(len(sequences) + 1))
+                host_ns.append(model.host_ns)
+            if worker.has_room and throughput is None:
+                throughput = _throughput(self._simulator.num_slots, sequences)
+            worker.step()
+            for index in [index for index in at_work if sequences[index].finish_reason is not None]:
+                at_work.remove(index)
+                host_ns[index] = model.host_ns - host_ns[index]
+            if at_work:
+                model.spend_behind_verdict()
+        worker.shut_down()
+        self._clock.finish()
+        events = [journal.events for journal in self._journals]
+        for journal in self._journals:
+            journal.flush()
+        return Outcome(
+            answers=tuple(sequence.outcome().metrics for sequence in sequences),
+            host_ns=tuple(host_ns),
+            target_events=events[0],
+            draft_events=events[1],
+            throughput=throughput or _throughput(self._simulator.num_slots, sequences),
+        )
+
+    def _admit(self, number: int) -> TargetSequence:
+        num_tokens = len(self._simulator.answers[number - 1])
+        request = Request(
+            prompt=(number,) * self._prompt_length,
+            max_length=self._prompt_length + num_tokens,
+            policy=make_policy(self._decoding, can_branch=self._simulator.can_branch),
+            drafter=DRAFTER if self._has_draft else None,
+            max_silence_seconds=FOREVER,
+        )
+        return self._worker.admit(request, StopChecker((), (), num_tokens, str))
+
+    def _start_draft(self) -> tuple[Transport, Hello]:
+        """The target's end of the link, and what the draft is."""
+        simulator, clock, journal = self._simulator, self._clock, self._journals[1]
+        script = Script(
+            clock,
             simulator.costs,
-            self._random(f"drafting {opening.sequence_id}"),
-            step_cost,
+            simulator.answers,
+            simulator.accept,
+            simulator.accept_next,
             simulator.tokens_per_step,
+            simulator.seed,
+            _random("draft", simulator.seed),
         )
 
-    def _random(self, purpose: str) -> Random:
-        return Random(f"{purpose} {self._simulator.seed}")  # noqa: S311 - nothing here is secret
+        def make(number: int) -> list[ScriptedDrafter]:
+            return [ScriptedDrafter(script) for _ in range(number)]
+
+        def send_to_draft(message: Message) -> None:
+            clock.to_draft.send(clock.target_ns, message)
+
+        def send_to_target(message: Message) -> None:
+            clock.to_target.send(clock.draft_ns, message)
+
+        own_end, other_end = End(send_to_target, clock.receive_at_draft), End(send_to_draft, clock.receive_at_target)
+        kinds = (DrafterKind(DRAFTER, drafts_trees) for drafts_trees in (False, True))
+        draft = DraftWorker(
+            cast("Transport", own_end), dict.fromkeys(kinds, make), 1, journal, max_num_seqs=simulator.num_slots
+        )
+        draft.prepare()
+        clock.draft_acts.extend((draft.take_in, draft.propose))
+        return cast("Transport", other_end), Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", (DRAFTER,), (DRAFTER,))
 
 
-def _journal(role: Role, clock: VirtualClock, keep: bool, folder: Path | None) -> Journal:
-    return Journal(role, clock, keep=keep, path=folder and folder / f"{role.value}.jsonl")
+def _throughput(num_slots: int, sequences: Sequence[TargetSequence]) -> Throughput:
+    tallies = [sequence.tally for sequence in sequences if sequence.tally.num_tokens]
+    slot_ns = sum(tally.last_ns - tally.start_ns for tally in tallies)
+    return Throughput(num_slots, sum(tally.num_tokens for tally in tallies), slot_ns)
+
+
+def _random(purpose: str, seed: int) -> Random:
+    return Random(f"{purpose} {seed}")  # noqa: S311 - nothing here is secret

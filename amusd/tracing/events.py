@@ -1,8 +1,8 @@
 """The events that a run records: one class for each name, with its fields.
 
-Workers record by name (`Recorder.span`, `Recorder.instant`), the simulated ones under the same names; readers get these
-classes. A JSON line holds the name, the role, the times and the fields. Times are nanoseconds of the worker's monotonic
-clock, or of the simulation's; lengths are in tokens and count the prompt.
+Workers record by name (`Recorder.span`, `Recorder.instant`); readers get these classes. A JSON line holds the name,
+the role, the times and the fields. Times are nanoseconds of the worker's monotonic clock, or of the simulation's;
+lengths are in tokens and count the prompt.
 """
 
 from __future__ import annotations

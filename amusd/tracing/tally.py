@@ -1,4 +1,4 @@
-"""Counts of one answer while it is made; `metrics` freezes them. The real target keeps them, and the simulated one."""
+"""Counts of one answer while the target makes it; `metrics` freezes them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ class Tally:
     prefill_ns: int = 0
     wait_ns: int = 0
     """Because the policy chose to wait."""
-    host_ns: int = 0
-    """Time of the target's host up to the last token; 0 where it is not measured apart."""
     num_refused: int = 0
     num_stale_candidates: int = 0
     num_draft_losses: int = 0

@@ -43,16 +43,6 @@ def test_the_share_stays_in_its_range_and_follows_a_change() -> None:
     assert cost.row_share == pytest.approx(1, abs=0.01)
 
 
-@given(st.floats(0.001, 1), st.integers(1, 64))
-def test_a_row_more_for_each_of_several_sequences_is_charged_with_what_all_of_them_add(share: float, num: int) -> None:
-    cost = RowCost()
-    for rows in (1, 8, 40) * 20:
-        cost.passed(rows, round(1e6 * (1 + share * (rows - 1))))
-    one_row_each, two_rows_each = (1 + share * (num * rows - 1) for rows in (1, 2))
-    assert cost.share_for_each_of(num) == pytest.approx(two_rows_each / one_row_each - 1, abs=0.01)
-    assert cost.share_for_each_of(1) == cost.row_share
-
-
 def test_a_price_that_nothing_confirms_is_forgotten() -> None:
     """It keeps rows away, so that no pass could show that it is mistaken."""
     cost = RowCost()

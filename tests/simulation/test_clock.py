@@ -1,120 +1,131 @@
-"""Order on the virtual clock: who comes first, what wakes a worker, and what a link promises."""
+"""Two workers on virtual time: who acts first, what is seen when, and what a link promises."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.errors import InvariantError
 from amusd.protocol.messages import Message, Shutdown
-from amusd.simulation.clock import ARRIVAL, DRAFT, TARGET, Busy, Link, Listen, Process, VirtualClock, Worker
+from amusd.simulation.clock import Clock, Direction, NotYet
 from amusd.simulation.cost import Duration
 
 
-def test_at_equal_times_messages_come_first_then_the_draft_then_the_target() -> None:
-    clock, seen = VirtualClock(), []
-    for rank in (TARGET, DRAFT, ARRIVAL):
-        clock.schedule(5, rank, lambda rank=rank: seen.append(rank))
-    clock.schedule(4, TARGET, lambda: seen.append("earlier"))
-    clock.run()
-    assert seen == ["earlier", ARRIVAL, DRAFT, TARGET]
-    assert clock.now_ns == 5
+class Draft:
+    """Receives, works for so long on what came, and answers it `num_answers` times."""
+
+    def __init__(self, *, delay: int = 0, patience: float = 1.0, work: int = 0, num_answers: int = 0) -> None:
+        delays = Duration((delay,))
+        self.clock = Clock(Direction(delays, Random(1)), Direction(delays, Random(1)), deque([self.step]))
+        self.patience, self.work, self.num_answers = patience, work, num_answers
+        self.received: list[tuple[int, bool]] = []
+        """When each wait ended, and whether with a message."""
+        self.target_worked: list[bool] = []
+
+    def step(self) -> None:
+        message = self.clock.receive_at_draft(self.patience)
+        self.received.append((self.clock.draft_ns, message is not None))
+        if message is not None:
+            self.target_worked.append(self.clock.target_works)
+            self.clock.draft_ns += self.work
+            for _ in range(self.num_answers):
+                self.clock.to_target.send(self.clock.draft_ns, Shutdown())
+
+    def tell(self) -> None:
+        self.clock.to_draft.send(self.clock.target_ns, Shutdown())
 
 
-def woken(arrivals: list[int], effects: list[Busy | Listen]) -> list[int]:
-    """When a worker that spends its time on `effects` goes on, with messages at `arrivals`."""
-    clock = VirtualClock()
-    worker, times = Worker(clock, DRAFT), []
-
-    def process() -> Process:
-        for effect in effects:
-            yield effect
-            times.append(clock.now_ns)
-            worker.mailbox.clear()
-
-    worker.start(process())
-    for time_ns in arrivals:
-        clock.schedule(time_ns, ARRIVAL, lambda: worker.deliver(Shutdown()))
-    clock.run()
-    return times
+def test_the_draft_sees_a_message_when_it_arrives_and_not_before() -> None:
+    draft = Draft(delay=5)
+    draft.clock.let_pass(10)
+    draft.tell()
+    draft.clock.let_pass(4)
+    assert draft.received == []
+    draft.clock.let_pass(1)
+    assert draft.received == [(15, True)]
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "effects", "times"),
-    [
-        ([], [Busy(3), Busy(4)], [3, 7]),
-        ([1], [Busy(3), Busy(4)], [3, 7]),
-        ([], [Listen(10)], [10]),
-        ([4], [Listen(10)], [4]),
-        ([4], [Listen(None)], [4]),
-        ([1], [Busy(3), Listen(10), Listen(10)], [3, 13, 23]),
-        ([2, 12], [Listen(10), Listen(None)], [2, 12]),
-        ([2], [Listen(5), Busy(10)], [2, 12]),
-        ([5], [Listen(5), Listen(5)], [5, 10]),
-    ],
-)
-def test_work_is_not_interrupted_and_listening_is(
-    arrivals: list[int], effects: list[Busy | Listen], times: list[int]
-) -> None:
-    assert woken(arrivals, effects) == times
+def test_a_wait_ends_by_itself_once_the_target_has_come_that_far() -> None:
+    draft = Draft(patience=7e-9)
+    draft.clock.let_pass(6)
+    assert draft.received == []
+    draft.clock.let_pass(10)
+    assert draft.received == [(7, False), (14, False)]
 
 
-def test_a_message_that_is_there_already_is_not_waited_for() -> None:
-    clock = VirtualClock()
-    worker, times = Worker(clock, TARGET), []
-
-    def process() -> Process:
-        yield Busy(3)
-        yield Listen(None)
-        times.append(clock.now_ns)
-
-    worker.start(process())
-    clock.schedule(1, ARRIVAL, lambda: worker.deliver(Shutdown()))
-    clock.run()
-    assert times == [3]
-    worker.check_ended()
+def test_what_comes_amid_work_is_seen_after_it() -> None:
+    draft = Draft(delay=1, work=20)
+    draft.tell()
+    draft.clock.let_pass(5)
+    draft.tell()
+    assert draft.clock.draft_works
+    draft.clock.let_pass(15)
+    assert draft.received == [(1, True)]
+    draft.clock.let_pass(1)
+    assert draft.received == [(1, True), (21, True)]
 
 
-def test_waiting_for_what_nobody_sends_is_an_error() -> None:
-    clock = VirtualClock()
-    worker = Worker(clock, TARGET)
+@pytest.mark.parametrize(("timeout", "time_ns", "comes"), [(10, 7, True), (7, 7, True), (6, 6, False), (0, 0, False)])
+def test_the_target_waits_for_an_answer_as_long_as_it_may(timeout: int, time_ns: int, comes: bool) -> None:
+    draft = Draft(delay=2, work=3, num_answers=1)
+    draft.tell()
+    message = draft.clock.receive_at_target(timeout / 1e9)
+    assert (draft.clock.target_ns, message is not None) == (time_ns, comes)
 
-    def process() -> Process:
-        yield Listen(None)
 
-    worker.start(process())
-    clock.run()
-    with pytest.raises(InvariantError, match="nobody sends"):
-        worker.check_ended()
+def test_the_target_may_answer_at_once_what_the_draft_goes_on_behind() -> None:
+    """So the draft does not look for messages beyond the arrival that ends the target's wait."""
+    draft = Draft(delay=1, patience=3e-9, work=1, num_answers=1)
+    draft.tell()
+    assert draft.clock.receive_at_target(100e-9) is not None
+    draft.tell()
+    draft.clock.let_pass(10)
+    assert draft.received[:2] == [(1, True), (4, True)]
+    assert draft.clock.target_ns == 13
+
+
+def test_the_draft_knows_whether_the_target_computes() -> None:
+    draft = Draft(delay=2)
+    draft.tell()
+    draft.clock.compute(10)
+    draft.tell()
+    draft.clock.let_pass(10)
+    assert draft.target_worked == [True, False]
+
+
+def test_what_is_on_its_way_at_the_end_arrives() -> None:
+    draft = Draft(delay=50)
+    draft.tell()
+    draft.clock.finish()
+    assert draft.received == [(50, True)]
+
+
+def test_without_a_draft_time_passes() -> None:
+    clock = Clock(Direction(Duration((1,)), Random(1)), Direction(Duration((1,)), Random(1)))
+    clock.let_pass(5)
+    assert clock.receive_at_target(3e-9) is None
+    assert clock.target_ns == 8
+    with pytest.raises(NotYet):
+        clock.receive_at_draft(1.0)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.lists(st.integers(0, 100), min_size=1, max_size=5))
 def test_a_link_keeps_the_order_and_the_least_delay(pauses: list[int], delays: list[int]) -> None:
-    clock = VirtualClock()
-    receiver, sender = Worker(clock, TARGET), Worker(clock, DRAFT)
-    link = Link(clock, receiver, Duration(tuple(delays)), Random(1))
-    sent: list[int] = []
-    arrived: list[tuple[int, Message]] = []
-
-    def sending() -> Process:
-        for pause in pauses:
-            yield Busy(pause)
-            sent.append(clock.now_ns)
-            link.send(Shutdown())
-
-    def receiving() -> Process:
-        while len(arrived) < len(pauses):
-            yield Listen(None)
-            arrived.append((clock.now_ns, receiver.mailbox.popleft()))
-
-    sender.start(sending())
-    receiver.start(receiving())
-    clock.run()
-    receiver.check_ended()
-    times = [time_ns for time_ns, _ in arrived]
-    assert times == sorted(times)
-    for sent_ns, time_ns in zip(sent, times, strict=True):
+    link, now_ns, sent = Direction(Duration(tuple(delays)), Random(1)), 0, []
+    messages: list[Message] = [Shutdown() for _ in pauses]
+    for pause, message in zip(pauses, messages, strict=True):
+        now_ns += pause
+        sent.append(now_ns)
+        link.send(now_ns, message)
+    arrived = []
+    while link.next_ns < math.inf:
+        arrived.append(int(link.next_ns))
+        assert link.take(arrived[-1] - 1) is None
+        assert link.take(arrived[-1]) is messages[len(arrived) - 1]
+    assert arrived == sorted(arrived)
+    for sent_ns, time_ns in zip(sent, arrived, strict=True):
         assert sent_ns + min(delays) <= time_ns <= sent_ns + max(delays)

@@ -1,4 +1,4 @@
-"""The simulated tree beside the real workers: the same events, and under one script the same run."""
+"""The workers on virtual time and in threads: under one script the same run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.engine import SYNTHETIC
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.simulation.cost import Costs, Duration, Shared
-from amusd.simulation.simulator import Outcome, Simulator
-from amusd.simulation.target import PROMPT_LENGTH
+from amusd.simulation.simulator import Simulator
 from amusd.simulation.tokens import drawn_answers, guess_places
 from amusd.tracing.events import Event
 from amusd.tracing.timeline import by_sequence
@@ -102,7 +101,8 @@ def test_one_script_gives_one_run() -> None:
     simulated = simulator.run(schedule, keep_events=True)
     with real_tree(simulator, schedule) as real:
         expected = story(real.draft, real.target, len(PROMPT))
-    assert story(simulated.draft_events, simulated.target_events, PROMPT_LENGTH) == expected
+    prompt_length = simulated.metrics.num_prompt_tokens
+    assert story(simulated.draft_events, simulated.target_events, prompt_length) == expected
     assert any(fields.get("kept_steps") for _, fields in expected)
     assert any(name == "rollback" for name, _ in expected)
 
@@ -118,19 +118,3 @@ def story(draft: Sequence[Event], target: Sequence[Event], prompt_length: int) -
                     fields[name] -= prompt_length
             found.append((event.name, fields))
     return found
-
-
-def test_the_events_are_those_of_the_real_workers() -> None:
-    simulator, schedule = machine(), tree(min_candidates=2)
-    simulated: Outcome = simulator.run(schedule, keep_events=True)
-
-    def kinds(events: Sequence[Event]) -> set[tuple[str, str, tuple[str, ...]]]:
-        return {
-            (event.name, str(event.fields.get("message")), tuple(sorted(event.fields)))
-            for event in events
-            if event.sequence_id > 0
-        }
-
-    with real_tree(simulator, schedule) as real:
-        assert kinds(simulated.target_events) == kinds(real.target)
-        assert kinds(simulated.draft_events) == kinds(real.draft)

@@ -1,4 +1,4 @@
-"""The simulated pair: limits that are known, laws that always hold, and the records of the real workers."""
+"""The simulated pair: limits that are known, laws that always hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.builders import PLAIN, branching, chain, costs, of_answers, own_tokens, simulator, speedup, synchronous
-from tracing.runs import Run
 
 from amusd.config import DecodingConfig
 from amusd.simulation import closed_forms
@@ -259,20 +258,3 @@ def test_events_are_recorded_only_where_they_are_wanted() -> None:
     assert silent.answers == recorded.answers
     assert not silent.target_events
     assert not silent.draft_events
-
-
-# The real workers
-
-
-def test_the_events_are_those_of_the_real_workers(real_run: Run) -> None:
-    machine = simulator(0.7, costs(4), num_answers=1, num_tokens=40)
-    runs = [machine.run(decoding, keep_events=True) for decoding in (PLAIN, synchronous(4), chain(2))]
-
-    def kinds(events: list[Event]) -> set[tuple[str, str, tuple[str, ...]]]:
-        return {(event.name, str(event.fields.get("message")), tuple(sorted(event.fields))) for event in events}
-
-    for real, simulated in (
-        (real_run.target, [event for run in runs for event in run.target_events]),
-        (real_run.draft, [event for run in runs for event in run.draft_events]),
-    ):
-        assert kinds(simulated) == kinds(list(real))

@@ -102,6 +102,7 @@ def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: boo
         "speedup_vs_best_synchronous": None if decoding.mode is Mode.AUTOREGRESSIVE else trial.over(best_synchronous),
         "tokens_per_verification": metrics["mean_acceptance_length"],
         **metrics,
+        "draft_idle_fraction": trial.outcome.draft_idle_fraction,
         "tokens_per_second": trial.outcome.throughput.tokens_per_second,
         "mean_latency_ms": statistics.fmean(answer.total_ns for answer in trial.outcome.answers) / 1e6,
     }

@@ -1,0 +1,242 @@
+"""The target's model and the draft's drafter in a simulation: they cost time, and the answer is a script.
+
+The drafter is as likely to be right at every position. A real one knows where it is sure and where it is not, and
+spends its rows accordingly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import cast
+
+from typing_extensions import Self
+
+from amusd.drafters.base import Drafter, Expansion
+from amusd.models.language_model import KVCache, LogitsDigest, SequenceRows
+from amusd.protocol.draft_session import Guesses, Node, Transition
+from amusd.simulation.clock import Clock
+from amusd.simulation.cost import Costs
+from amusd.simulation.tokens import Answer, draft_token, guess_places, guess_weights, target_token
+
+MANY = 1 << 20
+"""More tracks, and longer sequences, than there are."""
+
+
+@dataclass
+class ScriptedCache:
+    """The number of positions that a cache would hold."""
+
+    slot: int
+    capacity: int
+    length: int = 0
+
+    def truncate(self, length: int) -> None:
+        """Keep `[0, length)`."""
+        self.length = length
+
+    def wipe(self) -> None:
+        """Nothing is stored."""
+
+
+class ScriptedModel:
+    """What a `TargetWorker` uses of a `LanguageModel` to decode greedily; see there."""
+
+    captured_on = None
+    max_length = MANY
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: Costs,
+        random: Random,
+        *,
+        prompt_length: int,
+        vocab_size: int,
+        width: int,
+        has_draft: bool,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.width = width
+        self.host_ns = 0
+        """Time of the target's host so far."""
+        self._clock, self._costs, self._random = clock, costs, random
+        self._prompt_length = prompt_length
+        self._host = costs.host.when(has_draft)
+        self._host_before_ns = self._host_behind_ns = 0
+
+    def new_caches(self, number: int, capacity: int) -> Sequence[ScriptedCache]:
+        """One for each sequence at work."""
+        return [ScriptedCache(slot, capacity) for slot in range(number)]
+
+    def prepare(self, cache: ScriptedCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
+        """Nothing to prepare."""
+
+    def max_rows(self, start: int) -> int:  # noqa: ARG002
+        """As many as a pass has."""
+        return self.width
+
+    def num_tracks(self, start: int) -> int:  # noqa: ARG002
+        """Room for several paths, as at most positions of a real model."""
+        return MANY
+
+    def chunk_end(self, start: int, end: int) -> int:  # noqa: ARG002
+        """A prompt is one chunk."""
+        return end
+
+    def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
+        """Take in a prompt, which costs the same whatever its length."""
+        self._clock.compute(self._costs.target_prefill.draw(self._random))
+        cache.length += len(token_ids)
+
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[Choices]:
+        """One pass."""
+        num_candidates = sum(len(rows.token_ids) for rows in batch) - len(batch)
+        draft_works = self._clock.draft_works
+        ns = self._costs.pass_ns(num_candidates, draft_works, self._random, num_sequences=len(batch))
+        host_ns = self._host.draw(self._random)
+        self._host_before_ns = round(host_ns * self._costs.host_before_verdict)
+        self._host_behind_ns = host_ns - self._host_before_ns
+        self._clock.compute(ns)
+        return [Choices(self, self._choices(rows)) for rows in batch]
+
+    def keep(self, rows: Sequence[int], cache: KVCache) -> None:
+        """Continue with these rows of the last pass."""
+        cast("ScriptedCache", cache).length += len(rows)
+
+    def spend_before_verdict(self) -> None:
+        """Have the host do, once after a pass, what it does before the verdicts."""
+        ns, self._host_before_ns = self._host_before_ns, 0
+        self._spend(ns)
+
+    def spend_behind_verdict(self) -> None:
+        """Have the host do, once after a pass, what is left to do."""
+        ns, self._host_behind_ns = self._host_behind_ns, 0
+        self._spend(ns)
+
+    def _choices(self, rows: SequenceRows) -> list[int]:
+        parents = range(len(rows.token_ids) - 1) if rows.parents is None else rows.parents
+        depths = [0]
+        for parent in parents:
+            depths.append(depths[parent] + 1)
+        first = rows.cache.length + 1 - self._prompt_length
+        if rows.parents is None:
+            self.keep(range(len(depths)), rows.cache)
+        return [target_token(first + depth) for depth in depths]
+
+    def _spend(self, ns: int) -> None:
+        self.host_ns += ns
+        self._clock.let_pass(ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a `Verifier` uses of a `ModelOutput` where decoding is greedy."""
+
+    model: ScriptedModel
+    token_ids: list[int]
+
+    def choose(self) -> list[int]:
+        """The target's token behind each row."""
+        self.model.spend_before_verdict()
+        return self.token_ids
+
+
+@dataclass
+class Script:
+    """What all drafters of a simulation share."""
+
+    clock: Clock
+    costs: Costs
+    answers: Sequence[Answer]
+    accept: float
+    accept_next: float
+    tokens_per_step: int
+    seed: int
+    random: Random
+    """For the times of what a drafter does for one sequence."""
+
+
+@dataclass
+class ScriptedDrafter(Drafter):
+    """Drafts chains and trees: right at the positions that the answer says, wrong elsewhere."""
+
+    script: Script
+    _length: int = 0
+    _prompt_length: int = 0
+    _is_chain: bool = True
+    _places: Sequence[int] = ()
+    """The place of the right guess at each position of the answer."""
+    _weights: Sequence[float] = ()
+    """The probability of each place."""
+    step_random: Random = field(default_factory=Random)
+
+    @property
+    def length(self) -> int:
+        """Committed tokens; of a chain, with those drafted."""
+        return self._length
+
+    @property
+    def tokens_per_step(self) -> int:
+        """As the simulation has it."""
+        return self.script.tokens_per_step
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002
+        """Take in a prompt, whose first token is the number of the answer."""
+        script, number = self.script, token_ids[0]
+        self._length = self._prompt_length = len(token_ids)
+        self._is_chain = fan_out == 1
+        seed = f"{number} {script.seed}"
+        self._places = guess_places(script.answers[number - 1], script.accept_next, fan_out, seed)
+        self._weights = (1.0,) if self._is_chain else guess_weights(script.accept, script.accept_next, fan_out)
+        self.step_random = Random(f"drafting {seed}")  # noqa: S311 - nothing here is secret
+        script.clock.draft_ns += script.costs.draft_prefill.draw(script.random)
+
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
+        """A step for this sequence alone."""
+        return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
+
+    @classmethod
+    def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
+        """One step."""
+        found: list[Sequence[Guesses]] = [drafter.guesses(part) for drafter, part in zip(drafters, parts, strict=True)]
+        drafters[0].spend([len(guesses) for guesses in found])
+        return found
+
+    def guesses(self, part: Expansion) -> list[Guesses]:
+        """The guesses behind each node; of a chain, behind the last one and behind those guesses."""
+        if not self._is_chain:
+            return [self._behind(node.position) for node in part.nodes]
+        (last,) = part.nodes
+        self._length += part.num_tokens
+        return [self._behind(last.position + index) for index in range(part.num_tokens)]
+
+    def spend(self, nums: Sequence[int]) -> None:
+        """Let the time of a step pass that computes so many nodes of each tree, or tokens of each chain.
+
+        Chains: as many tokens one behind the other as the longest part has, each for the sequences that go on.
+        """
+        costs, random, clock = self.script.costs, self.step_random, self.script.clock
+        if self._is_chain:
+            going_on = (sum(num > index for num in nums) for index in range(max(nums)))
+            ns = sum(costs.step_ns(1, clock.target_works, random, num_sequences=num) for num in going_on)
+        else:
+            ns = costs.tree_step_ns(sum(nums), clock.target_works, random, num_sequences=len(nums))
+        clock.draft_ns += ns
+
+    def follow(self, transition: Transition) -> None:
+        """Take a verdict in."""
+        self._length = transition.committed_length + (len(transition.alive) if self._is_chain else 0)
+        costs = self.script.costs
+        duration = costs.rollback if transition.num_discarded else costs.advance
+        self.script.clock.draft_ns += duration.draw(self.script.random)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _behind(self, position: int) -> Guesses:
+        """The guesses behind whichever token is there: nothing behind a wrong one is accepted."""
+        index = position + 1 - self._prompt_length
+        right = self._places[index]
+        return [(draft_token(index, place == right, place), weight) for place, weight in enumerate(self._weights)]

@@ -1,0 +1,88 @@
+"""When a pass over several sequences begins: by majority, or in lock step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import cast
+
+import pytest
+
+from amusd.models.language_model import LanguageModel
+from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
+from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.target_sequence import Request
+from amusd.runtime.target_worker import TargetWorker
+from amusd.sampling.stopping import StopChecker
+from amusd.simulation.clock import Clock, Direction, End, Journal
+from amusd.simulation.cost import NOTHING, Costs, Shared
+from amusd.simulation.models import ScriptedModel
+from amusd.transport.base import Transport
+from amusd.types import Role
+
+NEVER = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyAt(Policy):
+    """Would wait for so many nanoseconds."""
+
+    time_ns: int
+    is_block: bool
+
+    @property
+    def in_lock_step(self) -> bool:
+        return self.is_block
+
+    def decide(self, view: TargetView) -> Decision:
+        left_ns = self.time_ns - round(view.waited_seconds * 1e9)
+        return Wait(left_ns / 1e9) if left_ns > 0 else Verify(0)
+
+
+def begins(times_ns: Sequence[int], *, in_lock_step: bool = False, num_slots: int | None = None) -> list[int]:
+    """When the first pass of each sequence begins."""
+    clock = Clock(Direction(NOTHING, Random(1)), Direction(NOTHING, Random(1)))
+    costs = Costs(passes={0: Shared.of_ms(1.0)}, draft_token=Shared.of_ms(1.0))
+    model = ScriptedModel(clock, costs, Random(1), prompt_length=1, vocab_size=100, width=8, has_draft=True)
+    journal = Journal(Role.TARGET, lambda: clock.target_ns, keep=True)
+
+    def send(message: Message) -> None:
+        clock.to_draft.send(clock.target_ns, message)
+
+    link = cast("Transport", End(send, clock.receive_at_target))
+    client = DraftClient(journal, 100, link, Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("none",)))
+    worker = TargetWorker(cast("LanguageModel", model), journal, client, num_slots or len(times_ns))
+    for time_ns in times_ns:
+        policy = ReadyAt(time_ns=time_ns, is_block=in_lock_step)
+        request = Request(prompt=(1,), max_length=9, policy=policy, drafter="none", max_silence_seconds=100.0)
+        worker.admit(request, StopChecker((), (), 8, str))
+    worker.step()
+    passes = [event for event in journal.events if event.name == "target_pass"]
+    assert [event.sequence_id for event in passes] == list(range(1, len(times_ns) + 1))
+    return [event.start_ns for event in passes]
+
+
+@pytest.mark.parametrize(
+    ("times_ns", "by_majority", "in_lock_step"),
+    [
+        ([0], 0, 0),
+        ([7], 7, 7),
+        ([0, 7], 0, 7),
+        ([0, 7, 9], 7, 9),
+        ([4, 0, 0], 0, 4),
+        ([7, 7, 0, 0], 0, 7),
+        ([9, 7, 5, 0], 5, 9),
+        ([0, 0, NEVER], 0, NEVER),
+    ],
+)
+def test_the_pass_takes_in_all_sequences_once_enough_are_ready(
+    times_ns: list[int], by_majority: int, in_lock_step: int
+) -> None:
+    assert begins(times_ns) == [by_majority] * len(times_ns)
+    assert begins(times_ns, in_lock_step=True) == [in_lock_step] * len(times_ns)
+
+
+def test_a_free_slot_is_not_waited_for() -> None:
+    assert begins([3, 3], num_slots=3) == [3, 3]
