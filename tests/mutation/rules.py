@@ -328,7 +328,7 @@ RULES = (
         "turns[: assistant[-1] + 1]",
         PROMPTS,
     ),
-    Rule("lines are counted from 0", WORKLOAD, "start=1):", "start=0):", PROMPTS),
+    Rule("lines are counted from 0", WORKLOAD, '.split("\\n"), start=1):', '.split("\\n"), start=0):', PROMPTS),
     Rule(
         "another command may go on with a sweep",
         PLAN,
@@ -587,7 +587,7 @@ RULES = (
     Rule(
         "an older sequence takes the drafter of a newer one",
         DRAFTER_LOOP,
-        "if opening.sequence_id < oldest:",
+        "if opening.sequence_id < min(each.sequence_id for each in having):",
         "if False:",
         DRAFT_TESTS,
     ),
