@@ -28,6 +28,7 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, always_wrong, right_with_probability
 from amusd.engine import Engine
+from amusd.errors import NoRoomError
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.testing.table import TableModel
 from amusd.tracing.events import Event, TargetPass
@@ -393,6 +394,25 @@ def test_one_whose_draft_is_at_long_work_has_two_others_wait_for_nothing() -> No
         assert len(passes_of(engine)) == num_passes + 30
         assert len(events_of(engine, "target_wait")) == num_waits
         assert waiter.result().token_ids == reference(30, START)[1:]
+
+
+def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> None:
+    """Blocks are waited for in lock step, but not in each pass for one of which the draft says nothing."""
+
+    class Short(PromptedOracle):
+        def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+            if capacity > 200:
+                raise NoRoomError("too long")
+            super().open(token_ids, capacity, fan_out)
+
+    with pair({"short": Short}, max_num_seqs=2) as (engine, draft):
+        schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=0.5)
+        long = engine.submit(EIGHT_PROMPTS[0], params(300), decoding=schedule)
+        served = engine.generate(EIGHT_PROMPTS[1], params(NUM_SCHEDULED), decoding=schedule)
+        assert served.metrics.num_accepted > 30
+        assert sum(event.duration_ns > 0.25e9 for event in events_of(engine, "target_wait")) <= 4  # two of each
+        assert long.result().token_ids == reference(300, EIGHT_PROMPTS[0])[len(PROMPT) :]
+    assert draft.error is None
 
 
 def test_more_requests_than_slots_are_admitted_in_the_order_in_which_they_were_submitted() -> None:
