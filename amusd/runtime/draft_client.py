@@ -154,6 +154,8 @@ class DraftClient:
             sequence.tally.num_draft_restarts += 1
             self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.peer.incarnation)
             self._attach(sequence)
+            if sequence.is_prefilled:
+                sequence.observer.draft_joined()
         return True
 
     def answer(self, sequence: TargetSequence) -> None:

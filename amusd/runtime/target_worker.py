@@ -140,9 +140,7 @@ class TargetWorker:
         """
         client = self.client
         ready_ns = self.recorder.now_ns()
-        if client.look_for_next():
-            for sequence in sequences:
-                sequence.observer.draft_joined()
+        client.look_for_next()
         while True:
             client.drain()
             waited_ns = self.recorder.now_ns() - ready_ns

@@ -219,6 +219,19 @@ def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
     assert len(second.reference) < len(plain)
 
 
+def test_the_policies_of_all_are_told_of_a_draft_that_joins_when_another_sequence_begins() -> None:
+    target = Target()
+    target.worker.model.prefill(PROMPT[:-1], (first := target.open()).cache)
+    target.link.is_lost = True
+    target.client.take(0.0)
+    assert not first.observer.view(first.session, max_candidates=4, waited_ns=0).draft_is_mute
+    second = target.open()
+    assert target.client.num_restarts == 1
+    assert [message.sequence_id for message in target.next.link.messages(Open)] == [1, 2]
+    views = [each.observer.view(each.session, max_candidates=4, waited_ns=0) for each in (first, second)]
+    assert [view.draft_is_mute for view in views] == [True, False]
+
+
 def test_what_comes_for_one_sequence_changes_no_other() -> None:
     target = Target()
     first, second = target.open(), target.open()
