@@ -57,7 +57,11 @@ def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
     asked = workload.num_prompts
     if asked is not None and len(prompts) < asked:
         raise ConfigError(f"workload.num_prompts={asked}: {_name(workload)} has only {len(prompts)}")
-    return prompts[AnswersFile(config).num_done(prompts) :] if goes_on else prompts
+    if goes_on:
+        number, count = config.shards
+        prompts = prompts[number - 1 :: count]
+        prompts = prompts[AnswersFile(config).num_done(prompts) :]
+    return prompts
 
 
 def load_prompts(config: WorkloadConfig, default: int = DEFAULT_PROMPTS) -> list[WorkloadPrompt]:
@@ -141,7 +145,16 @@ def _check_text(text: Any) -> None:
 
 
 _DECISIVE = frozenset(
-    {"mode", "verify_width", "max_verify_width", "max_model_len", "accept", "workload.raw", "hardware.synthetic"}
+    {
+        "shard",
+        "mode",
+        "verify_width",
+        "max_verify_width",
+        "max_model_len",
+        "accept",
+        "workload.raw",
+        "hardware.synthetic",
+    }
     | {"target", "drafter", "sampling"}
 )
 """Keys and sections that decide what is answered, or by what."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from amusd.config import RunConfig
-from amusd.runtime.cores import allowed_cores, cores_for, pin_to
+from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import devices_of, settle_devices
 from amusd.types import Role
 
@@ -36,27 +36,22 @@ MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's own where none is named; nothing is written there
 
 
-def claim_hardware(config: RunConfig, role: Role, *, local_world_size: int, rank: int = 0) -> RunConfig:
-    """Give this process its cores and threads; return the configuration with its devices named.
+def claim_hardware(config: RunConfig, role: Role, *, apart: bool) -> RunConfig:
+    """Give this process, the first rank of `role`, its cores and threads; return `config` with all devices named.
 
-    `rank`: which of the role's, where there are several. The first one of a machine says which GPUs are shared there,
-    and raises `ConfigError` for a GPU that is not there.
+    `apart`: each role has a machine of its own. The first rank of a machine says which GPUs are shared there, and
+    raises `ConfigError` for a GPU that is not there.
     """
     set_threads(config.hardware.num_threads)
     engine = config.engine()
-    alone = role if local_world_size < engine.num_ranks else None
-    if rank == 0 and (role is Role.TARGET or alone is not None):
-        hardware = settle_devices(engine, tell, alone=alone)
+    if role is Role.TARGET or apart:
+        hardware = settle_devices(engine, tell, alone=role if apart else None)
     else:
-        hardware = dataclasses.replace(config.hardware, devices=devices_of(engine, apart=alone is not None))
-    sizes = config.target_tensor_parallel_size, config.draft_tensor_parallel_size
+        hardware = dataclasses.replace(config.hardware, devices=devices_of(engine))
     on_cpu = set(hardware.devices) == {"cpu"}
     if on_cpu:
-        cores = cores_for(
-            role, allowed_cores(), hardware, rank=rank, num_target_ranks=sizes[0], num_draft_ranks=sizes[1]
-        )
-        pin_to(cores)
-    if config.transport.kind == "nccl" or (max(sizes) > 1 and not on_cpu):
+        pin_rank(engine, role, allowed_cores())
+    if config.transport.kind == "nccl" or (engine.num_ranks > 2 and not on_cpu):
         os.environ.update(NCCL_SETTINGS)
     return dataclasses.replace(config, hardware=hardware)
 

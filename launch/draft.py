@@ -1,7 +1,7 @@
-"""The last rank under torchrun: starts the draft's processes as a target on the same machine would (`DraftProcess`).
+"""Rank 1, under torchrun or on another machine: starts drafts as a target's process would (`DraftProcess`).
 
-It is told by the target through torchrun's store (`drafts.py`) when the next one is wanted, and where that connects; a
-draft's process itself knows nothing of the store.
+It is told by the target through the store (`drafts.py`) when the next one is wanted, and where that connects; a draft's
+process itself knows nothing of the store.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 from amusd.child.lives import Lives
-from amusd.config import RunConfig
+from amusd.config import RunConfig, TransportConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError
+from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_restart import FIRST_INCARNATION
 from amusd.runtime.supervisor import TARGET_GONE, DraftProcess, warm_lives
 from amusd.types import Role
 
-from .devices import claim_hardware
-from .drafts import BOTH_LOADED, address_of, await_rendezvous, gather_ranks, pids_of
-from .group import Group
-from .job import Options, own_transport, read_group, store_secret
+from .devices import NCCL_SETTINGS, claim_hardware
+from .drafts import BOTH_LOADED, await_rendezvous, pids_of
+from .job import Group, Options, store_secret
 from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
@@ -36,44 +36,52 @@ def run_draft_rank(options: Options, place: Place) -> int:
     The target's code is the run's, so here it is 0. On a machine without the target it is 2 where the target found a
     mistake, and what ended the draft is raised.
     """
+    os.environ.update(NCCL_SETTINGS)  # before there is a child that may need them
     store = None
     try:
-        group = read_group(options.group_file) if options.group_file is not None else None
         with ExitStack() as stack:
-            # with a file of the launcher's the draft loads while torch is imported here, for the store
-            drafts = None if group is None else stack.enter_context(_drafts(options, place, group, None))
-            lives = None
-            if drafts is None:
-                lives = warm_lives()
-                stack.callback(lives.kill)  # if it was not used
-            store = Store(place, store_secret(options))
-            told = _told_group(place, store)
-            if told is None:
+            lives = warm_lives()
+            stack.callback(lives.kill)  # if it was not used
+            store = _join(place, store_secret(options))
+            group = _told_group(place, store)
+            if group is None:
                 return 2 if place.is_away else 0
-            group = group or told
-            drafts = drafts or stack.enter_context(_drafts(options, place, group, lives))
+            drafts = stack.enter_context(_drafts(options, place, group, lives))
             _draft(place, store, group.config, drafts)
     except (ConfigError, PeerError) as error:
+        failure = {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
         with suppress(PeerLostError):  # nobody is left to tell
-            failure = {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
             if store is not None:
                 store.put("draft_failure", failure)
         if place.is_away:
             raise
         return 0
+    finally:
+        with suppress(PeerLostError):
+            if store is not None:
+                store.put("left", True)
     if place.is_away:
         tell("the target has finished, and so has this draft")
     return 0
 
 
+def _join(place: Place, secret: bytes) -> Store:
+    """The store, and say there that this machine has come."""
+    is_waiting = place.is_away and place.is_by_itself
+    machine = f"the target's machine (NODE_RANK=0) at {place.endpoint}"
+    with waiting_for(machine, CONNECT_SECONDS) if is_waiting else nullcontext():
+        store = Store(place, secret)
+    store.put("here", True)
+    return store
+
+
 @contextmanager
-def _drafts(options: Options, place: Place, group: Group, lives: Lives | None) -> Iterator[DraftProcess]:
+def _drafts(options: Options, place: Place, group: Group, lives: Lives) -> Iterator[DraftProcess]:
     """The first draft loads meanwhile, and the last one has ended when this is left. Raises `ConfigError`."""
-    config = group.config
-    if options.group_file is None:
-        # how it connects, and with which keys, a worker decides by itself, whatever it is told
-        config = dataclasses.replace(config, transport=own_transport(options))
-    config = claim_hardware(config, Role.DRAFT, local_world_size=place.local_world_size)
+    # how it connects, and with which keys, a worker decides by itself, whatever it is told
+    config = dataclasses.replace(group.config, transport=own_transport(options))
+    cores = allowed_cores()
+    config = claim_hardware(config, Role.DRAFT, apart=place.apart)
     directories = [job.run_directory for job in group.jobs]
     drafts = DraftProcess(
         config.engine_for(group.command),
@@ -81,12 +89,20 @@ def _drafts(options: Options, place: Place, group: Group, lives: Lives | None) -
         work=options.roles,
         tell_loss=tell,
         lives=lives,
+        cores=cores,
     )
     try:
         drafts.prepare()
         yield drafts
     finally:
         drafts.stop()
+
+
+def own_transport(options: Options) -> TransportConfig:
+    """What this worker's own arguments say of the link. Raises `ConfigError`."""
+    from .compose import compose_config
+
+    return compose_config(options.overrides).transport
 
 
 def _told_group(place: Place, store: Store) -> Group | None:
@@ -100,43 +116,35 @@ def _told_group(place: Place, store: Store) -> Group | None:
 
 def _draft(place: Place, store: Store, config: RunConfig, drafts: DraftProcess) -> None:
     """Start one draft after another, as the target wants them. Raises why none can start."""
-    num_ranks, timeout = config.draft_tensor_parallel_size, config.startup_timeout_seconds
     for incarnation in itertools.count(FIRST_INCARNATION):
         drafts.prepare()
-        others = gather_ranks(store, incarnation, num_ranks, timeout)
-        if others is None:
-            return
-        store.put("draft", {"incarnation": incarnation, "pids": [drafts.pid, *others], "supervisor": os.getpid()})
-        rendezvous = await_rendezvous(store, incarnation, timeout)
+        store.put("draft", {"incarnation": incarnation, "pids": drafts.pids, "supervisor": os.getpid()})
+        rendezvous = await_rendezvous(store, incarnation, config.startup_timeout_seconds)
         if rendezvous is None:
             return
         drafts.tell(incarnation, rendezvous)
         with ExitStack() as wait:
             if place.is_away and incarnation == FIRST_INCARNATION:
                 wait.enter_context(waiting_for(BOTH_LOADED))
-            if _await_end(store, incarnation, drafts, others, wait):
+            if _await_end(store, incarnation, drafts, config.draft_tensor_parallel_size, wait):
                 return
         failure = drafts.start_failure()
         if failure is not None:
             raise failure
 
 
-def _await_end(store: Store, incarnation: int, drafts: DraftProcess, others: list[int], wait: ExitStack) -> bool:
+def _await_end(store: Store, incarnation: int, drafts: DraftProcess, num_ranks: int, wait: ExitStack) -> bool:
     """Wait for the end of a draft, telling the target of it and it of the target; whether the run is over, too.
 
     `wait` is closed when the target has met the draft.
     """
     finished, dismissed, met = "finished", f"dismissed/{incarnation}", f"met/{incarnation}"
-    names = {pids_of(incarnation), address_of(incarnation)}  # what is still to be told
-    has_met = False
+    are_pids_told = has_met = False
     while True:
         has_ended = drafts.ending(LOOK_SECONDS) is not None
-        if pids_of(incarnation) in names and not drafts.is_preparing:
-            names.remove(pids_of(incarnation))
-            store.put(pids_of(incarnation), [drafts.pid, *others])
-        if address_of(incarnation) in names and drafts.ranks is not None:
-            names.remove(address_of(incarnation))
-            store.put(address_of(incarnation), drafts.ranks)
+        if not are_pids_told and not drafts.is_preparing and len(pids := drafts.pids) == num_ranks:
+            are_pids_told = True
+            store.put(pids_of(incarnation), pids)
         if not has_met and store.has(met):
             has_met = True
             drafts.met()

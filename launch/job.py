@@ -1,37 +1,120 @@
-"""What a rank has to do: its arguments, the group of jobs they lead to, and the functions that do them."""
+"""Jobs that one pair of workers does, one after another, and the arguments of the process that leads them.
+
+A run has one job. A sweep has many, and those whose engines are alike share a pair, which loads its models once.
+"""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Generator, Sequence
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amusd.config import RunConfig, TransportConfig
+from amusd.config import HardwareConfig, RunConfig
+from amusd.console import progress_line
 from amusd.errors import ConfigError
-from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.rank_layout import RoleRank
+from amusd.settings import from_mapping, to_mapping
 from amusd.transport.curve import read_store_key
 
-from .group import Group, Job
 from .run_directory import create_run_directory
 
 COMMANDS = ("generate", "compare")
 """What a pair of workers can do."""
 GROUP_FILE = "group.json"
-"""What `amusd` has prepared for the ranks, without prompts, in a folder that only this user can enter."""
-PROMPTS_FILE = "prompts.json"
-"""Beside it: the same with the prompts, for the target alone, which takes it away."""
-SEAL_FILE = "seal"
-"""Beside it: what the workers seal with."""
-
+"""What `amusd` has prepared for the target, which takes it away, in a folder that only this user can enter."""
+OUTCOME_FILE = "outcome"
+"""Beside it: how the target's jobs went, for `amusd`."""
 _KEYS = "transport.keys="
-TargetRole = Callable[
-    [str, Sequence[tuple[RunConfig, Path]], DraftSource],
-    Generator["int | ConfigError", None, None],
-]
-FollowerRole = Callable[[str, RunConfig, RoleRank, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One configuration, and the directory that its files go to."""
+
+    config: RunConfig
+    run_directory: Path
+    title: str = ""
+    """What tells it from the other jobs of its sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How far a sweep was when the group started."""
+
+    num_jobs: int
+    num_done: int
+    """Jobs that have ended, those of an earlier attempt included."""
+    num_timed: int
+    """Of these, jobs that ended since `began`: what the time left is judged by."""
+    began: float
+    """`time.monotonic()` of the sweep's first job, one clock for all processes of a machine."""
+
+    def line(self, title: str, num_more: int, now: float) -> str:
+        """The progress line of the job that starts now, `num_more` jobs later."""
+        timed = self.num_timed + num_more
+        left = self.num_jobs - self.num_done - num_more
+        label = f"{title}; about {duration((now - self.began) / timed * left)} left" if timed else title
+        return progress_line(label, self.num_done + num_more, self.num_jobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """What a pair of workers has to do."""
+
+    command: str
+    jobs: tuple[Job, ...]
+    """At least one; their engines are alike."""
+    standing: Standing | None = None
+    """None: the job is not part of a sweep."""
+
+    @property
+    def config(self) -> RunConfig:
+        """What is said here of models, link and devices holds for all jobs."""
+        return self.jobs[0].config
+
+    @property
+    def folder(self) -> Path:
+        """Where its results are: the folder of its job, or of its sweep."""
+        directory = self.jobs[0].run_directory
+        return directory if self.standing is None else directory.parent
+
+    def on(self, hardware: HardwareConfig) -> Group:
+        """The same jobs with the devices named that they run on."""
+        jobs = (
+            dataclasses.replace(job, config=dataclasses.replace(job.config, hardware=hardware)) for job in self.jobs
+        )
+        return dataclasses.replace(self, jobs=tuple(jobs))
+
+    def without_prompts(self) -> Group:
+        """What the draft is told before there is a link; prompts reach it over the link, as tokens."""
+        jobs = (dataclasses.replace(job, config=dataclasses.replace(job.config, prompt=None)) for job in self.jobs)
+        return dataclasses.replace(self, jobs=tuple(jobs))
+
+    def to_text(self) -> str:
+        """For the ranks."""
+        jobs = [
+            {"config": to_mapping(job.config), "run_directory": str(job.run_directory), "title": job.title}
+            for job in self.jobs
+        ]
+        standing = None if self.standing is None else dataclasses.asdict(self.standing)
+        return json.dumps({"command": self.command, "jobs": jobs, "standing": standing})
+
+    @classmethod
+    def from_text(cls, text: str) -> Group:
+        """The inverse of `to_text`."""
+        values = json.loads(text)
+        jobs = (
+            Job(
+                config=from_mapping(RunConfig, job["config"]),
+                run_directory=Path(job["run_directory"]),
+                title=job["title"],
+            )
+            for job in values["jobs"]
+        )
+        standing = None if values["standing"] is None else Standing(**values["standing"])
+        return cls(command=values["command"], jobs=tuple(jobs), standing=standing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +122,24 @@ class Options:
     """The arguments of `launch/run.py`."""
 
     group_file: Path | None = None
-    """What `amusd` has prepared; None when started by hand."""
+    """What `amusd` has prepared: this is the target of a pair on one machine. None when started by hand."""
     command: str = "generate"
     """By hand."""
-    outcome_file: Path | None = None
-    """Where the first rank tells its launcher how it went; with it, ranks exit with 0 and torchrun stays silent."""
     roles: str | None = None
-    """A module with `run_target`, `run_follower` and `run_draft` in place of amusd's own (the launcher's tests)."""
-    starts_draft: bool = False
-    """This is the target of a pair on one machine, and no rank: it starts the draft."""
-    is_child: bool = False
-    """This is the process that does a rank's work, or that forks those which do; its parent is on standard input."""
+    """A module with what the processes do in place of amusd's own functions (the launcher's tests)."""
     overrides: tuple[str, ...] = ()
     """By hand."""
+
+    @property
+    def outcome_file(self) -> Path | None:
+        """Where the target tells how its jobs went; None where nobody asks."""
+        return None if self.group_file is None else self.group_file.with_name(OUTCOME_FILE)
 
     def arguments(self) -> list[str]:
         """The inverse of `parse`."""
         named = {
             "--group-file": self.group_file,
-            "--outcome-file": self.outcome_file,
             "--roles": self.roles,
-            "--starts-draft": "yes" if self.starts_draft else None,
-            "--is-child": "yes" if self.is_child else None,
         }
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
         return [*flags, self.command, *self.overrides]
@@ -71,10 +150,7 @@ class Options:
         values: dict[str, Any] = {}
         readers: dict[str, Callable[[str], Any]] = {
             "--group-file": Path,
-            "--outcome-file": Path,
             "--roles": str,
-            "--starts-draft": lambda text: text == "yes",
-            "--is-child": lambda text: text == "yes",
         }
         rest = list(arguments)
         while rest and rest[0].partition("=")[0] in readers:
@@ -89,20 +165,14 @@ class Options:
         return cls(**values, overrides=tuple(rest))
 
 
-def read_group(group_file: Path) -> Group:
-    """What `amusd` has prepared, without prompts."""
-    return Group.from_text(group_file.read_text(encoding="utf-8"))
-
-
 def prepare_group(options: Options) -> Group:
     """The target's: take what `amusd` has prepared, or compose the arguments and make a run directory.
 
     Raises `ConfigError`.
     """
     if options.group_file is not None:
-        prompts_file = options.group_file.with_name(PROMPTS_FILE)
-        group = read_group(prompts_file)
-        prompts_file.unlink()
+        group = Group.from_text(options.group_file.read_text(encoding="utf-8"))
+        options.group_file.unlink()
         return group
     from .compose import compose_config
 
@@ -110,32 +180,16 @@ def prepare_group(options: Options) -> Group:
     return Group(command=options.command, jobs=(Job(config=config, run_directory=create_run_directory(config)),))
 
 
-def own_transport(options: Options) -> TransportConfig:
-    """What this worker's own arguments say of the link, started by hand. Raises `ConfigError`."""
-    from .compose import compose_config
-
-    return compose_config(options.overrides).transport
-
-
 def store_secret(options: Options) -> bytes:
-    """What this worker seals with: from the launcher's private folder, or from `transport.keys`; empty without either.
-
-    Raises `ConfigError`.
-    """
-    if options.group_file is not None:
-        return options.group_file.with_name(SEAL_FILE).read_bytes()
+    """What this worker seals with, from `transport.keys`; empty without. Raises `ConfigError`."""
     # not composed: a rank whose arguments are wrong still has to tell the other one
     folders = [text.removeprefix(_KEYS) for text in options.overrides if text.startswith(_KEYS)]
     return read_store_key(Path(folders[-1])) if folders else b""
 
 
-def target_role(module: str | None) -> TargetRole:
-    """The function that is the target."""
-    role: TargetRole = importlib.import_module(module or "amusd.commands.run").run_target
-    return role
-
-
-def follower_role(module: str | None) -> FollowerRole:
-    """The function that is another rank of a role than the first."""
-    role: FollowerRole = importlib.import_module(module or "amusd.runtime.startup").run_follower
-    return role
+def duration(seconds: float) -> str:
+    """`40 s`, `3 min`, `2 h 5 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

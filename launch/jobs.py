@@ -1,13 +1,11 @@
 """A group of jobs: the workers that do them, and what their end means for the exit code of each.
 
-A pair of two processes is started as `Engine.launch` does: the target here, which starts its draft. Where a role has
-several ranks, torchrun starts them.
+The target is started here. It starts its draft, as from Python, and its own other ranks.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 from dataclasses import dataclass
@@ -17,8 +15,7 @@ from amusd.config import RunConfig
 from amusd.files import write_whole
 
 from .devices import NCCL_SETTINGS, THREAD_VARIABLES
-from .group import Group, Job
-from .job import GROUP_FILE, PROMPTS_FILE, SEAL_FILE, Options
+from .job import GROUP_FILE, OUTCOME_FILE, Group, Job, Options
 from .process_tree import END_SECONDS, Ended, run_tree
 from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
 from .scratch import Outcome, read_outcome, scratch_folder
@@ -54,43 +51,30 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
     A directory in which nothing was measured is taken back. `json_only` keeps the workers off standard output.
     """
     with scratch_folder() as folder:
-        group_file, outcome_file = folder / GROUP_FILE, folder / "outcome"
-        is_pair = group.config.engine().num_ranks == 2
-        options = Options(
-            group_file=group_file,
-            command=group.command,
-            outcome_file=outcome_file,
-            roles=roles,
-            starts_draft=is_pair,
-        )
-        write_whole(folder / PROMPTS_FILE, group.to_text())
-        if not is_pair:
-            write_whole(group_file, group.without_prompts().to_text())
-            (folder / SEAL_FILE).write_bytes(secrets.token_bytes(32))
+        options = Options(group_file=folder / GROUP_FILE, command=group.command, roles=roles)
+        outcome_file = folder / OUTCOME_FILE
+        write_whole(folder / GROUP_FILE, group.to_text())
         ended = run_tree(
-            _command(group.config, options, folder),
+            [sys.executable, str(Path(__file__).with_name("run.py")), *options.arguments()],
             _environment(group.config),
             lambda: read_outcome(outcome_file).is_whole(len(group.jobs)),
             quiet=json_only,
-            asks_root=is_pair,
         )
         told = read_outcome(outcome_file)
     if ended.stuck:
         pids = ", ".join(map(str, ended.stuck))
         tell(f"processes that had not ended {END_SECONDS:g} s after the result were killed (pid {pids})")
     if ended.signum is None and not told.is_whole(len(group.jobs)):
-        if is_pair and ended.exit_code == -signal.SIGALRM:
+        if ended.exit_code == -signal.SIGALRM:
             tell("the target's process was asked to end, and took too long")
-        elif is_pair and ended.exit_code < 0:
+        elif ended.exit_code < 0:
             tell(f"the target's process was killed by {signal.Signals(-ended.exit_code).name}")
-        who = "the workers" if is_pair else f"torchrun (exit code {ended.exit_code})"
-        tell(f"{who} ended without a result; what they said is above")
+        tell("the workers ended without a result; what they said is above")
         for partial in (job.run_directory / PARTIAL_FILE for job in group.jobs):
             if partial.exists():
                 tell(f"what there was of the answer is in {partial}")
     elif ended.signum is None and not ended.stuck and (told.exit_code or 0) > 128:
-        how = "torchrun was killed" if ended.exit_code < 0 else "the workers were interrupted"
-        tell(f"{how}; what was measured so far is in {group.folder}")
+        tell(f"the workers were interrupted; what was measured so far is in {group.folder}")
     codes = _exit_codes(ended, told, len(group.jobs))
     for job, code in zip(group.jobs, [*codes, *[None] * (len(group.jobs) - len(codes))], strict=True):
         if code in (2, None):
@@ -113,18 +97,9 @@ def _exit_codes(ended: Ended, told: Outcome, num_jobs: int) -> tuple[int, ...]:
     return codes
 
 
-def _command(config: RunConfig, options: Options, scratch: Path) -> list[str]:
-    agent, entry = (str(Path(__file__).with_name(name)) for name in ("agent.py", "run.py"))
-    if options.starts_draft:
-        return [sys.executable, entry, *options.arguments()]
-    flags = ["--nnodes=1", f"--nproc-per-node={config.engine().num_ranks}", f"--log-dir={scratch}"]
-    rendezvous = ["--rdzv-backend=amusd", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    return [sys.executable, agent, *flags, *rendezvous, entry, *options.arguments()]
-
-
 def _environment(config: RunConfig) -> dict[str, str]:
-    """Ours, less what an outer torchrun left in it; threads as configured, and NCCL's settings where it is the link."""
+    """Ours, less what an outer torchrun left in it; threads as configured, and NCCL's settings where it may be used."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_AN_OUTER_TORCHRUN)}
     threads = {name: str(config.hardware.num_threads) for name in THREAD_VARIABLES}
-    nccl = NCCL_SETTINGS if config.transport.kind == "nccl" else {}
+    nccl = NCCL_SETTINGS if config.transport.kind == "nccl" or config.engine().num_ranks > 2 else {}
     return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | kept | threads | nccl

@@ -31,7 +31,7 @@ _ENGINE = frozenset({"output", "accept", "drafter", *(field.name for field in da
 _SCHEDULE = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
 _ANSWERS = _ENGINE | _SCHEDULE | {"run_dir", "sampling", "workload", "experiment"}
 _OWN = {
-    "generate": _ANSWERS | {"prompt", "view", "out"},
+    "generate": _ANSWERS | {"prompt", "view", "out", "shard"},
     "compare": (_ANSWERS - {"max_num_seqs"}) | {"compare"},
     "simulate": _SCHEDULE
     | {"output", "run_dir", "accept", "verify_ms", "draft_ms", "delay_ms", "calibration", "simulate"}

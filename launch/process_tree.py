@@ -1,8 +1,6 @@
 """Runs the workers as a process tree of their own, and ends all of it, within a deadline, when this process is to end.
 
-A target that has started its draft is asked to end, and ends both. torchrun starts every rank in its own session and
-gives them 30 s to end, so neither a Ctrl-C at the terminal nor a signal to torchrun is enough. Ranks are found by their
-parents, which also finds those that have not yet said anything.
+The root, the target's process, is asked to end, and ends the others. What is left is found by its parents, and killed.
 """
 
 from __future__ import annotations
@@ -49,13 +47,12 @@ def run_tree(
     is_done: Callable[[], bool],
     *,
     quiet: bool = False,
-    asks_root: bool = False,
 ) -> Ended:
     """Run a command until it ends by itself, or until a signal arrives here; then end all that it started.
 
     `is_done` says whether its work is done, after which it has `END_SECONDS`. `quiet`: what it writes to standard
-    output is dropped. `asks_root`: as of `stop_tree`. To be called in the main thread. SIGINT, SIGTERM and SIGHUP are
-    answered here while it runs; SIGHUP unless it is ignored (`nohup`).
+    output is dropped. To be called in the main thread. SIGINT, SIGTERM and SIGHUP are answered here while it runs;
+    SIGHUP unless it is ignored (`nohup`).
     """
     _adopt_orphans()
     deadline = math.inf
@@ -73,41 +70,32 @@ def run_tree(
             signum = _next_signal(pipe)
             if signum in _STOP_SIGNALS:
                 settle()
-                exit_code = stop_tree(root, asks_root=asks_root)
+                exit_code = _stop_tree(root)
                 _end_left_over(others)
                 return Ended(exit_code=exit_code, signum=signum)
             if deadline == math.inf and is_done():
                 deadline = time.monotonic() + END_SECONDS
             elif time.monotonic() >= deadline:
                 stuck = tuple(filter(_is_left, (root.pid, *descendants(root.pid))))
-                exit_code = stop_tree(root, asks_root=asks_root)
+                exit_code = _stop_tree(root)
                 _end_left_over(others)
                 return Ended(exit_code=exit_code, stuck=stuck)
         _end_left_over(others)
         return Ended(exit_code=root.returncode)
 
 
-def stop_tree(root: subprocess.Popen[bytes], *, asks_root: bool = False) -> int:
-    """End a process and all that descends from it: asked first, killed after `STOP_SECONDS`. Return its exit code.
-
-    `asks_root`: the root is asked, which ends the others; otherwise they are asked, and the root is killed.
-    """
+def _stop_tree(root: subprocess.Popen[bytes]) -> int:
+    """Ask a process to end, and kill what is left of its tree after `STOP_SECONDS`. Return its exit code."""
     if not sys.platform.startswith("linux"):
-        root.terminate()  # it passes the signal on, and workers end by themselves
+        root.terminate()
         with suppress(subprocess.TimeoutExpired):
             return root.wait(STOP_SECONDS)
         root.kill()
         return _exit_code(root)
-    if not asks_root:
-        root.send_signal(signal.SIGSTOP)  # it must not start more, nor say what it thinks of this
     pids = [root.pid, *descendants(root.pid)]
     handles = _handles(pids)
     try:
-        if asks_root:
-            root.terminate()
-        else:
-            _signal_all(handles, signal.SIGTERM)
-            root.kill()
+        root.terminate()
         left = _wait_for(handles, STOP_SECONDS)
         _signal_all(left, signal.SIGKILL)
         _wait_for(left, _KILL_SECONDS)
@@ -179,7 +167,7 @@ def _release(handles: Sequence[int], pids: Sequence[int]) -> None:
 
 
 def _die_with_launcher() -> Callable[[], object] | None:
-    """What the child does before it becomes torchrun: ask the kernel to kill it with us (Linux)."""
+    """What the child does before it becomes the target: ask the kernel to kill it with us (Linux)."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -1,4 +1,4 @@
-"""The private folder of a run: group file, seal, socket files, and the file in which its workers tell how jobs ended.
+"""The private folder of a run: group file, socket files, and the file in which the target tells how its jobs ended.
 
 Gone with the run, or found by the next one: a folder is locked for as long as its process lives, so one that can be
 locked is left over from a process that was killed. What was told stays told when the workers are killed.
@@ -61,14 +61,14 @@ def _remove_left_over() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the machine's first rank has told of a group's jobs, a line each, once it was known."""
+    """What the target has told of a group's jobs, a line each, once it was known."""
 
     job_codes: tuple[int, ...] = ()
     """Exit codes of the jobs that ended, in order."""
     num_begun: int = 0
     """Jobs, those that ended included."""
     exit_code: int | None = None
-    """Of that rank; None when it was killed."""
+    """Its own; None when it was killed."""
 
     def is_whole(self, num_jobs: int) -> bool:
         """Whether nothing is left to be told that an exit code depends on."""
@@ -86,7 +86,7 @@ def tell_job_code(path: Path | None, code: int) -> None:
 
 
 def tell_exit_code(path: Path | None, code: int) -> None:
-    """The rank has ended."""
+    """The target has ended."""
     _append(path, "end", code)
 
 

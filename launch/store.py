@@ -1,4 +1,4 @@
-"""What the workers tell each other before they have a link: a few JSON values in torchrun's store.
+"""What two ranks tell each other before they have a link: a few JSON values in torchrun's store, or the target's own.
 
 Whoever reaches the store's port can read and write there. So no value is a secret, none is a prompt, and each is sealed
 (HMAC-SHA256 over its name and text) with a secret that the workers have from files: a forged one is refused.
@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import json
 import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerLostError
-
-from .signals import watching
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
@@ -32,82 +30,95 @@ _LAST_TRY_SECONDS = 1.0
 _SEAL_LENGTH = 2 * hashlib.sha256().digest_size
 LOOK_SECONDS = 0.02
 """How often it is looked whether one of several values is there."""
+_MAX_PORT = 65535
+_PERMISSIONS = ("transport.keys=", "transport.insecure=true")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where torchrun put this process."""
+    """Where torchrun, or `two_nodes.sh`, put this process."""
 
     rank: int
-    world_size: int
-    local_world_size: int
+    """0 is the target, 1 the draft."""
+    apart: bool
+    """Each of the two has a machine of its own."""
     address: str
     port: int
-    hosts_store: bool
-    """Nobody else serves the store: rank 0 has to."""
+    is_by_itself: bool
+    """No torchrun has started this process, nor serves the store: rank 0 does."""
     namespace: str
     """Keeps the values of another run or attempt apart."""
 
     @property
-    def is_draft(self) -> bool:
-        """The last rank leads the draft."""
-        return self.rank == self.world_size - 1
-
-    @property
     def is_away(self) -> bool:
         """Whether there is another machine, and the target is on that one."""
-        return self.is_draft and self.local_world_size < self.world_size
+        return self.apart and self.rank != 0
 
-    def check_fits(self, config: RunConfig) -> None:
-        """Raise `ConfigError` unless there are as many ranks as the configuration asks for."""
-        num_ranks, draft_size = config.engine().num_ranks, config.draft_tensor_parallel_size
-        if self.world_size != num_ranks:
+    @property
+    def endpoint(self) -> str:
+        """Where the store is, for people."""
+        return f"{self.address}:{self.port}"
+
+    def check_address(self, overrides: Sequence[str]) -> None:
+        """Raise `ConfigError` when our store would listen beyond this machine and nobody has said that it may."""
+        try:
+            is_local = ipaddress.ip_address(self.address.strip("[]")).is_loopback
+        except ValueError:
+            is_local = self.address == "localhost"
+        if self.is_by_itself and not is_local and not any(text.startswith(_PERMISSIONS) for text in overrides):
             raise ConfigError(
-                f"WORLD_SIZE={self.world_size}: target_tensor_parallel_size={config.target_tensor_parallel_size} "
-                f"{'runs' if draft_size == 1 else f'with draft_tensor_parallel_size={draft_size} runs'} on exactly "
-                f"{num_ranks} ranks, the target's and then the draft's (--nproc-per-node={num_ranks}"
-                f"{', or --nnodes=2 --nproc-per-node=1' if num_ranks == 2 else ''})"
+                f"{self.endpoint}: not on this machine, and neither transport.keys=FOLDER (`amusd keys FOLDER` makes "
+                "it) nor, on a network you trust, transport.insecure=true is given"
             )
 
 
 def place_from_environment() -> Place:
-    """Read torchrun's variables. Raises `ConfigError` when it did not start this process, or it alone."""
+    """Read torchrun's variables. Raises `ConfigError` when it did not start this process and one other."""
     environment = os.environ
     if "RANK" not in environment or "MASTER_ADDR" not in environment:
         raise ConfigError(
             'launch/run.py: start it with torchrun --standalone --nproc-per-node=2 launch/run.py prompt="...", '
             "or use the amusd command"
         )
+    if environment["WORLD_SIZE"] != "2":
+        raise ConfigError(
+            f"WORLD_SIZE={environment['WORLD_SIZE']}: exactly 2 ranks are needed, the target and the draft "
+            "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); they start further ranks themselves, as "
+            "target_tensor_parallel_size and draft_tensor_parallel_size say"
+        )
+    port = environment["MASTER_PORT"]
+    if not port.isdecimal() or int(port) > _MAX_PORT:
+        raise ConfigError(f"{environment['MASTER_ADDR']}:{port}: a port is a number up to {_MAX_PORT}")
     run = environment.get("TORCHELASTIC_RUN_ID", "")
-    place = Place(
+    return Place(
         rank=int(environment["RANK"]),
-        world_size=int(environment["WORLD_SIZE"]),
-        local_world_size=int(environment.get("LOCAL_WORLD_SIZE", "1")),
+        apart=environment.get("LOCAL_WORLD_SIZE", "1") == "1",
         address=environment["MASTER_ADDR"],
-        port=int(environment["MASTER_PORT"]),
-        hosts_store=environment["RANK"] == "0" and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        port=int(port),
+        is_by_itself=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
         namespace=f"amusd/{run}/{environment.get('TORCHELASTIC_RESTART_COUNT', 0)}",
     )
-    if place.world_size < 2:
-        raise ConfigError(f"WORLD_SIZE={place.world_size}: at least 2 ranks are needed, a target and a draft")
-    return place
-
-
-def pid_of_rank(rank: int) -> str:
-    """Under which name a rank of the target beyond the first leaves its process id."""
-    return f"target_pid_{rank}"
 
 
 class Store:
     """JSON values under names. Every wait has a deadline; a lost store raises `PeerLostError`."""
 
     def __init__(self, place: Place, secret: bytes = b"") -> None:
-        """`secret`: what values are sealed with; without one a seal keeps nobody out."""
+        """`secret`: what values are sealed with; without one a seal keeps nobody out.
+
+        Raises `ConfigError` where our own store cannot be served or found, `PeerLostError` where torchrun's cannot.
+        """
         self._namespace = place.namespace
         self._secret = secret
-        with _loss_is_reported():
-            open_store = serve_store if place.hosts_store else join_store
-            self._store = open_store(place.address, place.port)
+        serves = place.is_by_itself and place.rank == 0
+        try:
+            with _loss_is_reported():
+                self._store = (serve_store if serves else join_store)(place.address.strip("[]"), place.port)
+        except (OSError, PeerLostError) as error:
+            if not place.is_by_itself:
+                raise
+            does = "cannot listen there" if serves else "no target found there"
+            raise ConfigError(f"{place.endpoint}: {does} ({str(error).splitlines()[0]})") from error
 
     def put(self, name: str, value: Any) -> None:
         """Publish a value; a later one replaces it."""
@@ -151,17 +162,6 @@ class Store:
 
     def _seal(self, name: str, text: str) -> str:
         return hmac.new(self._secret, f"{self._namespace}/{name}\0{text}".encode(), hashlib.sha256).hexdigest()
-
-    def watching(self, name: str, react: Callable[[], None]) -> AbstractContextManager[None]:
-        """While inside: call `react`, once and in another thread, when the value appears or the store is lost."""
-
-        def is_there_or_lost() -> bool:
-            try:
-                return self.has(name)
-            except PeerLostError:
-                return True
-
-        return watching(is_there_or_lost, react, name)
 
 
 def serve_store(address: str, port: int) -> TCPStore:
@@ -208,4 +208,4 @@ def _loss_is_reported() -> Iterator[None]:
         yield
     except DistError as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise PeerLostError(f"the other worker cannot be reached through torchrun's store: {reason}") from None
+        raise PeerLostError(f"the other worker cannot be reached through the store: {reason}") from None

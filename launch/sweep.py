@@ -14,7 +14,7 @@ from amusd.console import Console
 from amusd.errors import ConfigError
 
 from .environment import describe_environment
-from .group import Group, Job, Standing, duration
+from .job import Group, Job, Standing, duration
 from .jobs import run_group
 from .run_directory import clear_run, create_run_directory
 from .sweep_plan import Plan, SweepJob, groups_of, is_done, open_folder, plan_sweep

@@ -1,37 +1,46 @@
-"""The target's process: does the jobs, with a draft that it starts itself, or beside other ranks under torchrun.
+"""The target's process: does the jobs, with a draft that it starts itself, or as rank 0 beside one that starts drafts.
 
-As a rank it prepares the jobs for all others, and hears of those that cannot start.
+As a rank it prepares the jobs for both. The target's other ranks are its children.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from typing import Any
+from pathlib import Path
 
-from amusd.config import HardwareConfig, RunConfig
-from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
+from amusd.config import RunConfig
+from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.files import keep_traceback
+from amusd.runtime.cores import allowed_cores
+from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.supervisor import STOP_SECONDS
 from amusd.types import Role
 
 from .devices import claim_hardware
 from .drafts import ChildDrafts, StoreDrafts
-from .group import Group
-from .job import Options, prepare_group, store_secret, target_role
+from .job import Group, Options, prepare_group, store_secret
 from .scratch import is_left_over, tell_begin, tell_job_code
 from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
-from .store import Place, Store, pid_of_rank
+from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
+TargetWork = Callable[
+    [str, Sequence[tuple[RunConfig, Path]], DraftSource],
+    Generator["int | ConfigError", None, None],
+]
 _FAILURE_SECONDS = 1.0
-"""After the link broke: how long the draft's own reason may take to arrive."""
+"""After another process was found to be gone: how long its own reason may take to arrive."""
+
+_LEAVE_SECONDS = 5.0
+"""How long a target that serves the store waits at its end until the draft's machine needs it no more."""
 
 _INTERRUPTED_SECONDS = 0.3
-"""How long the draft may take to end by itself where a signal has ended the target, which has `GRACE_SECONDS`."""
+"""How long the others may take to end by themselves where a signal has ended the target, which has `GRACE_SECONDS`."""
 
 
 def run_pair(options: Options) -> int:
@@ -45,143 +54,147 @@ def run_pair(options: Options) -> int:
     directories = [job.run_directory for job in group.jobs]
     drafts = ChildDrafts(group.config.engine_for(group.command), directories, work=options.roles, tell_loss=tell)
     drafts.prepare()  # while torch is imported here
+    _prepare_followers(options, group, drafts, allowed_cores())
     patience = STOP_SECONDS
     try:
-        hardware = claim_hardware(group.config, Role.TARGET, local_world_size=group.config.engine().num_ranks).hardware
-        with _launcher_is_there(options, group, parent):
-            return _run_beside_child(options, group.on(hardware), drafts)
+        hardware = claim_hardware(group.config, Role.TARGET, apart=False).hardware
+        return _run(options, group.on(hardware), drafts, parent)
     except Interrupted:
         patience = _INTERRUPTED_SECONDS
         raise
     finally:
-        pid = drafts.pid
-        if pid is not None and end_if_stopped(pid):
-            tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
+        _end_stopped(drafts)
         drafts.stop(patience)
-
-
-def _run_beside_child(options: Options, group: Group, drafts: ChildDrafts) -> int:
-    try:
-        with watching(lambda: drafts.start_failure() is not None, interrupt_main_thread, "draft"):
-            return _do_jobs(options, group, drafts)
-    except (Interrupted, PeerError) as error:
-        failure = drafts.start_failure()
-        if failure is None or (isinstance(error, Interrupted) and error.signum != PEER_FAILED):
-            raise
-        raise failure from None
+        drafts.followers.stop(patience)
 
 
 def run_target_rank(options: Options, place: Place) -> int:
-    """The same as rank 0, which all other ranks serve."""
-    agent = os.getppid()
+    """The same as rank 0, with drafts that rank 1 starts."""
+    parent, cores = os.getppid(), allowed_cores()
     try:
         group = prepare_group(options)
-        place.check_fits(group.config)
-        hardware = claim_hardware(group.config, Role.TARGET, local_world_size=place.local_world_size).hardware
+        group = group.on(claim_hardware(group.config, Role.TARGET, apart=place.apart).hardware)
     except ConfigError:
-        store = Store(place, store_secret(options))
-        for name, value in (("group", None), ("finished", True)):  # the other ranks wait for one of them
-            store.put(name, value)
+        if not place.is_by_itself:  # else the other one waits for a target that has no mistake
+            store = Store(place, store_secret(options))
+            for name, value in (("group", None), ("finished", True)):  # the other rank waits for one of them
+                store.put(name, value)
         raise
-    if options.group_file is None:
-        tell(f"run directory: {group.jobs[0].run_directory}")
-    with _launcher_is_there(options, group, agent):
-        return _run(options, place, group, hardware)
+    tell(f"run directory: {group.jobs[0].run_directory}")
+    store = Store(place, store_secret(options))
+    _import_work(options)  # while the other one comes, which then waits for this one's link
+    if place.is_by_itself and place.apart:
+        _await_machine(place, store)
+    store.put("group", group.without_prompts().to_text())
+    drafts = StoreDrafts(store, tell_loss=tell, are_away=place.apart)
+    _prepare_followers(options, group, drafts, cores)
+    patience = _LEAVE_SECONDS
+    try:
+        _await_draft(place, drafts, group.config.startup_timeout_seconds)
+        return _run(options, group, drafts, None if place.is_by_itself else parent)
+    except Interrupted:
+        patience = _INTERRUPTED_SECONDS
+        raise
+    finally:
+        drafts.followers.stop(_INTERRUPTED_SECONDS)
+        with suppress(PeerLostError):  # nobody is left to tell
+            store.put("finished", True)
+            if place.is_by_itself:  # the store goes with this process
+                store.await_any(("left",), patience)
+        if not place.apart:
+            _end_stopped(drafts)
+            with suppress(PeerLostError):
+                drafts.go_on()
+
+
+def _await_machine(place: Place, store: Store) -> None:
+    """Wait until the draft's machine has found our store. Raises `ConfigError` where it does not come."""
+    with waiting_for(f"the draft's machine (NODE_RANK=1) at {place.endpoint}", CONNECT_SECONDS):
+        try:
+            store.await_any(("here",), CONNECT_SECONDS)
+        except PeerLostError:
+            raise ConfigError(
+                f"{place.endpoint}: nobody else came within {CONNECT_SECONDS:g} seconds; the same line is to run on "
+                "the draft's machine, with NODE_RANK=1"
+            ) from None
+
+
+def _prepare_followers(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts, cores: Sequence[int]) -> None:
+    """Have the target's other ranks load what they need."""
+    drafts.followers.prepare(group.config.engine_for(group.command), Role.TARGET, cores, options.roles)
+
+
+def _end_stopped(drafts: ChildDrafts | StoreDrafts) -> None:
+    for pid in filter(end_if_stopped, drafts.pids):
+        tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
+
+
+def _await_draft(place: Place, drafts: StoreDrafts, timeout: float) -> None:
+    """Raises what the draft reports instead; `ConfigError` where none comes from another machine."""
+    try:
+        with waiting_for("the draft's process on its machine", timeout) if place.apart else nullcontext():
+            drafts.await_first(timeout)
+    except PeerLostError as error:
+        if not place.apart:
+            raise
+        raise ConfigError(
+            f"startup_timeout_seconds={timeout:g}: no draft came to {place.endpoint}; on its machine the same "
+            "line is to run, with NODE_RANK=1"
+        ) from error
 
 
 @contextmanager
-def _launcher_is_there(options: Options, group: Group, parent: int) -> Iterator[None]:
-    """Where the process that has started this one, `parent`, or the command behind it has gone: say so, and end."""
+def _launcher_is_there(options: Options, group: Group, parent: int | None) -> Iterator[None]:
+    """Where the process that has started this one, `parent`, or the command behind it has gone: say so, and end.
+
+    None: this process does not end with its parent.
+    """
     try:
         yield
     except (Interrupted, PeerLostError):
         if options.group_file is not None and is_left_over(options.group_file.parent):
             tell(f"the amusd command is gone, and its run with it; what was measured so far is in {group.folder}")
-        elif os.getppid() == parent:
+        elif parent in (None, os.getppid()):
             raise
         raise Interrupted(signal.SIGTERM) from None
 
 
-def _run(options: Options, place: Place, group: Group, hardware: HardwareConfig) -> int:
-    store = Store(place, store_secret(options))
-    store.put("group", group.without_prompts().to_text())
-    draft_pids = _await_draft(place, store, group.config.startup_timeout_seconds)
-    are_away = place.local_world_size < place.world_size
-    drafts = StoreDrafts(store, pids=draft_pids, target_pids=[os.getpid()], are_away=are_away)
-    try:
-        drafts.target_pids = _target_pids(group.config, store)
-        return _run_beside_others(options, group.on(hardware), drafts, store)
-    finally:
-        with suppress(PeerLostError):  # nobody is left to tell
-            store.put("finished", True)
-        if place.local_world_size == place.world_size:
-            for pid in filter(end_if_stopped, drafts.pids):
-                tell(f"the draft worker (pid {pid}) was stopped, and ends with the run")
-            with suppress(PeerLostError):
-                drafts.go_on()
+def _run(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts, parent: int | None) -> int:
+    """Do the jobs, until the draft cannot start or another rank of the target fails: raises that."""
+    with _launcher_is_there(options, group, parent):
+        try:
+            with watching(lambda: _failure(drafts) is not None, interrupt_main_thread, "others"):
+                code = _do_jobs(options, group, drafts)
+        except (Interrupted, PeerError) as error:
+            if isinstance(error, Interrupted) and error.signum != PEER_FAILED:
+                raise
+            failure = _failure(drafts, _FAILURE_SECONDS)
+            if failure is None or (isinstance(error, PeerError) and isinstance(failure, PeerLostError)):
+                raise
+            raise failure from None
+        if code != 0 and (failure := drafts.start_failure()) is not None:
+            raise failure
+        return code
 
 
-def _await_draft(place: Place, store: Store, timeout: float) -> list[int]:
-    """Process ids of the first draft's ranks, once all have started.
-
-    Raises what one of them reports instead; `ConfigError` when none comes from another machine, `PeerLostError` from
-    this one.
-    """
-    is_away = place.local_world_size < place.world_size
-    try:
-        with waiting_for("the draft's process on its machine", timeout) if is_away else nullcontext():
-            found = store.await_any(("draft", "draft_failure", "rank_failure"), timeout)
-            if found == "draft_failure":
-                _raise_failure_of_draft(store)
-            _raise_failure_of_rank(store)
-    except PeerLostError as error:
-        if not is_away:
-            raise
-        raise ConfigError(
-            f"startup_timeout_seconds={timeout:g}: no draft came to {place.address}:{place.port}; on its machine the "
-            "same line is to run, with NODE_RANK=1"
-        ) from error
-    pids: list[int] = store.get("draft", _FAILURE_SECONDS)["pids"]
-    return pids
+def _failure(drafts: ChildDrafts | StoreDrafts, timeout: float = 0.0) -> ConfigError | PeerError | None:
+    """Why the target cannot go on; None without a reason, after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (found := drafts.followers.failure() or drafts.start_failure()) is None and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return found
 
 
-def _target_pids(config: RunConfig, store: Store) -> list[int]:
-    """Process ids of the target's ranks, once all have started. Raises what one of them reports instead."""
-    pids = [os.getpid()]
-    for name in map(pid_of_rank, range(1, config.target_tensor_parallel_size)):
-        store.await_any((name, "rank_failure"), config.startup_timeout_seconds)
-        _raise_failure_of_rank(store)
-        pids.append(store.get(name, _FAILURE_SECONDS))
-    return pids
-
-
-def _run_beside_others(options: Options, group: Group, drafts: StoreDrafts, store: Store) -> int:
-    try:
-        with (
-            store.watching("draft_failure", interrupt_main_thread),
-            store.watching("rank_failure", interrupt_main_thread),
-        ):
-            code = _do_jobs(options, group, drafts)
-    except Interrupted as interruption:
-        if interruption.signum != PEER_FAILED:
-            raise
-        _raise_failure_of_rank(store)
-        _raise_failure_of_draft(store)
-        raise PeerLostError("the other worker's machine is gone") from None
-    except PeerError:
-        _raise_failure_of_rank(store)
-        _raise_failure_of_draft(store)
-        raise
-    if code != 0 and store.has("draft_failure"):
-        _raise_failure_of_draft(store)
-    return code
+def _import_work(options: Options) -> TargetWork:
+    work: TargetWork = importlib.import_module(options.roles or "amusd.commands.run").run_target
+    return work
 
 
 def _do_jobs(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts) -> int:
     """One job after another, until one fails other than by its user's mistake: the pair is spent then."""
     runs = [(job.config, job.run_directory) for job in group.jobs]
     first_code = 0
-    with closing(target_role(options.roles)(group.command, runs, drafts)) as endings:
+    with closing(_import_work(options)(group.command, runs, drafts)) as endings:
         for number, job in enumerate(group.jobs):
             tell_begin(options.outcome_file)
             drafts.record(job.run_directory)
@@ -201,21 +214,3 @@ def _do_jobs(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts) 
             if ending not in (0, 2):
                 break
     return first_code
-
-
-def _raise_failure_of_rank(store: Store) -> None:
-    """Raise what another rank of the target reported, if one did."""
-    if store.has("rank_failure"):
-        failure: dict[str, Any] = store.get("rank_failure", _FAILURE_SECONDS)
-        raise (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"]) from None
-
-
-def _raise_failure_of_draft(store: Store) -> None:
-    """Raise what the draft reported, if it did: its `ConfigError` as ours, anything else as `PeerFailedError`."""
-    try:
-        failure: dict[str, Any] = store.get("draft_failure", _FAILURE_SECONDS)
-    except PeerLostError:
-        return
-    if failure["users_mistake"]:
-        raise ConfigError(failure["line"]) from None
-    raise PeerFailedError(failure["line"]) from None

@@ -21,6 +21,8 @@ case "$NODE_RANK" in
 esac
 folder="$(dirname "$0")"
 export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}" # torch's sockets tell every attempt, with a stack trace
-exec "${PYTHON:-python3}" "$folder/agent.py" --nnodes=2 --nproc-per-node=1 \
-    --rdzv-backend=amusd --rdzv-endpoint="$TARGET_HOST:${STORE_PORT:-29500}" --rdzv-conf=rank="$NODE_RANK" \
-    "$folder/run.py" transport=zeromq transport.address="tcp://$TARGET_HOST:${LINK_PORT:-29501}" "$@"
+unset TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_USE_AGENT_STORE # of an outer torchrun
+export RANK="$NODE_RANK" LOCAL_RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=1
+export MASTER_ADDR="$TARGET_HOST" MASTER_PORT="${STORE_PORT:-29500}"
+exec "${PYTHON:-python3}" "$folder/run.py" \
+    transport=zeromq transport.address="tcp://$TARGET_HOST:${LINK_PORT:-29501}" "$@"

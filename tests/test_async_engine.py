@@ -10,14 +10,16 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from runtime.pair import PROMPT, VOCAB_SIZE, KeepingRecorder, paced_model, params, reference
+from runtime.pair import PROMPT, VOCAB_SIZE, KeepingRecorder, decoding, oracle, paced_model, pair, params, reference
 
 from amusd import AsyncEngine
+from amusd.drafters.oracle import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.testing.table import TableTokenizer
+from amusd.types import Mode
 
 DEADLINE_SECONDS = 60.0
 LONG = 300
@@ -95,6 +97,20 @@ def test_many_tasks_are_answered_at_a_time_and_more_wait() -> None:
             assert max(most) == 3
 
     run(work())
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
+def test_answers_are_drafted_as_ever(mode: Mode) -> None:
+    async def work(own: Engine) -> None:
+        async with AsyncEngine(lambda: own) as engine:
+            asked = (engine.generate(PROMPT, params(10 + n), decoding=decoding(mode)) for n in range(6))
+            found = await asyncio.gather(*asked)
+        assert [list(one.token_ids) for one in found] == [answer_of(10 + n) for n in range(6)]
+        assert sum(one.metrics.num_accepted for one in found) > 0
+
+    with pair({"oracle": oracle(LONG, right_with_probability(0.7, 1))}, max_num_seqs=3) as (engine, draft):
+        run(work(engine))
+    assert draft.error is None
 
 
 def test_two_event_loops_share_an_engine() -> None:

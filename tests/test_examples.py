@@ -39,13 +39,24 @@ def script(name: str, models: Path, folder: Path, *arguments: str) -> subprocess
 
 
 def test_there_is_a_test_for_each() -> None:
-    assert {path.name for path in EXAMPLES.iterdir()} == {"compare.py", "prompts.jsonl", "stream.py", "sweep.sh"}
+    assert {path.name for path in EXAMPLES.iterdir()} == {
+        "compare.py",
+        "many.py",
+        "prompts.jsonl",
+        "stream.py",
+        "sweep.sh",
+    }
 
 
 def test_one_answer_is_streamed(models: Path, tmp_path: Path) -> None:
     done = script("stream.py", models, tmp_path, "--prompt", "a sentence")
     assert done.stdout.strip()
     assert done.stderr.startswith("8 tokens, ")
+
+
+def test_several_prompts_are_answered_at_a_time(models: Path, tmp_path: Path) -> None:
+    done = script("many.py", models, tmp_path)
+    assert sorted(line.partition(":")[0] for line in done.stdout.splitlines()) == ["1", "2", "3", "4"]
 
 
 def test_the_modes_are_compared_on_prompts_of_ones_own(models: Path, tmp_path: Path) -> None:

@@ -130,6 +130,23 @@ def test_an_answer_that_is_closed_gives_nothing_more() -> None:
             _ = stream.generation
 
 
+def test_an_answer_can_be_cancelled_amid_a_pass_and_ends_before_the_next_one() -> None:
+    with pair(FACTORIES) as (engine, _):
+        stream = engine.submit(PROMPT, params(40), decoding=SCHEDULE)
+
+        def cancel(number: int) -> None:
+            if number == 3:
+                run_all([stream.cancel])  # from another thread, which does not wait for the pass
+
+        passes = on_pass(engine, cancel)
+        found = tuple(token.token_id for token in stream)
+        assert found == answer_of(40)[: len(found)]
+        assert passes[-1] == 3
+        assert not engine.turns.step()
+        with pytest.raises(StateError, match=r"^the answer is not finished"):
+            stream.result()
+
+
 def test_an_engine_can_be_closed_while_another_thread_generates() -> None:
     with pair(FACTORIES, pass_seconds=0.01) as (engine, draft):
         begun = threading.Event()

@@ -16,9 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from amusd.answer import Answer, Generation
+from amusd.answer import Generation
 from amusd.commands.contestants import Comparison, Contestant, comparison_table, per_prompt, records_of, rows_of
 from amusd.commands.generate import Done, in_flight
 from amusd.config import RunConfig
@@ -109,21 +110,10 @@ def _loads(comparison: Comparison) -> Iterator[tuple[int, list[int]]]:
 def _answer_load(engine: Engine, config: RunConfig, comparison: Comparison, index: int, load: Sequence[int]) -> None:
     """Let a contestant answer some prompts, as many at a time as it is to."""
     contestant = comparison.contestants[index]
-
-    def submitted() -> Iterator[tuple[int, Answer]]:
-        for number, place in enumerate(load):
-            yield (
-                number,
-                engine.submit(
-                    comparison.encoded[place],
-                    config.sampling,
-                    decoding=contestant.decoding,
-                    drafter=contestant.drafter,
-                ),
-            )
-
+    asked = partial(engine.submit, decoding=contestant.decoding, drafter=contestant.drafter)
+    submitted = ((number, asked(comparison.encoded[place], config.sampling)) for number, place in enumerate(load))
     begin = time.perf_counter()
-    answers = dict(in_flight(engine, submitted(), contestant.batch_size))
+    answers = dict(in_flight(engine, submitted, contestant.batch_size))
     generations = [answers[number].result() for number in range(len(load))]
     comparison.answers[index] += generations
     seconds = max(answer.all_tokens_at or begin for answer in answers.values()) - begin

@@ -205,8 +205,8 @@ class CapturedPasses:
         start = cache.length
         on_host = torch.tensor(part.token_ids, pin_memory=self._is_pinned)
         positions = torch.arange(start, start + rows, device=self._network.device)
-        written = cache.memory_slots(rows)
-        self._memory.slots_of_pass = torch.arange(written.start, written.stop, device=self._network.device)
+        cache.check_allocated(start + rows)
+        self._memory.slots_of_pass = positions + cache.first if cache.first else positions
         with torch.inference_mode():
             self._network(
                 on_host.to(self._network.device, non_blocking=True),
@@ -241,6 +241,11 @@ class CapturedPasses:
         """Where results and inputs of a further step stand: behind those of all rows."""
         first = self._num_caches * (self._max_rows + step)
         return slice(first, first + shape.sequences)
+
+    def _steps_of(self, index: int, number: int) -> slice:
+        """The places of the first steps of the sequence with this index."""
+        first = self._num_caches * self._max_rows + index
+        return slice(first, first + self._num_caches * number, self._num_caches)
 
     def prepare(self, shape: PassShape) -> None:
         """Capture this shape now. The scratch slots at the end of regions are overwritten, nothing else.
@@ -298,7 +303,7 @@ class CapturedPasses:
             inputs.token_ids[first + count : end] = 0
             inputs.positions[first + count : end] = _NO_POSITION
             inputs.slots[first + count : end] = np.arange(scratch - rows + count, scratch)
-            singles = [self._step_rows(step, shape).start + index for step in range(num_single)]
+            singles = self._steps_of(index, num_single)
             inputs.positions[singles] = _NO_POSITION
             inputs.slots[singles] = np.arange(scratch - num_single, scratch)
             if part is None:
@@ -315,7 +320,7 @@ class CapturedPasses:
             inputs.slots[first : first + count] = cache.first + cache.slots[start:last]
             fitting = min(num_single, cache.capacity - last)
             inputs.positions[singles] = np.minimum(np.arange(last, last + num_single), self._last_position)
-            inputs.slots[singles[:fitting]] = cache.first + cache.slots[last : last + fitting]
+            inputs.slots[self._steps_of(index, fitting)] = cache.first + cache.slots[last : last + fitting]
             tables.append((cache, cache.slots[: last + num_single]))
         self._send_tables(tables)
         return num_paths
@@ -361,7 +366,7 @@ class CapturedPasses:
         buffers = self._buffers(shape.digest)
         for index, part in enumerate(parts):
             first, count = index * shape.rows, len(part.token_ids)
-            singles = [self._step_rows(step, shape).start + index for step in range(shape.steps - 1)]
+            singles = self._steps_of(index, shape.steps - 1)
             if part.wanted is None:
                 buffers.host_inputs[first : first + count] = 0
                 buffers.host_inputs[singles] = 0

@@ -45,35 +45,39 @@ class EagerPasses:
 
     def run(self, work: Pass) -> list[PartOutput]:
         """Compute a pass; returns the logits of each part, or nothing for a prompt."""
-        outputs: list[PartOutput] = []
+        outputs: dict[int, PartOutput] = {}
         with torch.inference_mode():
-            for parts in self._calls(work):
+            for numbers in self._calls([len(part.token_ids) for part in work.parts]):
+                parts = [work.parts[number] for number in numbers]
                 logits = self._call(parts, with_logits=work.with_logits)
                 if logits is not None:
                     each = torch.split(logits, [len(part.token_ids) for part in parts])
-                    outputs += [PartOutput(ModelOutput(rows)) for rows in each]
-        return outputs
+                    outputs |= {
+                        number: PartOutput(ModelOutput(rows)) for number, rows in zip(numbers, each, strict=True)
+                    }
+        return [outputs[number] for number in sorted(outputs)]
 
     def prepare(self, num_parts: int) -> None:
         """Find out now which numbers of rows passes of `num_parts` parts may have."""
         if self._numerics.fixed:
             self._row_counts.up_to(num_parts * self._numerics.width)
 
-    def _calls(self, work: Pass) -> list[list[Part]]:
-        """The parts that share a call of the network."""
-        if len(work.parts) == 1:
-            return [list(work.parts)]
-        calls: list[list[Part]] = []
-        room, most = 0, _WIDTHS[-1] * self._numerics.width
+    def _calls(self, row_counts: Sequence[int]) -> list[list[int]]:
+        """The parts that share a call of the network: one call, or few with room for all their rows."""
+        if len(row_counts) == 1:
+            return [[0]]
+        most = _WIDTHS[-1] * self._numerics.width
         if self._numerics.fixed:
-            most = self._row_counts.up_to(sum(len(part.token_ids) for part in work.parts))[-1]
-        for part in work.parts:
-            if len(part.token_ids) > room:
-                calls.append([])
-                room = most
-            calls[-1].append(part)
-            room -= len(part.token_ids)
-        return calls
+            most = self._row_counts.up_to(sum(row_counts))[-1]
+        calls: list[list[int]] = []
+        for number in sorted(range(len(row_counts)), key=row_counts.__getitem__, reverse=True):
+            for call in calls:
+                if sum(row_counts[other] for other in call) + row_counts[number] <= most:
+                    call.append(number)
+                    break
+            else:
+                calls.append([number])
+        return [sorted(call) for call in calls]
 
     def _call(self, parts: Sequence[Part], *, with_logits: bool) -> Tensor | None:
         """The logits [rows, vocab] of all parts, one after another; None for a prompt."""

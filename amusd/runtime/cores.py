@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from amusd.config import HardwareConfig
+from amusd.config import EngineConfig, HardwareConfig
 from amusd.types import Role
 
 
@@ -40,6 +40,15 @@ def cores_for(
         return set(allowed[:border] if role is Role.TARGET else allowed[border:])
     start = rank * count if role is Role.TARGET else len(allowed) - (rank + 1) * count
     return set(allowed[start : start + count])
+
+
+def pin_rank(config: EngineConfig, role: Role, allowed: list[int], rank: int = 0) -> None:
+    """Run this process, one of a role's ranks, on its own of the `allowed` cores alone."""
+    sizes = {
+        "num_target_ranks": config.target_tensor_parallel_size,
+        "num_draft_ranks": config.draft_tensor_parallel_size,
+    }
+    pin_to(cores_for(role, allowed, config.hardware, rank=rank, **sizes))
 
 
 def pin_to(cores: set[int]) -> None:

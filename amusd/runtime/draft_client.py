@@ -10,6 +10,7 @@ link of a stopped process must not fill.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -46,12 +47,15 @@ class Reminder:
         """It is told now; without an answer again after `first_seconds`, then after twice that, and so on."""
         self.is_answered = False
         """The draft has answered at least once, so it has got what it was told first."""
+        self.silent_ns = 0
+        """How long an answer was waited for since the last one."""
         self._first_seconds = self._seconds = first_seconds
         self._due = now + first_seconds
 
     def heard(self, now: float) -> None:
         """The draft answered."""
         self.is_answered = True
+        self.silent_ns = 0
         self._seconds = self._first_seconds
         self._due = now + self._seconds
 
@@ -113,8 +117,14 @@ class DraftClient:
         return max(limits, default=0.0) + self.round_trip_seconds
 
     def may_hear(self, sequence: TargetSequence) -> bool:
-        """A draft works on the sequence, and is not silent."""
-        return sequence.session.attached and self.patience_seconds > 0
+        """A draft works on the sequence, and is not silent, neither of it nor of all.
+
+        It may have no room for one sequence while it serves others, which must not wait for that one in each pass.
+        """
+        reminder = self._reminders.get(sequence.sequence_id)
+        if reminder is None or not sequence.session.attached or not self.patience_seconds:
+            return False
+        return reminder.silent_ns < (sequence.request.max_silence_seconds + self.round_trip_seconds) * 1e9
 
     # What the draft is told
 
@@ -205,8 +215,11 @@ class DraftClient:
             if not (self._reminders or self._closed) or not self.take(0.0) or self._now() >= end:
                 break
 
-    def take(self, timeout: float) -> bool:
-        """Receive and handle one message; False when none came within `timeout` seconds."""
+    def take(self, timeout: float, waiting: Iterable[TargetSequence] = ()) -> bool:
+        """Receive and handle one message; False when none came within `timeout` seconds.
+
+        `waiting`: the sequences that need it before they go on.
+        """
         if not self.has_draft:
             return False
         assert self.link is not None
@@ -217,7 +230,11 @@ class DraftClient:
             self._lose(str(error))
             return False
         if timeout > 0:
-            self._silent_ns += self.recorder.now_ns() - start_ns
+            waited_ns = self.recorder.now_ns() - start_ns
+            self._silent_ns += waited_ns
+            for sequence in waiting:
+                if (reminder := self._reminders.get(sequence.sequence_id)) is not None:
+                    reminder.silent_ns += waited_ns
         if message is not None:
             self._handle(message)
         return message is not None
@@ -253,6 +270,8 @@ class DraftClient:
             return
         self._judge_sense(makes_sense=isinstance(message, Progress))
         if isinstance(message, Progress):
+            for reminder in self._reminders.values():  # it is at long work, for any of them
+                reminder.silent_ns = 0
             sequence, _ = self._closed.pop(message.sequence_id, (sequence, 0))
             if sequence is not None:
                 sequence.tally.draft = DraftCounts.of(message)

@@ -4,8 +4,8 @@
     role     target      draft
     rank     0 .. T-1    D-1 .. 0        among those of the role; 0 leads
 
-The first rank of the world leads the target and the last one the draft, whatever the sizes, so that a process knows
-whether it leads before it has seen a configuration.
+The first rank of the world leads the target and the last one the draft. Lists with an entry for each rank, such as
+`hardware.devices`, are in the order of the world.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from amusd.config import EngineConfig, RunConfig
+from amusd.config import EngineConfig
 from amusd.drafters.factory import LoadedDrafters, load_drafters
-from amusd.errors import ConfigError, PeerLostError
+from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
 from amusd.models.language_model import LanguageModel
@@ -30,6 +30,7 @@ from amusd.runtime.devices import claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.followers import Followers
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.rank_layout import RoleRank, in_role, num_ranks_of
 from amusd.runtime.target_worker import TargetWorker
@@ -37,6 +38,9 @@ from amusd.tracing.recorder import Recorder, RunsRecorder
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role
+
+_FOLLOWER_SECONDS = 1.0
+"""How long the process of a rank that is gone may take to end."""
 
 
 def link_devices(config: EngineConfig) -> tuple[str, str]:
@@ -184,25 +188,25 @@ def _await_followers(leader: Leader, config: EngineConfig) -> None:
     leader.await_followers(device, config.startup_timeout_seconds)
 
 
-def run_follower(command: str, config: RunConfig, own: RoleRank, address: str) -> None:
+def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
     """Another rank of a role than the first, which is at `address`: load its part and compute what that one commands.
 
     Returns when the leader ends, or another rank is lost. Whatever else goes wrong is reported to the leader, and
     raised.
     """
-    engine = config.engine_for(command)
-    devices = in_role(devices_of(engine), engine, own.role)
+    torch.set_num_threads(config.hardware.num_threads)
+    devices = in_role(devices_of(config), config, own.role)
     try:
         follower = Follower(address, own.role, own.rank, len(devices), backend_for(devices))
     except PeerLostError:
         return  # it has ended, and has said why
     try:
-        device = claim_device(engine, own.role, own.rank)
+        device = claim_device(config, own.role, own.rank)
         if own.role is Role.TARGET:
-            model, _ = load_target(engine, device, ranks=follower)
+            model, _ = load_target(config, device, ranks=follower)
         else:
-            model, _ = load_draft_model(engine.drafters[0], engine, device, ranks=follower)
-        follower.ready(device, engine.startup_timeout_seconds)
+            model, _ = load_draft_model(config.drafters[0], config, device, ranks=follower)
+        follower.ready(device, config.startup_timeout_seconds)
         follow(model, follower.commands())
     except PeerLostError as error:
         follower.close(error)  # the leader says so
@@ -233,20 +237,23 @@ def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
 def run_draft(
     config: EngineConfig,
     run_directories: Sequence[Path],
-    await_rendezvous: Callable[[str | None], Rendezvous],
-    incarnation: int = FIRST_INCARNATION,
-    drafters: LoadedDrafters | None = None,
+    rendezvous: Rendezvous,
+    incarnation: int,
+    drafters: LoadedDrafters | None,
+    followers: Followers,
 ) -> int:
     """The draft process: connect, load, shake hands, draft until the target is done. Returns the exit code.
 
     `run_directories`: of each run that the target will do, in order; none where they are out of reach.
-    `await_rendezvous` is told where this process awaits the draft's other ranks, if there are any. `drafters`: from
-    `prepare_draft`. Whatever goes wrong is reported to the target and raised.
+    `drafters`: from `prepare_draft`. `followers`: the draft's other ranks, which wait to be told where this one is.
+    Whatever goes wrong is reported to the target and raised.
     """
     leader = make_leader(config, Role.DRAFT)
     try:
-        rendezvous = await_rendezvous(None if leader is None else leader.address)
-        serve_draft(config, rendezvous, make_recorder(Role.DRAFT, run_directories), incarnation, leader, drafters)
+        if leader is not None:
+            followers.start(leader.address)
+        recorder = make_recorder(Role.DRAFT, run_directories)
+        serve_draft(config, rendezvous, recorder, incarnation, leader, drafters, followers)
     finally:
         if leader is not None:
             leader.close()
@@ -260,10 +267,12 @@ def serve_draft(
     incarnation: int,
     leader: Leader | None = None,
     drafters: LoadedDrafters | None = None,
+    followers: Followers | None = None,
 ) -> None:
     """Connect to the target at `rendezvous` and draft for it until it is done.
 
-    `leader`: awaits the other ranks. `drafters`: from `prepare_draft`; else they are loaded here.
+    `leader`: awaits the other ranks, whose processes are the `followers`. `drafters`: from `prepare_draft`; else they
+    are loaded here.
     """
     torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
     link = connect(config.transport, rendezvous, link_devices(config))
@@ -274,6 +283,8 @@ def serve_draft(
             _await_followers(leader, config)
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
     except Exception as error:
+        if followers is not None and isinstance(error, RankLostError):
+            followers.failure(_FOLLOWER_SECONDS)  # says who was killed, before the target ends this process
         # The target must hear the reason, not only that the link went dead; then the process fails as it should.
         with suppress(PeerLostError):
             link.send(failure_report(error))

@@ -11,8 +11,10 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from amusd.child.lives import Ended, Lives
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError
 from amusd.files import keep_traceback
-from amusd.runtime.cores import allowed_cores, cores_for, pin_to
+from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of
+from amusd.runtime.followers import WORK, Followers
 from amusd.settings import from_mapping, to_mapping
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
@@ -32,10 +35,13 @@ STOP_SECONDS = 2.0
 """How long a draft may take to end by itself before it is killed."""
 _FAILED, _USERS_MISTAKE, TARGET_GONE, _RANK_LOST = 1, 2, 3, 4
 """Exit codes of a draft that ends before its target has."""
+_FOLLOWER_SECONDS = 0.5
+"""How often it is looked whether another rank of the draft has ended."""
+_UNMET_SECONDS = 5.0
+"""How long the first one may then take to end by itself. It does not where that one had not come to it yet."""
 _RANKS = "ranks="
-"""Begins the line in which a draft says where it awaits its other ranks."""
+"""Begins the line in which a draft names the process ids of its other ranks."""
 _WARM = "warm"
-_WORK = "amusd.runtime.startup"
 
 
 class DraftProcess:
@@ -49,18 +55,19 @@ class DraftProcess:
         work: str | None = None,
         tell_loss: Callable[[str], None] | None = None,
         lives: Lives | None = None,
+        cores: Sequence[int] | None = None,
     ) -> None:
         """`run_directories`: where the draft keeps its events, one for each run; none: nowhere.
 
         `work`: a module with `prepare_draft` and `run_draft` in place of amusd's own (the launcher's tests).
         `tell_loss` gets one line for each draft that somebody else has killed, or that has lost another of its ranks.
-        `lives`: from `warm_lives`.
+        `lives`: from `warm_lives`. `cores`: those of the machine, where this process keeps to some of them already.
         """
         self._settings = {
             "config": to_mapping(config),
             "run_directories": [str(directory.absolute()) for directory in run_directories],
-            "work": work or _WORK,
-            "cores": allowed_cores(),  # before the target keeps to its own
+            "work": work or WORK,
+            "cores": list(cores or allowed_cores()),  # before the target keeps to its own
         }
         self._lives = lives or Lives(command_of(__name__), is_quiet=True)
         self._lock = threading.RLock()
@@ -89,10 +96,10 @@ class DraftProcess:
         return None if end is None else end.code
 
     @property
-    def ranks(self) -> str | None:
-        """Where the newest draft awaits its other ranks; None where it has none, or has not said so."""
+    def pids(self) -> list[int]:
+        """Process ids of the newest draft's ranks: `pid`, and the others once that one has started them."""
         with self._lock:
-            return _split(self._lives.said)[0]
+            return [] if self._lives.pid is None else [self._lives.pid, *_split(self._lives.said)[0]]
 
     def prepare(self) -> None:
         """Have the first draft load before it is told where the target listens; does not wait."""
@@ -105,7 +112,7 @@ class DraftProcess:
         Raises `PeerLostError` where it ended by itself before any draft was ready: so would the next one.
         """
         end = self._ended(0.0)
-        if end is not None and end.code >= 0 and not self._has_met:
+        if end is not None and end.code >= 0 and end.code != _RANK_LOST and not self._has_met:
             raise PeerLostError(_in_words(end))
         return self._incarnation + (self._incarnation == 0 or end is not None)
 
@@ -119,7 +126,7 @@ class DraftProcess:
         end = None if self._has_met else self._ended(0.0)
         if end is None or end.code not in (_FAILED, _USERS_MISTAKE):
             return None
-        _, reason = _split(end.said)
+        reason = _split(end.said)[-1]
         if end.code == _USERS_MISTAKE and reason:
             return ConfigError(reason)
         reason = reason or f"exit code {end.code}, for the reason above"
@@ -163,8 +170,9 @@ class DraftProcess:
             if end is not None and end is not self._last_end:
                 self._last_end = end
                 is_told = end.code == _RANK_LOST or (end.code < 0 and not self._is_dismissed)
-                if is_told and self._tell_loss is not None:
-                    self._tell_loss(_in_words(end))
+                if self._tell_loss is not None:
+                    for line in (*_split(end.said)[1], *([_in_words(end)] if is_told else ())):
+                        self._tell_loss(line)
             return end
 
 
@@ -179,18 +187,19 @@ def _in_words(end: Ended) -> str:
     who = f"the draft's process (pid {end.pid})"
     if end.code < 0:
         return f"{who} was killed by signal {-end.code}; if nobody sent it, see whether the memory is enough for both"
-    _, reason = _split(end.said)
+    reason = _split(end.said)[-1]
     if reason:
         return f"{who} ends: {reason}"
     return f"{who} ended with exit code {end.code}; mend what it says on standard error, and start again"
 
 
-def _split(said: str) -> tuple[str | None, str]:
-    """What a draft has said: where it awaits its other ranks, and why it has ended."""
-    if not said.startswith(_RANKS):
-        return None, said
-    address, _, reason = said.removeprefix(_RANKS).partition("\n")
-    return address, reason
+def _split(said: str) -> tuple[list[int], list[str], str]:
+    """What a draft has said: process ids of its other ranks, what became of those, and why it has ended."""
+    pids: list[int] = []
+    *lines, reason = said.split("\n")
+    if lines and lines[0].startswith(_RANKS):
+        pids = [int(pid) for pid in lines.pop(0).removeprefix(_RANKS).split(",")]
+    return pids, lines, reason
 
 
 def main() -> None:
@@ -198,51 +207,55 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a lost terminal are for the parent, which ends this
         signal.signal(number, signal.SIG_IGN)
     if _WARM in sys.argv:
-        importlib.import_module(_WORK)
-    sys.exit(serve(_prepare, _live))
+        importlib.import_module(WORK)
+    followers = Followers(lambda line: Channel().say(f"{line}\n"))
+    sys.exit(serve(partial(_prepare, followers), partial(_live, followers)))
 
 
-def _prepare(settings: Orders) -> Any:
-    """Load what all lives share; returns the settings with it, or None where each life loads for itself."""
+def _prepare(followers: Followers, settings: Orders) -> Any:
+    """Load what all lives share; returns it, or None where each life loads for itself, as one with `followers` does."""
     config = from_mapping(EngineConfig, settings["config"])
+    followers.prepare(config, Role.DRAFT, settings["cores"], settings["work"])
     if device_of(config, Role.DRAFT) == "cpu":
-        num_ranks = config.target_tensor_parallel_size, config.draft_tensor_parallel_size
-        pin_to(
-            cores_for(
-                Role.DRAFT,
-                settings["cores"],
-                config.hardware,
-                num_target_ranks=num_ranks[0],
-                num_draft_ranks=num_ranks[1],
-            )
-        )
+        pin_rank(config, Role.DRAFT, settings["cores"])
     return importlib.import_module(settings["work"]).prepare_draft(config)
 
 
-def _live(channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:
+def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:
     """Draft until the target is done; return the exit code. Tells the parent why it ends before that."""
     channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
     rendezvous = Rendezvous(**orders["rendezvous"])
     directories = [Path(directory) for directory in settings["run_directories"]]
     run_draft = importlib.import_module(settings["work"]).run_draft
     config = from_mapping(EngineConfig, settings["config"])
+    is_over = threading.Event()
 
-    def meet(ranks: str | None) -> Rendezvous:
-        if ranks is not None:
-            channel.say(f"{_RANKS}{ranks}\n")
-        return rendezvous
+    def end_without_follower() -> None:
+        while (failure := followers.failure()) is None:
+            time.sleep(_FOLLOWER_SECONDS)
+        if not is_over.wait(_UNMET_SECONDS):
+            channel.say(str(failure))
+            os._exit(_exit_code_of(failure))
 
+    if followers.pids:
+        channel.say(f"{_RANKS}{','.join(map(str, followers.pids))}\n")
+        threading.Thread(target=end_without_follower, name="followers", daemon=True).start()
     try:
-        code: int = run_draft(config, directories, meet, orders["incarnation"], prepared)
+        code: int = run_draft(config, directories, rendezvous, orders["incarnation"], prepared, followers)
     except Exception as error:
+        is_over.set()
         channel.say((str(error).splitlines() or [type(error).__name__])[0])
-        if isinstance(error, ConfigError):
-            return _USERS_MISTAKE
-        if isinstance(error, RankLostError):
-            return _RANK_LOST
-        if isinstance(error, PeerLostError):
-            return TARGET_GONE  # which says why
-        for directory in directories[:1]:
-            keep_traceback(directory, Role.DRAFT.value, error)
-        raise
+        code = _exit_code_of(error)
+        if code == _FAILED:
+            for directory in directories[:1]:
+                keep_traceback(directory, Role.DRAFT.value, error)
+            raise
     return code
+
+
+def _exit_code_of(error: Exception) -> int:
+    if isinstance(error, ConfigError):
+        return _USERS_MISTAKE
+    if isinstance(error, RankLostError):
+        return _RANK_LOST
+    return TARGET_GONE if isinstance(error, PeerLostError) else _FAILED

@@ -161,7 +161,7 @@ class TargetWorker:
         """Wait for one message, no longer than any policy says, nor than a silent draft is waited for."""
         start_ns, num_before = self.recorder.now_ns(), [sequence.session.num_candidates for sequence in waits]
         seconds = min(decision.seconds for decision in waits.values())
-        self.client.take(min(seconds, self.client.patience_seconds))
+        self.client.take(min(seconds, self.client.patience_seconds), waits)
         end_ns = self.recorder.now_ns()
         for (sequence, decision), before in zip(waits.items(), num_before, strict=True):
             sequence.waited(end_ns - start_ns, num_before=before)

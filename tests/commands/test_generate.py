@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import io
 import itertools
@@ -192,6 +193,27 @@ def test_a_place_where_no_file_can_be_is_one_line(config: RunConfig, path: str) 
         prompts_of("generate", other)
     with pytest.raises(ConfigError, match=path), plain_engine() as engine:
         generate(other, engine)
+
+
+def test_shards_share_the_prompts_and_keep_to_their_own_files(config: RunConfig) -> None:
+    found = []
+    with plain_engine() as engine:
+        for number in range(1, 4):
+            part = dataclasses.replace(config, shard=f"{number}/3", out=f"{config.out}.{number}")
+            generate(part, engine)
+            assert prompts_of("generate", part) == []
+            found.append([line["id"] for line in written(part)])
+            with pytest.raises(ConfigError, match=f"line 1 was answered with shard={number}/3, not the default"):
+                prompts_of("generate", dataclasses.replace(part, shard=None))
+    assert found == [[1, 7], [2, 5], [3, 6]]  # the fourth does not fit
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "1/", "a/b", "-1/2", "1/2/3"])
+def test_a_shard_that_is_none_is_one_line(config: RunConfig, shard: str) -> None:
+    with pytest.raises(ConfigError, match=f"^shard={shard}: expected a number and how many, as in 2/4$"):
+        dataclasses.replace(config, shard=shard)
+    with pytest.raises(ConfigError, match=f"^shard={shard}: needs out"):
+        from_mapping(RunConfig, {"shard": shard})
 
 
 def test_a_file_takes_no_single_prompt_and_no_live_view() -> None:

@@ -136,6 +136,7 @@ def test_from_nothing_to_a_draft_that_loads(
         scripts[name].main()
 
     monkeypatch.setattr(scripts["train"], "HELD_OUT_ROWS", 2)
+    monkeypatch.setattr(scripts["generate"], "MOST_USER_TOKENS", 30)  # with more of them there is no room for an answer
     call("generate", out=text, tokens=150, length=60, rows=6)
     call("label", text=text, out=states, tokens_per_batch=256)
     call("train", text=text, states=states, out=draft, layers="0,r", vocab_size=64, epochs=12, rows=2, lr=0.0005)

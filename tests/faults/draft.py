@@ -85,8 +85,11 @@ class WatchedDraft(DraftWorker):
     def _handle(self, message: Message) -> None:
         if isinstance(message, Verdict) and message.sequence_id not in self._sequences:
             self.process.world.counts["verdict for no sequence"] += 1
-        with self._changes_no_other(getattr(message, "sequence_id", -1)):
+        number, before = getattr(message, "sequence_id", -1), set(self._sequences)
+        with self._changes_no_other(number):
             super()._handle(message)
+        if not isinstance(message, Open) and before - set(self._sequences) - {number}:
+            raise Violation(f"isolation: what came for sequence {number} has ended another one")
 
     def _changes_no_other(self, sequence_id: int) -> AbstractContextManager[None]:
         """Of those that are open before and after."""

@@ -21,14 +21,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from faults.simulation import Simulation
+from faults.simulation import MAX_NUM_SEQS, Simulation
 from faults.target import WatchedClient, WatchedTarget
 from protocol import mutants as sessions
 
 from amusd.policies.base import Decision, Policy, TargetView, Wait
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate
+from amusd.protocol.messages import Candidate, Close
 from amusd.protocol.target_session import TargetSession
+from amusd.runtime.draft_sequence import DraftSequence
+from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 
@@ -71,6 +73,21 @@ class AnyLifeAnswers(WatchedClient):
         super()._note_answer(replace(message, incarnation=self.peer.incarnation))
 
 
+class NewestTakesAll(WatchedClient):
+    """A candidate goes to the sequence that began last."""
+
+    def _receive_candidate(self, message: Candidate) -> str:
+        newest = max(self._sequences, default=message.sequence_id)
+        return super()._receive_candidate(replace(message, sequence_id=newest))
+
+
+def _close_all(draft: DraftWorker, message: Close, sequence: DraftSequence | None) -> None:
+    """The end of one sequence ends all of them."""
+    draft._note(message.sequence_id)
+    for each in tuple(draft._sequences.values()):
+        draft._forget(each)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One defect."""
@@ -83,6 +100,8 @@ class Mutant:
     """Dotted name -> what stands there instead."""
     num_tokens_beyond: int = 0
     """So much later than it should does the stop checker, another defence, end the answer."""
+    most: int = 1
+    """Answers at a time: one shows the same in less time, unless it is mixed up with others."""
 
 
 def _of(kind: type, *classes: type) -> dict[str, Mutant]:
@@ -113,6 +132,8 @@ MUTANTS: dict[str, Mutant] = {
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
     "NeverReminds": Mutant(client=NeverReminds),
     "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
+    "NewestTakesAll": Mutant(client=NewestTakesAll, most=MAX_NUM_SEQS),
+    "ClosesAll": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._close": _close_all}, most=MAX_NUM_SEQS),
     "ReopensTheClosed": Mutant(
         patches={"amusd.runtime.draft_worker.DraftWorker._is_over": lambda draft, number: number in draft._sequences}
     ),
@@ -140,7 +161,8 @@ def find(mutant: Mutant, num_seeds: int) -> Find | None:
         for name, replacement in mutant.patches.items():
             stack.enter_context(patch(name, replacement))
         for seed in range(num_seeds):
-            simulation = Simulation(seed, mutant.sessions, mutant.worker, mutant.client, mutant.num_tokens_beyond)
+            parts = mutant.worker, mutant.client, mutant.num_tokens_beyond, mutant.most
+            simulation = Simulation(seed, mutant.sessions, *parts)
             violation = simulation.run().violation
             if violation is not None:
                 return Find(seed + 1, violation)

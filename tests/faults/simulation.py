@@ -73,8 +73,8 @@ class Scenario:
     pass_ms: float
 
 
-def scenario_of(seed: int) -> Scenario:
-    """The same for the same seed."""
+def scenario_of(seed: int, most: int = MAX_NUM_SEQS) -> Scenario:
+    """The same for the same seed; `most` answers at a time at most."""
     draw = random.Random(f"scenario {seed}")
     live = seed % 2 == 1
     policies = _policies(draw)
@@ -86,7 +86,7 @@ def scenario_of(seed: int) -> Scenario:
     num_tokens = 700 if live else draw.randint(1, 80)
     requests = [Asked(prompt, policy, num_tokens) for prompt in prompts]
     batch = random.Random(f"batch {seed}")
-    max_num_seqs = batch.randint(1, MAX_NUM_SEQS)
+    max_num_seqs = batch.randint(1, most)
     while len(requests) < max_num_seqs + (max_num_seqs > 1 and batch.randint(0, 3)):
         policy = _resting(f"rests {batch.random()}", batch.choice(_policies(batch)))
         num_tokens = batch.choice((700, batch.randint(1, 80))) if live else batch.randint(1, 80)
@@ -184,13 +184,15 @@ class Simulation:
         worker: type[WatchedTarget] = WatchedTarget,
         client: type[WatchedClient] = WatchedClient,
         num_tokens_beyond: int = 0,
+        most: int = MAX_NUM_SEQS,
     ) -> None:
         """`defects`: real session class -> the one to put in its place; without the last lines of defence then.
 
-        `num_tokens_beyond`: so much later than it should does the stop checker end the answer.
+        `num_tokens_beyond`: so much later than it should does the stop checker end the answer. `most`: answers at a
+        time.
         """
         self.seed = seed
-        self.scenario = scenario_of(seed)
+        self.scenario = scenario_of(seed, most)
         self.world = World(seed)
         self.weather = Weather(self.world)
         self.watch = Watch()
@@ -355,6 +357,6 @@ class Simulation:
         self.world.advance(self.world.between(0.7, 1.3) * int(self.scenario.pass_ms))
 
 
-def run(seed: int) -> Report:
-    """The seed with nothing broken in amusd."""
-    return Simulation(seed).run()
+def run(seed: int, most: int = MAX_NUM_SEQS) -> Report:
+    """The seed with nothing broken in amusd; `most` answers at a time at most."""
+    return Simulation(seed, most=most).run()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from faults.simulation import run
+from faults.simulation import MAX_NUM_SEQS, run
 from faults.weather import FAULTS
 
 NUM_SEEDS = 500
@@ -32,6 +32,9 @@ MUST_HAPPEN = (
     "reception stale",
     "reception contradicted",
     "drafter opened again",
+    "cancelled",
+    "cancelled in its prompt",
+    *(f"pass over {number}" for number in range(1, MAX_NUM_SEQS + 1)),
 )
 """Without any of these the rest would prove nothing."""
 

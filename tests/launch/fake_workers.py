@@ -8,13 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from amusd.config import EngineConfig, RunConfig
-from amusd.errors import ConfigError, PeerLostError, RankLostError
+from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftSource
-from amusd.runtime.rank_layout import RoleRank
+from amusd.runtime.followers import Followers
+from amusd.runtime.rank_layout import RoleRank, num_ranks_of
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 from launch.run_directory import read_config
@@ -35,20 +36,25 @@ def run_target(
         _await_file(runs[0][1] / "met")
         raise ConfigError("target.model=/damaged: cut short")
     if runs[0][0].prompt in COME_BACK:
-        _meet_the_next(drafts)
-    for config, run_directory in runs:
-        yield (
-            _run_by_seed(command, config, run_directory)
-            if config.prompt == "by seed"
-            else _run(command, config, run_directory, drafts)
-        )
+        _meet_the_next(drafts, runs[0][1])
+    try:
+        for config, run_directory in runs:
+            yield (
+                _run_by_seed(command, config, run_directory)
+                if config.prompt == "by seed"
+                else _run(command, config, run_directory, drafts)
+            )
+    finally:
+        if runs[0][0].prompt == "target is stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _meet_the_next(drafts: DraftSource) -> None:
+def _meet_the_next(drafts: DraftSource, run_directory: Path) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while drafts.newest() == FIRST_INCARNATION and time.monotonic() < deadline:
         time.sleep(0.01)
     drafts.tell(FIRST_INCARNATION + 1, Rendezvous(address="ipc:///elsewhere", nonce=2))
+    _await_file(run_directory / "second")  # as with the first message of a draft
     drafts.met()
 
 
@@ -89,10 +95,6 @@ def _act(
     if config.prompt == "draft is killed":
         while Path(f"/proc/{workers['draft'][0]}").exists():
             drafts.ending(0.0)  # its parent has to look, or it stays as a zombie
-    if config.prompt in COME_BACK:
-        _await_file(run_directory / "second")
-    if config.prompt == "torchrun is stopped":
-        os.kill(os.getppid(), signal.SIGSTOP)
     if config.prompt == "supervisor is stopped":
         _await_file(run_directory / "stopped")
     return 0
@@ -104,11 +106,13 @@ def _await_file(path: Path) -> None:
         time.sleep(0.01)
 
 
-def run_follower(command: str, config: RunConfig, own: RoleRank, address: str) -> None:
-    prompt = _prompt_of(Path(str(config.run_dir)))
+def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
+    assert num_ranks_of(config, own.role) == 2
+    run_directory = Path("out").absolute()
+    prompt = _prompt_of(run_directory)
     if own.role is Role.DRAFT:
         assert address in (_ranks_of(1), _ranks_of(2))
-        killed = Path(str(config.run_dir)) / "killed"
+        killed = run_directory / "killed"
         if prompt == "draft rank is killed" and not killed.exists():
             killed.touch()
             os.kill(os.getpid(), 9)
@@ -117,13 +121,13 @@ def run_follower(command: str, config: RunConfig, own: RoleRank, address: str) -
     if prompt == "follower refuses":
         raise ConfigError("device cuda:1: no such device")
     if prompt == "follower crashes":
-        raise ValueError(f"a bug in rank {own.rank} of {command}")
+        raise ValueError(f"a bug in rank {own.rank}")
     if prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)
 
 
 def _prompt_of(run_directory: Path) -> str | None:
-    """What the target was asked, which other ranks are not told."""
+    """What the target was asked, which other processes are not told."""
     return read_config(run_directory).prompt
 
 
@@ -136,24 +140,30 @@ def prepare_draft(_config: EngineConfig) -> None:
     return None
 
 
-def run_draft(
-    config: EngineConfig,
-    run_directories: Sequence[Path],
-    await_rendezvous: Callable[[str | None], Rendezvous],
-    incarnation: int = 1,
-    drafters: object = None,
-) -> int:
-    assert drafters is None, "none were prepared"
-    prompt = _prompt_of(run_directories[0]) if run_directories else None
+def _fail_at_once(prompt: str | None) -> None:
     if prompt == "draft refuses":
         raise ConfigError("drafter.model=/nowhere: no such folder")
     if prompt == "draft crashes":
         raise ValueError("a bug in the draft")
     if prompt == "draft vanishes":
         os._exit(1)
+
+
+def run_draft(
+    config: EngineConfig,
+    run_directories: Sequence[Path],
+    rendezvous: Rendezvous,
+    incarnation: int,
+    drafters: object,
+    followers: Followers,
+) -> int:
+    assert drafters is None, "none were prepared"
+    prompt = _prompt_of(run_directories[0]) if run_directories else None
+    _fail_at_once(prompt)
     if prompt == "draft comes late" and incarnation == 1:
         os.kill(os.getpid(), 9)
-    rendezvous = await_rendezvous(None if config.draft_tensor_parallel_size == 1 else _ranks_of(incarnation))
+    if config.draft_tensor_parallel_size > 1:
+        followers.start(_ranks_of(incarnation))
     if incarnation == 1:
         assert rendezvous == RENDEZVOUS
     if prompt == "target refuses late":
@@ -163,7 +173,7 @@ def run_draft(
         os.kill(os.getpid(), 9)
     if prompt == "draft rank is killed" and incarnation == 1:
         _await_file(run_directories[0] / "killed")  # a draft's first rank notices it no earlier
-        raise RankLostError("rank 1 of the draft is gone")
+        raise followers.failure(DEADLINE_SECONDS) or AssertionError("it lives")
     if prompt in COME_BACK:
         assert rendezvous == Rendezvous(address="ipc:///elsewhere", nonce=2)
         (run_directories[0] / "second").write_text(str(os.getpid()))

@@ -22,8 +22,9 @@ STORE_SECONDS = 60.0
 
 
 def main() -> None:
-    _outcome, keys, seconds, _permission = sys.argv[1:]
+    keys, seconds = sys.argv[1:]
     store = Store(place_from_environment(), read_store_key(Path(keys)))
+    store.put("here", True)
     store.put("draft", {"incarnation": HELLO.incarnation, "pids": [os.getpid()]})
     rendezvous = store.get("rendezvous/1", STORE_SECONDS)
     link = ZeroMQTransport.connect(rendezvous["address"], rendezvous["nonce"], insecure=True)

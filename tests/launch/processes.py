@@ -25,16 +25,15 @@ def amusd_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "launch.main", *arguments]
 
 
-def torchrun_command(*arguments: str, num_ranks: int = 2) -> list[str]:
-    flags = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={num_ranks}"]
+def torchrun_command(*arguments: str) -> list[str]:
+    flags = ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
     return [sys.executable, "-m", "torch.distributed.run", *flags, str(ROOT / "launch" / "run.py"), *arguments]
 
 
-def node_command(rank: int, store: str, *arguments: str, program: Path = ROOT / "launch" / "run.py") -> list[str]:
-    """What `launch/two_nodes.sh` runs."""
-    rendezvous = ["--rdzv-backend=amusd", f"--rdzv-endpoint={store}", f"--rdzv-conf=rank={rank}"]
-    flags = ["--nnodes=2", "--nproc-per-node=1", *rendezvous]
-    return [sys.executable, str(ROOT / "launch" / "agent.py"), *flags, str(program), *arguments]
+def node_variables(rank: int, address: str, port: int) -> dict[str, str]:
+    """What `launch/two_nodes.sh` tells `launch/run.py`."""
+    here = {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    return {**here, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
 def run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,8 @@ from runtime.gpu_doubles import pretend_gpus
 from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for
-from amusd.runtime.rank_layout import rank_layout
+from amusd.runtime.devices import device_of
+from amusd.runtime.rank_layout import in_role, rank_layout
 from amusd.types import Role
 from launch.devices import NCCL_SETTINGS, claim_hardware, mps_folder
 from launch.main import main
@@ -81,54 +82,58 @@ def test_ranks_of_the_draft_share_cores_only_with_each_other(
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "local_world_size", "sizes", "devices"),
+    ("num_gpus", "apart", "sizes", "devices"),
     [
-        (0, 2, (1, 1), ("cpu", "cpu")),
-        (1, 2, (1, 1), ("cuda:0", "cuda:0")),
-        (8, 2, (1, 1), ("cuda:0", "cuda:1")),
-        (2, 3, (2, 1), ("cuda:0", "cuda:1", "cuda:1")),
-        (4, 4, (2, 2), ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
-        (0, 1, (1, 1), ("cpu", "cpu")),
-        (8, 1, (1, 1), ("cuda:0", "cuda:0")),  # each role has a machine of its own
-        (2, 2, (2, 2), ("cuda:0", "cuda:1", "cuda:0", "cuda:1")),
+        (0, False, (1, 1), ("cpu", "cpu")),
+        (1, False, (1, 1), ("cuda:0", "cuda:0")),
+        (8, False, (1, 1), ("cuda:0", "cuda:1")),
+        (2, False, (2, 1), ("cuda:0", "cuda:1", "cuda:1")),
+        (4, False, (2, 2), ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
+        (0, True, (1, 1), ("cpu", "cpu")),
+        (8, True, (1, 1), ("cuda:0", "cuda:0")),  # each role has a machine of its own
+        (2, True, (2, 2), ("cuda:0", "cuda:1", "cuda:0", "cuda:1")),
     ],
 )
 def test_all_ranks_of_a_machine_find_the_same_devices_and_one_of_them_says_what_is_shared(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     num_gpus: int,
-    local_world_size: int,
+    apart: bool,
     sizes: tuple[int, int],
     devices: tuple[str, ...],
 ) -> None:
     pretend_gpus(monkeypatch, num_gpus)
     monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
-    monkeypatch.setattr("launch.devices.pin_to", lambda _cores: None)
+    monkeypatch.setattr("amusd.runtime.cores.pin_to", lambda _cores: None)
     config = RunConfig(target_tensor_parallel_size=sizes[0], draft_tensor_parallel_size=sizes[1])
-    for entry in rank_layout(config.engine()):
-        claimed = claim_hardware(config, entry.role, local_world_size=local_world_size, rank=entry.rank)
-        assert claimed.hardware.devices == devices
-    shares = local_world_size == sum(sizes) and len(set(devices)) < len(devices) and num_gpus > 0
+    for role in Role:
+        assert claim_hardware(config, role, apart=apart).hardware.devices == devices
+    for entry in rank_layout(config.engine()) if not apart else ():  # what no first rank has told
+        assert (
+            device_of(config.engine(), entry.role, entry.rank)
+            == in_role(devices, config.engine(), entry.role)[entry.rank]
+        )
+    shares = not apart and len(set(devices)) < len(devices) and num_gpus > 0
     assert capsys.readouterr().err.count("\n") == shares
 
 
 @pytest.mark.parametrize(
-    ("role", "rank", "local_world_size", "is_refused"),
+    ("role", "apart", "is_refused"),
     [
-        (Role.TARGET, 0, 2, True),
-        (Role.DRAFT, 0, 2, False),  # one of a machine says so
-        (Role.TARGET, 0, 1, False),  # the draft's machine may have it
-        (Role.DRAFT, 0, 1, True),
+        (Role.TARGET, False, True),
+        (Role.DRAFT, False, False),  # one of a machine says so
+        (Role.TARGET, True, False),  # the draft's machine may have it
+        (Role.DRAFT, True, True),
     ],
 )
 def test_a_missing_gpu_is_refused_by_the_first_rank_of_its_machine(
-    monkeypatch: pytest.MonkeyPatch, role: Role, rank: int, local_world_size: int, is_refused: bool
+    monkeypatch: pytest.MonkeyPatch, role: Role, apart: bool, is_refused: bool
 ) -> None:
     pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
     config = RunConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:1")))
     with pytest.raises(ConfigError, match="there is no cuda:1") if is_refused else nullcontext():
-        claim_hardware(config, role, local_world_size=local_world_size, rank=rank)
+        claim_hardware(config, role, apart=apart)
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
@@ -142,7 +147,7 @@ from amusd.config import HardwareConfig, RunConfig
 from amusd.types import Role
 from launch.devices import claim_hardware
 last = max(os.sched_getaffinity(0))
-config = claim_hardware(RunConfig(hardware=HardwareConfig(devices={devices})), Role.DRAFT, local_world_size=2)
+config = claim_hardware(RunConfig(hardware=HardwareConfig(devices={devices})), Role.DRAFT, apart=False)
 assert config.hardware.devices == ("cpu", "cpu")
 assert ("torch" in sys.modules) is {asks_torch}
 for thread in os.listdir("/proc/self/task"):
@@ -221,7 +226,7 @@ def test_a_peer_that_dies_in_a_transfer_does_not_end_this_process(
         transport=TransportConfig(kind=kind),  # type: ignore[arg-type]  # a parameter's type
         target_tensor_parallel_size=num_target_ranks,
     )
-    assert claim_hardware(config, Role.TARGET, local_world_size=num_ranks).transport.kind == kind
+    assert claim_hardware(config, Role.TARGET, apart=False).transport.kind == kind
     assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == ("2" if is_set else before)
     assert os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT") == ("0" if is_set else None)
 

@@ -14,19 +14,16 @@ from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 from amusd.runtime.supervisor import TARGET_GONE
 from amusd.transport.base import Rendezvous
 from launch import draft
+from launch.devices import NCCL_SETTINGS
 from launch.draft import run_draft_rank
-from launch.group import Group, Job
-from launch.job import Options
+from launch.job import Group, Job, Options
 from launch.store import Place
 
 GROUP = Group(command="generate", jobs=(Job(config=RunConfig(), run_directory=Path("/nowhere")),))
 
 
 def place(*, is_away: bool) -> Place:
-    local = 1 if is_away else 2
-    return Place(
-        rank=1, world_size=2, local_world_size=local, address="127.0.0.1", port=1, hosts_store=False, namespace="amusd"
-    )
+    return Place(rank=1, apart=is_away, address="127.0.0.1", port=1, is_by_itself=False, namespace="amusd")
 
 
 class Told:
@@ -56,7 +53,7 @@ class Drafts:
 
     codes: Sequence[int]
     started: list[int]
-    pid, ranks, is_preparing, exit_code = 7, None, False, 0
+    pids, is_preparing, exit_code = (7,), False, 0
 
     def __init__(self, *_: object, **__: object) -> None:
         self._has_met = False
@@ -86,6 +83,8 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     def rendezvous(store: Told, incarnation: int, _timeout: float) -> Rendezvous | None:
         return Rendezvous("ipc:///nowhere", 1) if incarnation <= store.num_wanted else None
 
+    for name in NCCL_SETTINGS:
+        monkeypatch.setenv(name, "")  # so that it is as before afterwards
     Told.values, Told.num_wanted, Told.has_met, Drafts.started = {}, 9, True, []
     monkeypatch.setattr(draft, "Store", Told)
     monkeypatch.setattr(draft, "DraftProcess", Drafts)
@@ -124,7 +123,7 @@ def test_one_that_had_met_the_target_is_followed_until_one_is_wanted_no_more(
     assert run_draft_rank(Options(), place(is_away=True)) == 0
     assert Drafts.started == [1, 2, 3, 4, 5]
     assert "draft_failure" not in Told.values
-    assert Told.values["draft_pids/5"] == [7]
+    assert Told.values["draft_pids/5"] == (7,)
     assert "the target has finished, and so has this draft" in capsys.readouterr().err
 
 

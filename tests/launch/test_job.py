@@ -8,8 +8,7 @@ import pytest
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.group import Group, Job, Standing, duration
-from launch.job import Options
+from launch.job import Group, Job, Options, Standing, duration
 from launch.store import place_from_environment
 
 TORCHRUN = {
@@ -26,9 +25,7 @@ def test_options_survive_the_way_through_a_command_line() -> None:
     options = Options(
         group_file=Path("/runs/a b"),
         command="compare",
-        outcome_file=Path("/tmp/code"),
         roles="some.module",
-        is_child=True,
         overrides=("prompt=--group-file=x, -m", "max_lookahead=4"),
     )
     assert Options.parse(options.arguments()) == options
@@ -79,49 +76,40 @@ def test_a_process_that_torchrun_did_not_start_is_told_how_to(monkeypatch: pytes
 def test_a_single_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**TORCHRUN, "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"^WORLD_SIZE=1: at least 2 ranks are needed"):
+    with pytest.raises(ConfigError, match=r"^WORLD_SIZE=1: exactly 2 ranks are needed"):
         place_from_environment()
 
 
-@pytest.mark.parametrize(("world_size", "target_size", "num_ranks"), [(3, 1, 2), (2, 2, 3), (5, 3, 4)])
-def test_there_must_be_as_many_ranks_as_the_configuration_says(
-    monkeypatch: pytest.MonkeyPatch, world_size: int, target_size: int, num_ranks: int
-) -> None:
-    for name, value in {**TORCHRUN, "WORLD_SIZE": str(world_size)}.items():
-        monkeypatch.setenv(name, value)
-    place = place_from_environment()
-    place.check_fits(RunConfig(target_tensor_parallel_size=world_size - 1))
-    with pytest.raises(
-        ConfigError,
-        match=rf"^WORLD_SIZE={world_size}: target_tensor_parallel_size={target_size} runs on exactly {num_ranks} ranks",
-    ):
-        place.check_fits(RunConfig(target_tensor_parallel_size=target_size))
-
-
-def test_ranks_of_the_draft_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**TORCHRUN, "WORLD_SIZE": "4"}.items():
-        monkeypatch.setenv(name, value)
-    place = place_from_environment()
-    place.check_fits(RunConfig(target_tensor_parallel_size=2, draft_tensor_parallel_size=2))
-    with pytest.raises(ConfigError, match=r"with draft_tensor_parallel_size=2 runs on exactly 3 ranks"):
-        place.check_fits(RunConfig(draft_tensor_parallel_size=2))
-
-
-def test_the_last_rank_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_the_first_ones_of_the_roles_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**TORCHRUN, "WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
-    drafts = []
-    for rank in range(3):
-        monkeypatch.setenv("RANK", str(rank))
-        drafts.append(place_from_environment().is_draft)
-    assert drafts == [False, False, True]
+    with pytest.raises(ConfigError, match=r"^WORLD_SIZE=3: exactly 2 ranks are needed.*; they start further ranks"):
+        place_from_environment()
+
+
+@pytest.mark.parametrize(
+    ("local_world_size", "rank", "apart", "is_away"), [(2, 1, False, False), (1, 0, True, False), (1, 1, True, True)]
+)
+def test_a_rank_that_is_alone_on_its_machine_is_apart_from_the_other(
+    monkeypatch: pytest.MonkeyPatch, local_world_size: int, rank: int, apart: bool, is_away: bool
+) -> None:
+    for name, value in {**TORCHRUN, "LOCAL_WORLD_SIZE": str(local_world_size), "RANK": str(rank)}.items():
+        monkeypatch.setenv(name, value)
+    place = place_from_environment()
+    assert (place.rank, place.apart, place.is_away) == (rank, apart, is_away)
 
 
 def test_rank_0_serves_the_store_only_when_torchrun_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    assert not place_from_environment().hosts_store
-    monkeypatch.setenv("RANK", "0")
-    assert not place_from_environment().hosts_store
+    assert not place_from_environment().is_by_itself
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
-    assert place_from_environment().hosts_store
+    assert place_from_environment().is_by_itself
+
+
+@pytest.mark.parametrize("port", ["x", "65536", "-1"])
+def test_what_is_no_port_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    for name, value in {**TORCHRUN, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"^127.0.0.1:{port}: a port is a number up to 65535$"):
+        place_from_environment()

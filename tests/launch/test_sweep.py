@@ -14,7 +14,7 @@ from amusd.errors import ConfigError
 from amusd.reporting.answers import KEYS, MEASURES, answers_jsonl, prompts_csv
 from launch import sweep
 from launch.compose import compose_config
-from launch.group import Group
+from launch.job import Group
 from launch.jobs import GroupOutcome
 from launch.run_directory import create_run_directory
 from launch.sweep_plan import groups_of, plan_sweep

@@ -16,7 +16,7 @@ import pytest
 
 from amusd.transport.curve import write_keys
 from tests.launch.networks import Network, cabled_namespaces, loopback, processes_in
-from tests.launch.processes import ROOT, SECONDS, environment, node_command
+from tests.launch.processes import ROOT, SECONDS, environment, node_variables
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
 
 pytestmark = [
@@ -78,10 +78,8 @@ class TwoNodes:
 
     def plain_peer(self, *arguments: str) -> End:
         program = ROOT / "tests" / "launch" / "plain_peer.py"
-        store = f"{self._network.target_address}:{self._store_port}"
-        with self._started(
-            1, node_command(1, store, *arguments, "transport.insecure=true", program=program), {}
-        ) as process:
+        variables = node_variables(1, self._network.target_address, self._store_port)
+        with self._started(1, [sys.executable, str(program), *arguments], variables) as process:
             return end_of(process)
 
     def _script(self, node: int, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
@@ -147,6 +145,24 @@ def test_two_nodes_that_have_their_parts_of_the_keys_give_the_answer_of_one(
     assert tuple(answer["token_ids"]) == expected
     assert len(set(expected)) > 5, "this answer is too simple to tell models apart"
     assert processes_in(network) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("network", ["loopback"], indirect=True)
+def test_each_node_starts_the_other_ranks_of_its_role(
+    network: Network, tmp_path: Path, pair: list[str], keys: Path
+) -> None:
+    nodes = TwoNodes(network, tmp_path, pair)
+    ranks = ("target_tensor_parallel_size=2", "draft_tensor_parallel_size=2")
+    with nodes.target(f"transport.keys={keys}", *ranks) as target:
+        draft = nodes.draft(f"transport.keys={keys}")
+        end = end_of(target)
+    assert (end.code, draft.code, draft.out) == (0, 0, ""), end.err
+    answer = json.loads(end.out)
+    assert answer["metrics"]["num_tokens_alone"] == 0
+    assert tuple(answer["token_ids"]) == plain_answer(pair, NUM_TOKENS)
+    workers = json.loads((tmp_path / "node 0" / "out" / "workers.json").read_text())
+    assert len({*workers["target"], *workers["draft"]}) == 4
 
 
 NOT_OURS = "the value '.*' in the store was not written with this side's secret"

@@ -1,4 +1,4 @@
-"""Process trees, of a pair and of torchrun, with workers that need no model: exit codes, files, signals, orphans."""
+"""Process trees, of `amusd` and of torchrun, with workers that need no model: exit codes, files, signals, orphans."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from tests.launch.processes import FAKE, SECONDS, amusd_command, environment, ru
 
 STOP_SECONDS = 6.0
 """The promise is 2 seconds; a busy machine gets three times that here."""
-
-RANKS = "draft_tensor_parallel_size=2"
-"""Has torchrun start the workers."""
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="process trees are read from /proc")
 
@@ -155,38 +152,31 @@ def test_a_killed_target_ends_every_process_and_the_run_with_an_error(tmp_path: 
     ]
 
 
-@pytest.mark.parametrize("prompt", ["supervisor is stopped", "torchrun is stopped"])
-def test_a_process_that_is_stopped_does_not_hold_up_the_end(tmp_path: Path, prompt: str) -> None:
-    """A stopped supervisor is continued by the target, and may end by itself; a stopped torchrun cannot."""
+def test_a_process_that_is_stopped_does_not_hold_up_the_end(tmp_path: Path) -> None:
     program = (
         "from launch import main, process_tree\nprocess_tree.END_SECONDS = 2.0\nraise SystemExit(main.main())",
-        *amusd_command("generate", FAKE, RANKS, f"prompt={prompt}", "run_dir=out")[3:],
+        *amusd_command("generate", FAKE, "prompt=target is stopped", "run_dir=out")[3:],
     )
     done = run([sys.executable, "-c", *program], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"generate {prompt}\n"
+    assert done.stdout == "generate target is stopped\n"
     killed = r"amusd: processes that had not ended 2 s after the result were killed \(pid ([\d, ]+)\)\n"
-    found = re.fullmatch(rf"amusd: run directory: .*\n(?:{killed})?", done.stderr)
+    found = re.fullmatch(rf"amusd: run directory: .*\n{killed}", done.stderr)
     assert found, done.stderr
-    if found[1] is None:
-        assert prompt == "supervisor is stopped"
-        return
     for pid in found[1].split(", "):
         assert not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize(
-    ("more", "signum", "code", "line"),
+    ("more", "signum", "code"),
     [
-        ((RANKS,), signal.SIGKILL, 143, "torchrun was killed"),
-        ((RANKS,), signal.SIGHUP, 129, "the workers were interrupted"),
-        ((), signal.SIGHUP, 129, "the workers were interrupted"),
-        ((), signal.SIGTERM, 143, "the workers were interrupted"),
+        (("draft_tensor_parallel_size=2",), signal.SIGHUP, 129),
+        ((), signal.SIGHUP, 129),
+        ((), signal.SIGTERM, 143),
     ],
 )
-def test_a_torchrun_or_a_target_that_is_ended_is_one_line(
-    tmp_path: Path, more: tuple[str, ...], signum: int, code: int, line: str
-) -> None:
+def test_a_target_that_is_ended_is_one_line(tmp_path: Path, more: tuple[str, ...], signum: int, code: int) -> None:
+    line = "the workers were interrupted"
     with started(tmp_path, "wait", *more) as process:
         tree = descendants(process.pid)
         os.kill(tree[0], signum)

@@ -328,7 +328,7 @@ RULES = (
         "turns[: assistant[-1] + 1]",
         PROMPTS,
     ),
-    Rule("lines are counted from 0", WORKLOAD, "start=1):", "start=0):", PROMPTS),
+    Rule("lines are counted from 0", WORKLOAD, '("\\n"), start=1):', '("\\n"), start=0):', PROMPTS),
     Rule(
         "another command may go on with a sweep",
         PLAN,
@@ -379,7 +379,13 @@ RULES = (
         "tests/test_config.py",
     ),
     # runtime
-    Rule("what the link takes counts as silence", CLIENT, " + self.round_trip_seconds", "", CLIENT_TESTS),
+    Rule(
+        "what the link takes counts as silence",
+        CLIENT,
+        "default=0.0) + self.round_trip_seconds",
+        "default=0.0)",
+        CLIENT_TESTS,
+    ),
     Rule(
         "a silent draft is told of each pass", CLIENT, "if is_due or self.may_hear(sequence):", "if True:", CLIENT_TESTS
     ),
@@ -504,6 +510,13 @@ RULES = (
         "pass",
         f"{BATCHES}::test_the_slot_of_a_closed_answer_is_free_at_the_next_step",
     ),
+    Rule(
+        "a draft that serves others is waited for in each pass",
+        CLIENT,
+        "reminder.silent_ns += waited_ns",
+        "pass",
+        f"{BATCHES}::test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once",
+    ),
     Rule("a draft of any life is taken", RESTART, "if peer.incarnation != self._told:", "if False:", RESTART_TESTS),
     Rule(
         "the link leaks where the handshake fails",
@@ -587,7 +600,7 @@ RULES = (
     Rule(
         "an older sequence takes the drafter of a newer one",
         DRAFTER_LOOP,
-        "if opening.sequence_id < oldest:",
+        "if opening.sequence_id < min(each.sequence_id for each in having):",
         "if False:",
         DRAFT_TESTS,
     ),

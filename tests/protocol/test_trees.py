@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amusd.errors import InvariantError, PeerProtocolError
-from amusd.policies.row_cost import RowCost
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
@@ -278,9 +277,10 @@ def test_one_step_takes_the_nodes_that_are_worth_most_as_long_as_a_further_one_p
 def test_trees_that_are_alike_share_what_a_row_costs(
     of_root: list[float], of_first: list[float], share: float, number: int
 ) -> None:
-    cost = RowCost(share)
+    """A row for each adds `number * share` to a step with one row for each."""
+    of_each = share * number / (1 + share * (number - 1))
     each = next_nodes([with_guesses(of_root, of_first) for _ in range(number)], share)
-    alone = [with_guesses(of_root, of_first).next_nodes(cost.share_for_each_of(number) + e) for e in (-1e-9, 1e-9)]
+    alone = [with_guesses(of_root, of_first).next_nodes(of_each + e) for e in (-1e-9, 1e-9)]
     sizes = sorted(len(nodes) for nodes in alone)
     assert all(sizes[0] <= len(nodes) <= sizes[-1] for nodes in each)
 

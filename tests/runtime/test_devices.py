@@ -164,7 +164,7 @@ def test_each_further_rank_names_its_gpu_first(
     monkeypatch.setattr("amusd.runtime.startup.Follower", lambda *_: Link())
     hardware = HardwareConfig(devices=("cuda:0", "cuda:1", "cuda:2", "cuda:3"))
     config = RunConfig(hardware=hardware, target_tensor_parallel_size=2, draft_tensor_parallel_size=2)
-    assert claims(lambda: run_follower("generate", config, own, "/nowhere")) == device
+    assert claims(lambda: run_follower(config.engine(), own, "/nowhere")) == device
 
 
 def test_a_worker_on_a_cpu_touches_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

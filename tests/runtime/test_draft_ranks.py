@@ -79,7 +79,7 @@ class ThreadDrafts:
         if rendezvous is not None:
             address: Future[str] = Future()
             self._leaders.append(self._pool.submit(self._lead, rendezvous, incarnation, address))
-            arguments = ("generate", self._config, RoleRank(Role.DRAFT, 1), address.result(DEADLINE_SECONDS))
+            arguments = (self._config.engine(), RoleRank(Role.DRAFT, 1), address.result(DEADLINE_SECONDS))
             self.followers.append(self._pool.submit(run_follower, *arguments))
 
     def met(self) -> None:

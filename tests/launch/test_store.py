@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import pickle
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerState
-from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from launch.agent import END_SECONDS, OneAddress, _AgentStore, _check_endpoint
-from launch.group import Group, Job
-from launch.job import Options, own_transport, store_secret
+from launch.draft import own_transport
+from launch.job import Group, Job, Options, store_secret
 from launch.main import main
-from launch.store import Place, Store, serve_store
-from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_command, run
+from launch.store import Place, Store
+from launch.target import _await_machine
+from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_variables, run
 
 NODE = "127.0.0.2"
 
@@ -34,13 +29,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def place(address: str, **changes: Any) -> Place:
+    """The target, which serves the store."""
+    known = {"rank": 0, "apart": True, "address": address, "port": 29500, "is_by_itself": True, "namespace": "t"}
+    return Place(**{**known, **changes})
+
+
 @pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "[::]", "example.org", ""])
 def test_a_store_beyond_this_machine_needs_keys_or_a_word(host: str) -> None:
-    endpoint = f"--rdzv-endpoint={host}:29500"
     with pytest.raises(ConfigError, match=r"not on this machine, and neither transport\.keys=FOLDER"):
-        _check_endpoint([endpoint, "run.py", "transport.insecure=false"])
+        place(host).check_address(["transport.insecure=false"])
     for allowed in ("transport.insecure=true", "transport.keys=keys"):
-        _check_endpoint([endpoint, "run.py", allowed])
+        place(host).check_address([allowed])
 
 
 def test_the_script_refuses_in_one_line_before_anything_listens(tmp_path: Path) -> None:
@@ -53,61 +53,50 @@ def test_the_script_refuses_in_one_line_before_anything_listens(tmp_path: Path) 
     assert done.stderr.count("\n") == 1
 
 
-def test_the_script_refuses_a_third_machine_and_the_agent_what_is_no_port(tmp_path: Path) -> None:
+def test_the_script_refuses_a_third_machine() -> None:
     script = ["sh", str(ROOT / "launch" / "two_nodes.sh"), "prompt=hi"]
     variables = {**environment(), "TARGET_HOST": NODE, "NODE_RANK": "2"}
-    done = subprocess.run(script, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stderr) == (2, "amusd: NODE_RANK=2: allowed: 0 for the target, 1 for the draft\n")
-    for port in ("x", "65536", "-1"):
-        with pytest.raises(ConfigError, match=f"^{NODE}:{port}: a port is a number up to 65535$"):
-            _check_endpoint([f"--rdzv-endpoint={NODE}:{port}", "run.py"])
 
 
 def test_a_machine_says_at_once_whom_it_awaits_and_where(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.agent.CONNECT_SECONDS", 0.1)
-    endpoint = f"{NODE}:{free_port()}"
-    agent = OneAddress(RendezvousParameters("amusd", endpoint, "run", 2, 2, rank=0))
-    with pytest.raises(ConfigError, match=f"^{endpoint}: nobody else came within 0.1 seconds"):
-        agent.next_rendezvous()
-    assert (
-        capsys.readouterr().err == f"amusd: waiting for the draft's machine (NODE_RANK=1) at {endpoint}: 0 s at most\n"
-    )
+    monkeypatch.setattr("launch.target.CONNECT_SECONDS", 0.1)
+    target = place(NODE, port=free_port())
+    with pytest.raises(ConfigError, match=f"^{target.endpoint}: nobody else came within 0.1 seconds"):
+        _await_machine(target, Store(target))
+    expected = f"amusd: waiting for the draft's machine (NODE_RANK=1) at {target.endpoint}: 0 s at most\n"
+    assert capsys.readouterr().err == expected
 
 
-def test_an_agent_whose_others_are_gone_ends_soon_and_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """torchrun's own barrier, which would wait for five minutes: a torch that waits otherwise is found here."""
-    monkeypatch.setattr("launch.agent.END_SECONDS", 0.1)
-    store = _AgentStore("run", serve_store(NODE, 0))
-    group = SimpleNamespace(state=WorkerState.SUCCEEDED, group_world_size=2)
-    agent: Any = SimpleNamespace(_worker_group=group, _exit_barrier_timeout=300.0, _store=store)
-    begun = time.monotonic()
-    SimpleElasticAgent._exit_barrier(agent)
-    assert 0.1 <= time.monotonic() - begun < 60
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-def test_agents_that_end_together_do_not_wait() -> None:
-    store = _AgentStore("run", serve_store(NODE, 0))
-    store.set("the end of the other", "")
-    begun = time.monotonic()
-    store.wait(["the end of the other"])
-    assert time.monotonic() - begun < END_SECONDS
+def test_a_store_that_cannot_be_served_or_found_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.store.CONNECT_SECONDS", 0.1)
+    with socket.create_server((NODE, 0)) as taken:
+        target = place(NODE, port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=f"^{target.endpoint}: cannot listen there"):
+            Store(target)
+    draft = place(NODE, port=free_port(), rank=1)
+    with pytest.raises(ConfigError, match=f"^{draft.endpoint}: no target found there"):
+        Store(draft)
 
 
 @pytest.mark.long
 def test_two_nodes_with_one_folder_of_keys_start_and_leave_no_prompt_in_the_store(tmp_path: Path) -> None:
     assert main(["keys", str(tmp_path / "keys")]) == 0
-    store, keys = f"{NODE}:{free_port()}", f"transport.keys={tmp_path / 'keys'}"
-    address = f"transport.address=tcp://{NODE}:{free_port()}"
+    program, port = [sys.executable, str(ROOT / "launch" / "run.py"), FAKE], free_port()
+    arguments = [f"transport.keys={tmp_path / 'keys'}", f"transport.address=tcp://{NODE}:{free_port()}"]
     draft = subprocess.Popen(
-        node_command(1, store, FAKE, address, keys), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+        [*program, *arguments],
+        cwd=tmp_path,
+        env=environment(**node_variables(1, NODE, port)),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
-        done = run(node_command(0, store, FAKE, address, keys, "prompt=wait for nobody", "run_dir=out"), tmp_path)
+        asked = [*program, *arguments, "prompt=wait for nobody", "run_dir=out"]
+        done = run(asked, tmp_path, **node_variables(0, NODE, port))
         assert (done.returncode, done.stdout) == (0, "generate wait for nobody\n"), done.stderr
         assert "the target has finished" in draft.communicate(timeout=SECONDS)[1]
         assert draft.returncode == 0
@@ -119,14 +108,12 @@ def test_two_nodes_with_one_folder_of_keys_start_and_leave_no_prompt_in_the_stor
 @pytest.fixture
 def host() -> Place:
     """Whoever has it serves a store."""
-    return Place(
-        rank=0, world_size=2, local_world_size=2, address=NODE, port=free_port(), hosts_store=True, namespace="t"
-    )
+    return place(NODE, port=free_port())
 
 
 def test_a_value_that_was_not_sealed_with_the_same_secret_is_refused(host: Place) -> None:
     target = Store(host, b"ours")
-    guest = dataclasses.replace(host, hosts_store=False)
+    guest = dataclasses.replace(host, rank=1)
     target.put("group", {"command": "generate"})
     assert Store(guest, b"ours").get("group", 5.0) == {"command": "generate"}
     for secret in (b"theirs", b""):

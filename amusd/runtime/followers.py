@@ -1,0 +1,141 @@
+"""The other ranks of a role: child processes of its first one, whose passes they repeat (`models/ranks.py`).
+
+The target's process starts those of the target, the draft's process those of the draft. All of them end with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from amusd.child import command_of
+from amusd.child.fork_server import Channel, Orders, serve
+from amusd.child.lives import Lives
+from amusd.config import EngineConfig
+from amusd.errors import ConfigError, PeerFailedError, RankLostError
+from amusd.runtime.cores import pin_rank
+from amusd.runtime.devices import device_of
+from amusd.runtime.rank_layout import RoleRank, num_ranks_of
+from amusd.settings import from_mapping, to_mapping
+from amusd.types import Role
+
+WORK = "amusd.runtime.startup"
+"""The module with the functions that child processes run."""
+_USERS_MISTAKE = 2
+_LOOK_SECONDS = 0.02
+
+
+class Followers:
+    """The processes of a role's ranks 1 and up, none where it has a single one. May be asked from several threads."""
+
+    def __init__(self, tell_loss: Callable[[str], None]) -> None:
+        """`tell_loss` gets one line for each that somebody else has killed."""
+        self._tell_loss = tell_loss
+        self._lock = threading.RLock()
+        self._lives: dict[RoleRank, Lives] = {}
+        self._are_started = False
+        self._told: set[RoleRank] = set()
+        """Those whose end is no loss, or was told."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Their process ids, in the order of the ranks."""
+        with self._lock:
+            return [pid for lives in self._lives.values() if (pid := lives.pid) is not None]
+
+    def prepare(self, config: EngineConfig, role: Role, cores: Sequence[int], work: str | None = None) -> None:
+        """Start them, before it is known where they meet; does not wait.
+
+        `cores`: those of the machine, of which each takes its own. `work`: a module with `run_follower` in place of
+        amusd's own (the launcher's tests).
+        """
+        with self._lock:
+            for rank in range(1, num_ranks_of(config, role)):
+                lives = self._lives[RoleRank(role, rank)] = Lives(command_of(__name__), is_quiet=True)
+                lives.prepare(
+                    {
+                        "config": to_mapping(config),
+                        "role": role.value,
+                        "rank": rank,
+                        "cores": list(cores),
+                        "work": work or WORK,
+                    }
+                )
+
+    def start(self, address: str) -> None:
+        """Tell them where the first rank awaits them; does not wait."""
+        with self._lock:
+            self._are_started = True
+            for lives in self._lives.values():
+                lives.start({"address": address})
+
+    def failure(self, timeout: float = 0.0) -> ConfigError | PeerFailedError | RankLostError | None:
+        """Why the first rank cannot go on, once one of them has failed; None when none has within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while (found := self._failure()) is None and self._lives and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        return found
+
+    def _failure(self) -> ConfigError | PeerFailedError | RankLostError | None:
+        with self._lock:
+            for own, lives in self._lives.items():
+                end = lives.ended(0.0)
+                if end is None or end.code == 0:
+                    continue
+                if end.code < 0:
+                    if own not in self._told:
+                        self._told.add(own)
+                        self._tell_loss(f"{own} (pid {end.pid}) was killed by signal {-end.code}")
+                    return RankLostError(f"{own} is gone")
+                if end.code == _USERS_MISTAKE and end.said:
+                    return ConfigError(end.said)
+                return PeerFailedError(f"{own} failed: {end.said or f'exit code {end.code}, for the reason above'}")
+        return None
+
+    def stop(self, patience: float) -> None:
+        """End them. Those that have been started have `patience` seconds to end by themselves. Idempotent."""
+        deadline = time.monotonic() + patience
+        with self._lock:
+            self._told.update(self._lives)
+            for lives in self._lives.values():
+                if not self._are_started or lives.ended(max(0.0, deadline - time.monotonic())) is None:
+                    lives.kill()
+            for lives in self._lives.values():
+                lives.close()
+
+
+def main() -> None:
+    """The child's whole life."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a lost terminal are for the parent, which ends this
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(serve(_prepare, _live))
+
+
+def _prepare(settings: Orders) -> None:
+    """Load what the work needs; the model is loaded where a failure can be reported."""
+    config, own = _parse(settings)
+    if device_of(config, own.role, own.rank) == "cpu":
+        pin_rank(config, own.role, settings["cores"], own.rank)
+    importlib.import_module(settings["work"])
+
+
+def _live(channel: Channel, settings: Orders, orders: Orders, _prepared: object) -> int:
+    """Compute until the first rank ends; return the exit code. Tells the parent why it ends before that."""
+    channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
+    try:
+        importlib.import_module(settings["work"]).run_follower(*_parse(settings), orders["address"])
+    except Exception as error:
+        channel.say((str(error).splitlines() or [type(error).__name__])[0])
+        if isinstance(error, ConfigError):
+            return _USERS_MISTAKE
+        raise
+    return 0
+
+
+def _parse(settings: Orders) -> tuple[EngineConfig, RoleRank]:
+    return from_mapping(EngineConfig, settings["config"]), RoleRank(Role(settings["role"]), settings["rank"])
