@@ -15,7 +15,7 @@ from amusd.models.language_model import KVCache, LanguageModel
 from amusd.policies.base import Wait, because
 from amusd.policies.observer import Observer
 from amusd.protocol.target_session import TargetSession
-from amusd.protocol.verification import Block
+from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
@@ -168,47 +168,58 @@ class TargetWorker:
             self.recorder.span("target_wait", start_ns, end_ns, sequence.sequence_id, **because(decision))
 
     def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> None:
-        """One forward over [last committed token, candidates] of each; accept, commit, cut the cache back, tell."""
+        """One forward over [last committed token, candidates] of each; accept, commit, cut the caches back, tell."""
         start_ns = self.recorder.now_ns()
-        outputs = self.model.forward_batch(
-            [sequence.verifier.rows(block, sequence.cache) for sequence, block in zip(sequences, blocks, strict=True)]
-        )
+        rows = [
+            sequence.verifier.rows(block, sequence.cache) for sequence, block in zip(sequences, blocks, strict=True)
+        ]
+        outputs = self.model.forward_batch(rows)
         end_ns = self.recorder.now_ns()
         self.client.drain()  # a candidate that came meanwhile is judged in the place of the bonus token
-        num_rows = sum(len(block.token_ids) for block in blocks)
+        outcomes: dict[TargetSequence, PassOutcome] = {}
         for sequence, block, output in zip(sequences, blocks, outputs, strict=True):
             try:
                 acceptance = sequence.verifier.judge(sequence.session, block, output, sequence.cache)
-            except NotFiniteError as error:
+            except NotFiniteError as error:  # noqa: PERF203 - the others go on
                 sequence.error = error
                 self.end(sequence)
-                continue
-            outcome = sequence.commit(acceptance)
+            else:
+                outcomes[sequence] = sequence.commit(acceptance)
+        for sequence in outcomes:  # together, so that the draft's next step is for all of them
             if sequence.tells_draft:
                 self.client.answer(sequence)
-            if outcome.num_judged:
-                self.client.verified()
-            sequence.observe(
-                (start_ns, end_ns, self.recorder.now_ns()),
-                outcome,
-                may_hear=self.client.may_hear(sequence),
-                num_rows=num_rows,
-                num_sequences=len(sequences),
-            )
-            self.recorder.span(
-                "target_pass",
-                start_ns,
-                end_ns,
-                sequence.sequence_id,
-                max_candidates=sequence.max_candidates,
-                committed_length=sequence.session.committed_length,
-                num_ready=sequence.session.num_candidates,
-                **asdict(outcome),
-                **because(sequence.decision),
-            )
+        committed_ns = self.recorder.now_ns()
+        num_rows = sum(len(block.token_ids) for block in blocks)
+        for sequence, outcome in outcomes.items():
+            self._observe(sequence, outcome, (start_ns, end_ns, committed_ns), num_rows, len(sequences))
             if sequence.finish_reason is not None:
                 self._close(sequence)
                 self._finished.append(sequence)
+
+    def _observe(
+        self,
+        sequence: TargetSequence,
+        outcome: PassOutcome,
+        times_ns: tuple[int, int, int],
+        num_rows: int,
+        num_sequences: int,
+    ) -> None:
+        """Count and record what a pass did for one sequence; arguments as of `TargetSequence.observe`."""
+        if outcome.num_judged:
+            self.client.verified()
+        may_hear = self.client.may_hear(sequence)
+        sequence.observe(times_ns, outcome, may_hear=may_hear, num_rows=num_rows, num_sequences=num_sequences)
+        self.recorder.span(
+            "target_pass",
+            times_ns[0],
+            times_ns[1],
+            sequence.sequence_id,
+            max_candidates=sequence.max_candidates,
+            committed_length=sequence.session.committed_length,
+            num_ready=sequence.session.num_candidates,
+            **asdict(outcome),
+            **because(sequence.decision),
+        )
 
     def _close(self, sequence: TargetSequence) -> None:
         """Free the slot of a sequence that computes nothing any more, and tell the draft."""

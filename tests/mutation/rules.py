@@ -499,7 +499,7 @@ RULES = (
     Rule(
         "a pass that is not finite ends every answer",
         WORKER,
-        "                sequence.error = error\n                self.end(sequence)\n                continue",
+        "                sequence.error = error\n                self.end(sequence)",
         "                raise",
         f"{BATCHES}::test_a_pass_that_is_not_finite_ends_its_own_answer_alone",
     ),
