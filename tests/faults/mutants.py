@@ -130,10 +130,10 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "Overshoot": Mutant({TargetSession: sessions.Overshoot}, num_tokens_beyond=1),
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
-    "NeverReminds": Mutant(client=NeverReminds),
-    "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
     "NewestTakesAll": Mutant(client=NewestTakesAll, most=MAX_NUM_SEQS),
     "ClosesAll": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._close": _close_all}, most=MAX_NUM_SEQS),
+    "NeverReminds": Mutant(client=NeverReminds),
+    "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
     "ReopensTheClosed": Mutant(
         patches={"amusd.runtime.draft_worker.DraftWorker._is_over": lambda draft, number: number in draft._sequences}
     ),
