@@ -191,7 +191,7 @@ class CachedModel:
         """See `LanguageModel`, for the memory of `cache`. Then a captured pass of another shape is a `DeviceError`."""
         cache = self._checked((), cache)
         if self._eager is not None:
-            self._eager.prepare(cache.memory.num_slots // cache.allocated)
+            self._eager.prepare(cache.memory.num_slots // cache.allocated, cache)
             return
         for digest in digests:
             wanted = None if digest is None else DigestRequest(digest, np.zeros((0, digest.num_inputs), dtype=np.int64))

@@ -57,10 +57,11 @@ class EagerPasses:
                     }
         return [outputs[number] for number in sorted(outputs)]
 
-    def prepare(self, num_parts: int) -> None:
-        """Find out now which numbers of rows passes of `num_parts` parts may have."""
+    def prepare(self, num_parts: int, cache: PreallocatedCache) -> None:
+        """Find out now which numbers of rows passes of `num_parts` parts may have, over caches as `cache`."""
         if self._numerics.fixed:
             self._row_counts.up_to(num_parts * self._numerics.width)
+            self._row_counts.of_attention(1, cache)
 
     def _calls(self, row_counts: Sequence[int]) -> list[list[int]]:
         """The parts that share a call of the network: one call, or few with room for all their rows."""
@@ -197,14 +198,8 @@ class RowCounts:
         """Whether passes of `number` rows, which show each of some tokens to itself alone, give the bits of `width`."""
         if self._expected is None:
             self._expected = self._compute(torch.arange(self._width))
-        return all(torch.equal(self._compute(tokens), self._expected[tokens]) for tokens in self._choices(number))
-
-    def _choices(self, number: int) -> list[Tensor]:
-        """Which of `width` rows stand in passes of `number`: each of them once at least."""
-        if number > self._width:
-            return [torch.arange(number) % self._width]
-        starts = [min(start, self._width - number) for start in range(0, self._width, number)]
-        return [torch.arange(start, start + number) for start in starts]
+        tokens = torch.arange(number) % self._width
+        return torch.equal(self._compute(tokens), self._expected[tokens])
 
     def _compute(self, tokens: Tensor) -> Tensor:
         """The logits [rows, vocab] of these of the tokens, each alone."""
@@ -232,13 +227,11 @@ class RowCounts:
         keys, values = torch.randn(2, key_heads, end, dim, generator=generator)
         query = torch.randn(self._width, heads, dim, generator=generator)
 
-        def attend(rows: Tensor) -> Tensor:
-            start = end - self._width + int(rows[0])
-            attention = SplitAttention.of_chain(start, len(rows), end, torch.float32)
-            return attention.attend(AttentionInputs(query[rows], keys, values, scaling))
+        def attend(rows: int) -> Tensor:
+            attention = SplitAttention.of_chain(end - self._width, rows, end, torch.float32)
+            return attention.attend(AttentionInputs(query[:rows], keys, values, scaling))
 
-        expected = attend(torch.arange(self._width))
-        return all(torch.equal(attend(rows), expected[rows]) for rows in self._choices(number))
+        return torch.equal(attend(number), attend(self._width)[:number])
 
 
 class _OwnValues:

@@ -64,16 +64,11 @@ class Clock:
     """What the draft does in turns: `DraftWorker.take_in` and `propose`; empty: there is no draft."""
     target_ns: int = 0
     draft_ns: int = 0
-    _busy_until_ns: int = -1
-    """The end of the target's latest pass or prefill."""
+    target_works: bool = False
+    """The target computes at the draft's time, as long as the draft acts."""
     _known_until_ns: int = 0
     """The target sends nothing before this time, but for what it does when a message arrives that it waits for."""
     _target_waits: bool = False
-
-    @property
-    def target_works(self) -> bool:
-        """Whether the target computes at the draft's time."""
-        return self.draft_ns <= self._busy_until_ns
 
     @property
     def draft_works(self) -> bool:
@@ -82,8 +77,9 @@ class Clock:
 
     def compute(self, ns: int) -> None:
         """Have the target compute."""
-        self._busy_until_ns = self.target_ns + ns
+        self.target_works = True
         self.let_pass(ns)
+        self.target_works = False
 
     def let_pass(self, ns: int) -> None:
         """Have the target's time pass."""

@@ -91,10 +91,19 @@ def test_the_target_may_answer_at_once_what_the_draft_goes_on_behind() -> None:
 def test_the_draft_knows_whether_the_target_computes() -> None:
     draft = Draft(delay=2)
     draft.tell()
+    draft.clock.let_pass(1)
     draft.clock.compute(10)
     draft.tell()
     draft.clock.let_pass(10)
     assert draft.target_worked == [True, False]
+
+
+def test_a_target_that_tells_what_it_has_computed_does_not_compute_any_more() -> None:
+    draft = Draft(delay=0)
+    draft.clock.compute(10)
+    draft.tell()
+    draft.clock.let_pass(10)
+    assert (draft.received, draft.target_worked) == ([(10, True)], [False])
 
 
 def test_what_is_on_its_way_at_the_end_arrives() -> None:
