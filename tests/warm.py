@@ -120,7 +120,7 @@ class _Server:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             variables = {**os.environ, "PYTHONPATH": str(ROOT), **_ONE_THREAD}
-            self._process = subprocess.Popen(
+            self._process = _subprocess_popen(
                 [sys.executable, "-m", __name__], stdin=theirs, env=variables, start_new_session=True
             )
         atexit.register(self.close)
@@ -142,6 +142,7 @@ class _Server:
         self._process.wait()
 
 
+_subprocess_popen = subprocess.Popen  # a test may put `Popen` in its place
 _STREAMS = ("p2cread", "c2pwrite", "errwrite")
 
 

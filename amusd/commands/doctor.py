@@ -195,7 +195,7 @@ def _exactness(model: Any, tokenizer: Tokenizer, *, fixed: bool) -> Finding:
     outcome = measure_width_invariance(model, tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT)), SELF_TEST_TOKENS)
     text = (
         f"{outcome.num_equal} of {outcome.num_rows} rows equal bit for bit in blocks of 1 to 8 rows"
-        f"{' and beside other paths' if outcome.num_rows > SELF_TEST_TOKENS else ''}"
+        f", beside other sequences{' and other paths' if outcome.num_rows > 2 * SELF_TEST_TOKENS else ''}"
         f" (largest difference {outcome.max_difference:.2g})"
     )
     if not fixed:

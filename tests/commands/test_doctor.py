@@ -35,7 +35,8 @@ def test_it_says_who_computes_target_and_drafters_and_that_widths_do_not_show() 
     assert found["drafter"].ok
     assert found["drafter"].text == f"embedded, {dtype}: transformers adapter: model_impl=transformers; ngram"
     assert found["exactness"].ok
-    assert "64 of 64 rows equal bit for bit in blocks of 1 to 8 rows and beside other paths" in found["exactness"].text
+    text = "96 of 96 rows equal bit for bit in blocks of 1 to 8 rows, beside other sequences and other paths"
+    assert text in found["exactness"].text
     assert found["answers"].text.startswith("up to 8 answers at a time, with a cache of 2048 tokens each: ")
 
 

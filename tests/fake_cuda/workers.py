@@ -38,7 +38,8 @@ class Target:
         limit = min(session.remaining, self._model.max_rows(len(self.tokens) - 1)) - 1
         breadth = 3 if alternatives else 1
         block = self._verifier.begin(session, min(len(candidates), limit), breadth)
-        acceptance, _ = self._verifier.judge(session, block, self._cache, lambda: None)
+        [output] = self._model.forward_batch([self._verifier.rows(block, self._cache)])
+        acceptance = self._verifier.judge(session, block, output, self._cache)
         session.commit(acceptance.token_ids, acceptance.num_accepted)
         self.tokens = session.committed
         self._cache.truncate(min(self._cache.length, len(self.tokens) - 1))
