@@ -10,6 +10,7 @@ link of a stopped process must not fill.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ from amusd.types import FinishReason
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's own counts."""
+
+MAX_UNANSWERED = 16
+"""Ends of sequences that are told again."""
 
 MAX_DRAINED = 1_000
 """Messages that are taken in between two passes at most."""
@@ -96,6 +100,8 @@ class DraftClient:
     """For each open sequence that this draft was told of, by id."""
     _closed: dict[int, tuple[TargetSequence, int]] = field(default_factory=dict)
     """Those whose counts are awaited, by id, and until when."""
+    _unanswered: deque[Close] = field(default_factory=lambda: deque(maxlen=MAX_UNANSWERED))
+    """What this draft may not have got: it answers a `Close` with its counts."""
     _silent_ns: int = 0
     """How long it was waited for since the draft was last heard."""
     _num_nonsense: int = 0
@@ -180,7 +186,9 @@ class DraftClient:
 
     def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
         """The sequence is over. What the draft has counted of it is awaited for a moment from now on."""
-        if sequence.session.attached and self._send(Close(sequence.sequence_id, reason)):
+        message = Close(sequence.sequence_id, reason)
+        if sequence.session.attached and self._send(message):
+            self._unanswered.append(message)
             seconds = min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
             self._closed[sequence.sequence_id] = sequence, self.recorder.now_ns() + round(seconds * 1e9)
         sequence.session.detach()
@@ -254,7 +262,10 @@ class DraftClient:
         self._send_opening(sequence)
 
     def _send_opening(self, sequence: TargetSequence) -> bool:
+        """Behind the ends of others that were not answered: the draft has no room for more than are open."""
         assert self.peer is not None
+        if not all(self._send(close) for close in tuple(self._unanswered)):
+            return False
         return self._send(sequence.opening(self.peer.incarnation))
 
     def _handle(self, message: Message) -> None:
@@ -275,6 +286,8 @@ class DraftClient:
             for reminder in self._reminders.values():  # it is at long work, for any of them
                 reminder.silent_ns = 0
             sequence, _ = self._closed.pop(message.sequence_id, (sequence, 0))
+            for close in [close for close in self._unanswered if close.sequence_id == message.sequence_id]:
+                self._unanswered.remove(close)
             if sequence is not None:
                 sequence.tally.draft = DraftCounts.of(message)
 
@@ -337,6 +350,7 @@ class DraftClient:
             sequence.tally.num_draft_losses += 1
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         self._closed.clear()
+        self._unanswered.clear()
         self.losses.append(last_line(reason))
         if self.draft_restart is None:
             self.failure = reason
