@@ -4,8 +4,9 @@ One more candidate is worth waiting for if the tokens that it may bring are more
 until it comes. That is decided pass by pass, as it depends on how sure the draft is of what is at hand.
 
 gain    The candidate brings a token if it and all before it are accepted.
-loss    The tokens that the pair commits in the time of the wait and in that of the candidate's row. And the draft is
-        amid the step that brings the candidate: without the wait, the part done would be a start for the next pass.
+loss    The tokens that the pair commits in the time of the wait, of all sequences in the pass, and in that of the
+        candidate's row. And the draft is amid the step that brings the candidate: without the wait, the part done would
+        be a start for the next pass.
 
 A wait is never longer than three times the usual one, and after a wait in vain none follows before a candidate has
 come: machines stall. A draft that joins amid an answer is not waited for before it has brought something. A candidate
@@ -28,6 +29,11 @@ class AutoPolicy(Policy):
 
     max_wait_passes: float
 
+    @property
+    def is_waited_for(self) -> bool:
+        """True: it waits only for what is worth the time of all."""
+        return True
+
     def decide(self, view: TargetView) -> Decision:
         """Verify now what is worth its row, or wait for one more candidate."""
         if not view.drafting_pays:
@@ -39,7 +45,7 @@ class AutoPolicy(Policy):
         num_candidates = sum(chance > row_loss for chance in view.chances)
         if not view.can_grow or view.draft_is_mute:
             return Verify(num_candidates, min_chance=row_loss)
-        loss = view.tokens_per_second * view.candidate_seconds + row_loss
+        loss = view.num_sequences * view.tokens_per_second * view.candidate_seconds + row_loss
         if view.num_candidates:
             loss += STEP_DONE * view.path_chance * view.lead_gain
         seconds_left = min(self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait)

@@ -46,6 +46,8 @@ class TargetView:
     """Estimate of the time that one more candidate adds to a pass."""
     drafting_pays: bool = True
     """Whether to draft at all: decoding alone has not been found to be faster."""
+    num_sequences: int = 1
+    """Sequences in the latest pass: a wait delays them all."""
     plain_tokens_per_second: float = 0.0
     """Committed tokens per second of decoding alone; before it was tried, the most that it may commit."""
 
@@ -115,8 +117,8 @@ class Policy(ABC):
     """The most candidates of one position that a pass verifies, if it can verify several; 1: one path."""
 
     @property
-    def in_lock_step(self) -> bool:
-        """Whether a pass over several sequences waits for all of them."""
+    def is_waited_for(self) -> bool:
+        """Whether a pass over several sequences waits for one that would wait, or only for the most of them."""
         return False
 
     @abstractmethod

@@ -30,8 +30,8 @@ class SynchronousPolicy(Policy):
     """The longest wait for a block: then the target goes on alone until the draft answers again."""
 
     @property
-    def in_lock_step(self) -> bool:
-        """True: that is what these blocks are."""
+    def is_waited_for(self) -> bool:
+        """True: blocks are verified in lock step."""
         return True
 
     def decide(self, view: TargetView) -> Decision:
@@ -60,8 +60,8 @@ class WindowedPolicy(Policy):
     """The longest wait for a window."""
 
     @property
-    def in_lock_step(self) -> bool:
-        """True: that is what these blocks are."""
+    def is_waited_for(self) -> bool:
+        """True: blocks are verified in lock step."""
         return True
 
     def decide(self, view: TargetView) -> Decision:

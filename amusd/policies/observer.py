@@ -66,6 +66,7 @@ class Observer:
             draft_is_mute=self._mute_at is not None,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
+            num_sequences=self._num_sequences,
             drafting_pays=self._switch.drafting_pays,
             plain_tokens_per_second=self._switch.plain_tokens_per_second,
         )

@@ -135,8 +135,8 @@ class TargetWorker:
     def _next_blocks(self, sequences: Sequence[TargetSequence]) -> list[Block]:
         """Drain what has arrived and ask each policy, until the pass begins.
 
-        It begins when no more than half of the sequences would wait, and takes in what each has: so one whose draft
-        starts anew holds up no other, and where most do, the pass waits for their candidates.
+        It takes in what each has. It begins when no sequence waits for what is worth the time of all, or for its block,
+        and no more than half would wait otherwise: so one whose draft starts anew holds up no other for long.
         """
         client = self.client
         ready_ns = self.recorder.now_ns()
@@ -150,8 +150,8 @@ class TargetWorker:
                 decision = sequence.decide(max_rows, waited_ns, may_hear=client.may_hear(sequence))
                 if isinstance(decision, Wait):
                     waits[sequence] = decision
-            in_lock_step = any(sequence.request.policy.in_lock_step for sequence in waits)
-            if len(waits) <= (0 if in_lock_step else len(sequences) // 2):
+            is_waited_for = any(sequence.request.policy.is_waited_for for sequence in waits)
+            if len(waits) <= (0 if is_waited_for else len(sequences) // 2):
                 return [sequence.begin() for sequence in sequences]
             self._wait(waits)
 

@@ -492,7 +492,7 @@ RULES = (
     Rule(
         "blocks are verified before all have come",
         WORKER,
-        "(0 if in_lock_step else len(sequences) // 2)",
+        "(0 if is_waited_for else len(sequences) // 2)",
         "(len(sequences) // 2)",
         f"{BATCHES}::test_blocks_of_eight_requests_are_accepted_as_those_of_each_alone",
     ),

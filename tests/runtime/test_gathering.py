@@ -33,7 +33,7 @@ class ReadyAt(Policy):
     is_block: bool
 
     @property
-    def in_lock_step(self) -> bool:
+    def is_waited_for(self) -> bool:
         return self.is_block
 
     def decide(self, view: TargetView) -> Decision:
