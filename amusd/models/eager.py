@@ -161,7 +161,7 @@ class RowCounts:
         if not only_width:
             # The bits of a part of a vector are too seldom others for a comparison to find them out.
             even = [*range(2, min(8, width), 2), *range(8, width, 4)]
-            self._fewer = even if network.fills_vectors else [1 << n for n in range((width - 1).bit_length())]
+            self._fewer = even if network.fills_vectors else [1 << n for n in range(1, (width - 1).bit_length())]
             self._candidates = [*self._fewer, *(width * number for number in _WIDTHS)]
         self._layers = _OwnValues()
         self._attention: list[int] | None = None
@@ -198,8 +198,14 @@ class RowCounts:
         """Whether passes of `number` rows, which show each of some tokens to itself alone, give the bits of `width`."""
         if self._expected is None:
             self._expected = self._compute(torch.arange(self._width))
-        tokens = torch.arange(number) % self._width
-        return torch.equal(self._compute(tokens), self._expected[tokens])
+        return all(torch.equal(self._compute(tokens), self._expected[tokens]) for tokens in self._choices(number))
+
+    def _choices(self, number: int) -> list[Tensor]:
+        """Which of `width` rows stand in passes of `number`: each at least once, as other sums may be rounded alike."""
+        if number > self._width:
+            return [torch.arange(number) % self._width]
+        starts = [min(start, self._width - number) for start in range(0, self._width, number)]
+        return [torch.arange(start, start + number) for start in starts]
 
     def _compute(self, tokens: Tensor) -> Tensor:
         """The logits [rows, vocab] of these of the tokens, each alone."""
