@@ -160,8 +160,7 @@ class RowCounts:
         self._candidates = [width]
         if not only_width:
             # The bits of a part of a vector are too seldom others for a comparison to find them out.
-            even = [*range(2, min(8, width), 2), *range(8, width, 4)]
-            self._fewer = even if network.fills_vectors else [1 << n for n in range(1, (width - 1).bit_length())]
+            self._fewer = [*range(2, min(8, width), 2), *range(8, width, 4)] if network.fills_vectors else []
             self._candidates = [*self._fewer, *(width * number for number in _WIDTHS)]
         self._layers = _OwnValues()
         self._attention: list[int] | None = None

@@ -193,8 +193,8 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width() -> None:
             return logits + (1e-9 if len(token_ids) == 32 else 0)
 
     counts = RowCounts(Moody(), WIDTH, 100, only_width=False)  # type: ignore[arg-type]  # as much as is needed
-    assert counts.up_to(64) == [2, 8, 24, 48, 64]
-    assert [counts.least(rows) for rows in (1, 2, 3, 8, 9, 25)] == [2, 2, 8, 8, 24, 48]
+    assert counts.up_to(64) == [8, 24, 48, 64]
+    assert [counts.least(rows) for rows in (1, 8, 9, 25)] == [8, 8, 24, 48]
     only = RowCounts(Moody(), WIDTH, 100, only_width=True)  # type: ignore[arg-type]  # the same
     assert only.up_to(64) == [8]
     Moody.fills_vectors = True
