@@ -217,15 +217,16 @@ class Engine:
             )
             return one.result()
         prompts = self._encode_all(cast("Sequence[Prompt]", prompt), raw=raw)
-        each = cast(
-            "Sequence[SamplingParams | None]", params if isinstance(params, (list, tuple)) else [params] * len(prompts)
-        )
-        if len(each) != len(prompts):
-            raise ConfigError(f"params: {len(each)} for {len(prompts)} prompts; give one for all, or one for each")
-        options: dict[str, Any] = {"decoding": decoding, "drafter": drafter}
-        if self._tells_answer(self._drafter_name(decoding or self._default_decoding, drafter)):
+        given = params if isinstance(params, (list, tuple)) else [params] * len(prompts)
+        if len(given) != len(prompts):
+            raise ConfigError(f"params: {len(given)} for {len(prompts)} prompts; give one for all, or one for each")
+        each = [_checked_params(own) for own in given]
+        decoding = self._checked_decoding(decoding)
+        if self._tells_answer(self._drafter_name(decoding, drafter)):
             self._answer_plainly(prompts, each, decoding)
-        answers = [self.stream(one, own, **options) for one, own in zip(prompts, each, strict=True)]
+        answers = [
+            self.stream(one, own, decoding=decoding, drafter=drafter) for one, own in zip(prompts, each, strict=True)
+        ]
         try:
             for answer in answers:
                 self._turns.enqueue(answer)
@@ -268,8 +269,8 @@ class Engine:
         """
         self._turns.check()
         _check_default_device()
-        params = _check_type("params", SamplingParams() if params is None else params, SamplingParams)
-        decoding = _check_type("decoding", self._default_decoding if decoding is None else decoding, DecodingConfig)
+        params = _checked_params(params)
+        decoding = self._checked_decoding(decoding)
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         self._check_sampling(params, name, policy_name(decoding))
@@ -403,9 +404,11 @@ class Engine:
     def _tells_answer(self, drafter: str | None) -> bool:
         return drafter == SYNTHETIC and self._worker.client.has_draft
 
-    @property
-    def _default_decoding(self) -> DecodingConfig:
-        return DecodingConfig() if self._drafters else DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+    def _checked_decoding(self, decoding: DecodingConfig | None) -> DecodingConfig:
+        """What is asked for, or the default. Raises `ConfigError` for what is none."""
+        if decoding is None:
+            return DecodingConfig() if self._drafters else DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+        return _check_type("decoding", decoding, DecodingConfig)
 
     def _plain_answer(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig
@@ -415,15 +418,11 @@ class Engine:
         return self._plain[prompt_ids, params]
 
     def _answer_plainly(
-        self,
-        prompts: Sequence[tuple[int, ...]],
-        params: Sequence[SamplingParams | None],
-        decoding: DecodingConfig | None,
+        self, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams], decoding: DecodingConfig
     ) -> None:
         """Have plain decoding answer those prompts that it has not answered lately."""
-        plain = replace(decoding or DecodingConfig(), mode=Mode.AUTOREGRESSIVE)
-        asked = [(one, SamplingParams() if own is None else own) for one, own in zip(prompts, params, strict=True)]
-        missing = [pair for pair in asked if pair not in self._plain]
+        missing = [pair for pair in zip(prompts, params, strict=True) if pair not in self._plain]
+        plain = replace(decoding, mode=Mode.AUTOREGRESSIVE)
         self.generate([one for one, _ in missing], [own for _, own in missing], decoding=plain)
 
     def _keep_plain(self, prompt_ids: tuple[int, ...], params: SamplingParams, token_ids: tuple[int, ...]) -> None:
@@ -488,6 +487,11 @@ def _check_type(key: str, value: T, expected: type) -> T:
     if not isinstance(value, expected):
         raise ConfigError(f"{key}={shown(value)}: expected {expected.__name__}, not {type(value).__name__}")
     return value
+
+
+def _checked_params(params: object) -> SamplingParams:
+    """What is asked for, or the default. Raises `ConfigError` for what is none."""
+    return SamplingParams() if params is None else _check_type("params", cast("SamplingParams", params), SamplingParams)
 
 
 def _check_default_device() -> None:

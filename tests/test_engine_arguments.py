@@ -157,3 +157,9 @@ def test_what_python_has_other_types_for_is_converted() -> None:
     assert type(made.seed) is int
     assert made.max_tokens is None
     assert DecodingConfig(mode="synchronous").mode is Mode.SYNCHRONOUS  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"decoding": "fast"}, {"params": [{}]}, {"params": "warm"}])
+def test_what_is_wrong_with_a_list_is_said_as_of_one_prompt(wrong: dict[str, Any]) -> None:
+    with pair({}) as (engine, _), pytest.raises(ConfigError, match=r"^(decoding|params)=.*expected"):
+        engine.generate([PROMPT], **wrong)
