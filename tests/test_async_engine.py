@@ -10,7 +10,18 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
-from runtime.pair import PROMPT, VOCAB_SIZE, KeepingRecorder, decoding, oracle, paced_model, pair, params, reference
+from runtime.pair import (
+    PROMPT,
+    VOCAB_SIZE,
+    KeepingRecorder,
+    decoding,
+    on_pass,
+    oracle,
+    paced_model,
+    pair,
+    params,
+    reference,
+)
 
 from amusd import AsyncEngine
 from amusd.drafters.oracle import right_with_probability
@@ -46,18 +57,11 @@ async def launched(max_num_seqs: int = 4) -> AsyncIterator[tuple[AsyncEngine, En
 
 
 @contextmanager
-def on_pass(engine: Engine, act: Callable[[int], None]) -> Iterator[list[int]]:
-    """Call `act` in each pass with its number, from 1; the list ends with the number of passes so far."""
-    model, passes = engine.worker.model, [0]
+def passes_counted(engine: Engine, act: Callable[[int], None]) -> Iterator[list[int]]:
+    """As `on_pass`, until the end of the block."""
+    model = engine.worker.model
     forward = model.forward
-
-    def counted(*args: Any, **options: Any) -> Any:
-        passes.append(passes[-1] + 1)
-        act(passes[-1])
-        return forward(*args, **options)
-
-    model.forward = counted  # type: ignore[method-assign]
-    yield passes
+    yield on_pass(engine, act)
     model.forward = forward  # type: ignore[method-assign]
 
 
@@ -91,7 +95,7 @@ def test_many_tasks_are_answered_at_a_time_and_more_wait() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=3) as (engine, own):
             most: list[int] = []
-            with on_pass(own, lambda _: most.append(num_at_work(own))):
+            with passes_counted(own, lambda _: most.append(num_at_work(own))):
                 found = await asyncio.gather(*(engine.generate(PROMPT, params(10 + n)) for n in range(8)))
             assert [list(one.token_ids) for one in found] == [answer_of(10 + n) for n in range(8)]
             assert max(most) == 3
@@ -136,7 +140,7 @@ def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
                 loop.call_soon_threadsafe(turned.set)
                 turns.append(turned.wait(DEADLINE_SECONDS / 2))
 
-            with on_pass(own, ask_the_loop):
+            with passes_counted(own, ask_the_loop):
                 assert list((await engine.generate(PROMPT, params(5))).token_ids) == answer_of(5)
                 reading = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
                 await until(lambda: len(turns) > 10)
@@ -151,7 +155,7 @@ def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
 def test_a_cancelled_task_frees_its_slot_within_a_pass() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
-            with on_pass(own, lambda _: None) as passes:
+            with passes_counted(own, lambda _: None) as passes:
                 task = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
                 await until(lambda: passes[-1] > 3)
                 task.cancel()
@@ -184,7 +188,7 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
                 await read(engine)
             else:
                 raised = pytest.raises(ZeroDivisionError if how == "fail" else asyncio.TimeoutError)
-                with on_pass(own, lambda _: threading.Event().wait(0.01)), raised:
+                with passes_counted(own, lambda _: threading.Event().wait(0.01)), raised:
                     await asyncio.wait_for(read(engine), 0.2)
             gc.collect()
             await until(lambda: num_at_work(own) == 0)
@@ -205,7 +209,7 @@ def test_what_is_wrong_is_raised_where_the_answer_is_read() -> None:
                 if number == 3:
                     raise ConfigError("a pass went wrong")
 
-            with on_pass(own, fail):
+            with passes_counted(own, fail):
                 failing = engine.stream(PROMPT, params(20))
                 with pytest.raises(ConfigError, match="went wrong"):
                     await failing.result()
@@ -217,7 +221,7 @@ def test_what_is_wrong_is_raised_where_the_answer_is_read() -> None:
 def test_closing_ends_what_is_read_and_what_is_asked() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
-            with on_pass(own, lambda _: None) as passes:
+            with passes_counted(own, lambda _: None) as passes:
                 reading = [asyncio.ensure_future(engine.generate(PROMPT, params(LONG))) for _ in range(2)]
                 await until(lambda: passes[-1] > 3)
                 await engine.aclose()

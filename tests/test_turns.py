@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
+from runtime.pair import PROMPT, decoding, on_pass, oracle, pair, params, reference
 
 from amusd.drafters.oracle import right_with_probability
 from amusd.engine import Engine
@@ -43,20 +43,6 @@ def run_all(works: list[Callable[[], Any]]) -> list[Any]:
         thread.join(DEADLINE_SECONDS)
         assert not thread.is_alive()
     return found
-
-
-def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:
-    """Call `act` in each pass of the target with its number, from 1; returns the numbers, as they come."""
-    model, passes = engine.worker.model, [0]
-    forward = model.forward
-
-    def counted(*args: Any, **options: Any) -> Any:
-        passes.append(passes[-1] + 1)
-        act(passes[-1])
-        return forward(*args, **options)
-
-    model.forward = counted  # type: ignore[method-assign]
-    return passes
 
 
 def test_six_threads_get_their_answers_one_after_another() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter, DrafterKind, one_by_one
@@ -165,3 +166,17 @@ def decode(worker: TargetWorker, request: Request, stop: StopChecker) -> Generat
     finally:
         worker.end(sequence)
     return sequence.outcome()
+
+
+def on_pass(engine: Engine, act: Callable[[int], None]) -> list[int]:
+    """Call `act` in each pass of the target with its number, from 1; returns the numbers, as they come."""
+    model, passes = engine.worker.model, [0]
+    forward = model.forward
+
+    def counted(*args: Any, **options: Any) -> Any:
+        passes.append(passes[-1] + 1)
+        act(passes[-1])
+        return forward(*args, **options)
+
+    model.forward = counted  # type: ignore[method-assign]
+    return passes
