@@ -129,7 +129,7 @@ class _FileRun:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all answers together; 0 without any."""
+        """The rate of all answers together; 0 without any."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     @property

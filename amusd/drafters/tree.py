@@ -35,7 +35,7 @@ class TreePart:
 
     rows: TreeRows
     positions: Sequence[int]
-    """Of the tokens that follow these rows."""
+    """The places of the tokens that follow these rows."""
     contexts: Sequence[Sequence[int]]
     """The tokens before each; empty where nothing depends on them."""
     mixtures: Sequence[Sequence[tuple[int, float]]]

@@ -37,7 +37,7 @@ class PassShape:
     """The key of a captured pass."""
 
     rows: int
-    """Of each sequence, computed side by side, with padding."""
+    """Rows of each sequence, padding included."""
     steps: int = 1
     """Tokens of each sequence chosen one after another, the first behind its last real row."""
     digest: LogitsDigest | None = None

@@ -91,8 +91,8 @@ class Pass:
     """One forward pass over caches of one memory, as a model computes it and as its ranks are told of it."""
 
     parts: Sequence[Part]
-    """Of different caches. If they have no rows, nothing is computed, but passes of these `steps` and this digest are
-    captured."""
+    """Each has a cache of its own. If they have no rows, nothing is computed, but passes of these `steps` and this
+    digest are captured."""
     with_logits: bool = True
     """False for a chunk of a prompt, which is one part."""
     steps: int = 1
@@ -109,9 +109,9 @@ class PartOutput:
     """The result of a pass for one sequence."""
 
     rows: ModelOutput
-    """Of its rows. Where passes are captured, its logits are valid until the next pass."""
+    """The output of its rows. Where passes are captured, its logits are valid until the next pass."""
     steps: Sequence[ModelOutput] = ()
-    """Of each further step: one row."""
+    """The output of each further step, which has one row."""
 
 
 class Network(Protocol):
