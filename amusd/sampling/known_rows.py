@@ -139,9 +139,14 @@ class KnownRow:
         """The changes of known columns, by their places among them."""
         if self.columns is None:
             return changes
-        biased, is_known = self._places(changes.biased)
+        biased, has_bias = self._places(changes.biased)
+        written, is_written = self._places(changes.written)
         return Changes(
-            biased, changes.biases[is_known], self._places(changes.penalized)[0], self._places(changes.written)[0]
+            biased=biased,
+            biases=changes.biases[has_bias],
+            penalized=self._places(changes.penalized)[0],
+            written=written,
+            reductions=changes.reductions[is_written],
         )
 
     def knows(self, columns: Columns) -> bool:

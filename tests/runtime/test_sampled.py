@@ -32,6 +32,7 @@ FILTERS: list[dict[str, Any]] = [
     {"top_p": 0.9},
     {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": ((3, 1.5), (7, -4.0))},
+    {"frequency_penalty": 0.6, "presence_penalty": -0.4},
 ]
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "same": lambda: AutoregressiveDrafter(target_model()),

@@ -123,6 +123,7 @@ filters = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.001, 0.05, 0.5, 1.0]),
         "repetition_penalty": st.sampled_from([0.7, 1.2, 5.0]),
         "presence_penalty": st.sampled_from([-1.5, 0.4, 8.0]),
+        "frequency_penalty": st.sampled_from([-1.0, 0.3, 2.0]),
         "logit_bias": st.lists(
             st.tuples(st.integers(0, 50), st.sampled_from([-100.0, -1.0, 0.5, 30.0])), max_size=6
         ).map(tuple),
@@ -176,7 +177,15 @@ def texts(rows: int, columns: int = 30_000) -> Tensor:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {"presence_penalty": 1.0}, {"logit_bias": ((3, 9.0),)}],
+    [
+        {},
+        {"top_k": 40},
+        {"top_p": 0.9},
+        {"min_p": 0.05},
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": 1.0},
+        {"logit_bias": ((3, 9.0),)},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -110,6 +110,38 @@ def test_penalties_and_bias_are_those_of_the_definition() -> None:
     assert row == [1.0, -1.0, 0.25, 0.5, 3.5, 0.25]
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    prompt=st.lists(st.integers(0, 11), max_size=12),
+    answer=st.lists(st.integers(0, 11), max_size=12),
+    repetition=st.sampled_from([0.5, 1.0, 2.0]),
+    presence=st.sampled_from([-1.5, 0.0, 0.25]),
+    frequency=st.sampled_from([-0.5, 0.0, 0.75]),
+    ids=st.sampled_from([None, (5, 2, 9, 0, 11, 3)]),
+)
+def test_penalties_are_those_of_counting_token_by_token(
+    prompt: list[int],
+    answer: list[int],
+    repetition: float,
+    presence: float,
+    frequency: float,
+    ids: tuple[int, ...] | None,
+) -> None:
+    """OpenAI's and vLLM's definition; tokens that no column scores are not looked at."""
+    distribution = Distribution(
+        temperature=1, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
+    )
+    processor = LogitsProcessor(distribution, len(LOGITS), None if ids is None else np.array(ids))
+    row, columns = processor.process(LOGITS, prompt, answer)
+    expected = []
+    for logit, token_id in zip(LOGITS.tolist(), ids or range(len(LOGITS)), strict=True):
+        if token_id in prompt + answer:
+            logit = logit / repetition if logit > 0 else logit * repetition  # noqa: PLW2901
+        expected.append(logit - frequency * answer.count(token_id) - presence * (token_id in answer))
+    assert columns is None
+    assert row.tolist() == expected  # all of them are numbers of few bits
+
+
 def test_a_model_of_fewer_ids_applies_them_to_the_right_columns() -> None:
     distribution = Distribution(temperature=1, logit_bias=((40, 1.0), (7, 9.0)), presence_penalty=1.0)
     processor = LogitsProcessor(distribution, 3, np.array([5, 40, 60]))
