@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args, get_type_hints, over
 import torch
 from typing_extensions import Self
 
-from amusd.answer import Answer, Generation, Turns
+from amusd.answer import Answer, Generation, Token, Turns
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.errors import ConfigError, StateError
 from amusd.models.embedded_target import Report
@@ -284,6 +284,7 @@ class Engine:
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs,
+            top_logprobs=params.top_logprobs,
             max_silence_seconds=decoding.max_silence_seconds,
             reference=self._plain_answer(prompt_ids, params, decoding) if self._tells_answer(name) else (),
         )
@@ -294,7 +295,8 @@ class Engine:
             push_text=IncrementalDecoder(self._tokenizer).push,
         )
 
-        def make(text: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], outcome: Outcome) -> Generation:
+        def make(text: str, tokens: Sequence[Token], outcome: Outcome) -> Generation:
+            token_ids = tuple(token.token_id for token in tokens)
             if decoding.mode is Mode.AUTOREGRESSIVE:
                 self._keep_plain(prompt_ids, params, token_ids)
             return Generation(
@@ -307,7 +309,8 @@ class Engine:
                 seed=params.seed,
                 metrics=outcome.metrics,
                 sequence_id=outcome.sequence_id,
-                logprobs=logprobs,
+                logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
+                top_logprobs=tuple(token.top_logprobs for token in tokens) if params.top_logprobs else (),
             )
 
         text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)

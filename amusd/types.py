@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+from typing import TypeAlias
+
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+"""The most likely tokens at one position with their log-probabilities under the target alone, most likely first."""
 
 
 class Role(str, enum.Enum):

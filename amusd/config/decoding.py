@@ -16,6 +16,8 @@ AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 
 MAX_BIASES = 1 << 16
 """Entries of `sampling.logit_bias` at most."""
+MAX_TOP_LOGPROBS = 20
+"""Entries of `top_logprobs` of a token at most."""
 MAX_FAN_OUT = 1 << 12
 """Candidates behind one token of a tree, and nodes of one step, at most."""
 _LARGEST = 1e6
@@ -123,6 +125,8 @@ class SamplingParams(Distribution):
     """Go on after an end-of-sequence token (for measurements)."""
     logprobs: bool = False
     """Report the log-probability of each token of the answer: the target's own, before anything above is applied."""
+    top_logprobs: int = 0
+    """Report the most likely tokens, this many, with their log-probabilities, beside each token; sets `logprobs`."""
 
     def __new__(cls, **given: Any) -> SamplingParams:  # noqa: PYI034 - `Self` is not in Python 3.10
         """Raise `ConfigError` where both names are given with two numbers: `__post_init__` cannot tell a default."""
@@ -137,9 +141,13 @@ class SamplingParams(Distribution):
         if self.max_tokens is not None:
             object.__setattr__(self, "max_new_tokens", self.max_tokens)
             object.__setattr__(self, "max_tokens", None)
+        if self.top_logprobs:
+            object.__setattr__(self, "logprobs", True)
         super().__post_init__()
         self._check_sizes()
         require(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "must be at least 1")
+        allowed = f"must be between 0 and {MAX_TOP_LOGPROBS}"
+        require(0 <= self.top_logprobs <= MAX_TOP_LOGPROBS, "sampling.top_logprobs", self.top_logprobs, allowed)
         require(all(self.stop), "sampling.stop", list(self.stop), "a stop string must not be empty")
 
     def _check_sizes(self) -> None:

@@ -39,6 +39,7 @@ class Request:
     """None: decode without a draft."""
     distribution: Distribution = GREEDY
     logprobs: bool = False
+    top_logprobs: int = 0
     max_silence_seconds: float = 0.3
     """How long the draft is waited for, all in all, while nothing is heard from it."""
     reference: tuple[int, ...] = ()
@@ -148,8 +149,9 @@ class TargetSequence:
     def commit(self, acceptance: Acceptance) -> PassOutcome:
         """Make the tokens final, up to the one that ends the answer, and cut the cache back to them."""
         emission = self.stop.push(acceptance.token_ids)
-        if self.verifier.logprobs:
-            emission = replace(emission, logprobs=self.verifier.logprobs[: len(emission.token_ids)])
+        number = len(emission.token_ids)
+        logprobs, top_logprobs = self.verifier.logprobs[:number], self.verifier.top_logprobs[:number]
+        emission = replace(emission, logprobs=logprobs, top_logprobs=top_logprobs)
         self._emissions.append(emission)
         self.finish_reason = emission.finish_reason
         num_accepted = min(acceptance.num_accepted, len(emission.token_ids))

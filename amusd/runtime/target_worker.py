@@ -74,7 +74,12 @@ class TargetWorker:
             wants_rows=request.distribution.rule == "rejection",
         )
         verifier = Verifier(
-            self.model, request.distribution, request.prompt, logprobs=request.logprobs, digests=self._digests
+            self.model,
+            request.distribution,
+            request.prompt,
+            logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            digests=self._digests,
         )
         self._next_sequence_id += 1
         slot.cache.truncate(0)

@@ -143,7 +143,7 @@ class LogitsProcessor:
         distribution = self._distribution
         columns: Columns | None = None
         if 0 < distribution.top_k < len(row):
-            columns = _top_k(row, distribution.top_k)
+            columns = top_k_columns(row, distribution.top_k)
         if distribution.top_p < 1:
             columns = self._top_p(row, columns)
         if distribution.min_p > 0:
@@ -201,8 +201,8 @@ class LogitsProcessor:
         return columns
 
 
-def _top_k(row: Row, top_k: int) -> Columns:
-    """The `top_k` largest; ties with the last of them stay."""
+def top_k_columns(row: Row, top_k: int) -> Columns:
+    """The `top_k` largest of a row that has as many, ascending; ties with the last of them stay."""
     likely = _likely_until(row, lambda columns: len(columns) >= top_k)
     values = row[likely]
     kept: Columns = likely[values >= np.partition(values, len(values) - top_k)[len(values) - top_k]]

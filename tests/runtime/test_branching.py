@@ -172,7 +172,7 @@ def test_a_pass_over_several_paths_accepts_what_only_a_second_guess_foresaw() ->
 def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
     temperature: float, filters: dict[str, Any]
 ) -> None:
-    wanted = sampled(temperature, logprobs=True, **filters)
+    wanted = sampled(temperature, top_logprobs=4, **filters)
     num_accepted_alternatives = 0
     with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.003) as (engine, _):
         expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
@@ -180,6 +180,7 @@ def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
             answer = engine.generate(PROMPT, wanted, decoding=branching(lookahead, fan_out=4, min_candidates=2))
             assert answer.token_ids == expected.token_ids
             assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-9)
+            assert answer.top_logprobs == expected.top_logprobs
             num_accepted_alternatives += answer.metrics.num_accepted_alternatives
     assert num_accepted_alternatives > 0
 

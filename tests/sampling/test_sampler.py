@@ -286,5 +286,31 @@ def test_logprobs_are_the_models_own() -> None:
     assert sampler.logprobs == pytest.approx([expected, expected], abs=1e-9)
 
 
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from(SIZES),
+    scale=st.sampled_from([0.0, 0.5, 8.0, 300.0]),
+    number=st.integers(1, 20),
+    rule=st.sampled_from(["greedy", "matching", "rejection"]),
+)
+def test_the_most_likely_tokens_are_those_of_sorting_everything(
+    seed: int, size: int, scale: float, number: int, rule: Any
+) -> None:
+    row = np.round(random_row(seed, size, scale), 1)  # some are equal
+    distribution = Distribution(
+        temperature=0.0 if rule == "greedy" else 0.8, acceptance=rule, presence_penalty=3.0, seed=seed
+    )
+    sampler = TargetSampler(distribution, size, logprobs=True, top_logprobs=number)
+    acceptance = sampler.accept(torch.from_numpy(row).unsqueeze(0), 0, [0], [])
+    exact = row.astype(np.float64)
+    exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
+    expected = sorted(range(size), key=lambda column: (-row[column], column))[:number]
+    [top] = sampler.top_logprobs
+    assert [column for column, _ in top] == expected
+    assert [logprob for _, logprob in top] == pytest.approx(exact[expected].tolist(), abs=1e-9)
+    assert dict(top).get(acceptance.token_ids[0], sampler.logprobs[0]) == sampler.logprobs[0]
+
+
 def test_greedy_is_the_argmax() -> None:
     assert TokenSampler(GREEDY, len(LOGITS)).choose(torch.from_numpy(LOGITS).expand(2, -1), 0, [0, 0]) == [0, 0]
