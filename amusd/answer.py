@@ -22,7 +22,7 @@ from amusd.runtime.target_sequence import Outcome, Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.types import FinishReason, Mode, TopLogprobs
+from amusd.types import FinishReason, Mode, TokenSource, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Token:
     """Log-probability under the target alone, with `SamplingParams.logprobs`."""
     top_logprobs: TopLogprobs = ()
     """The most likely tokens in its place under the target alone, with `SamplingParams.top_logprobs`."""
+    source: TokenSource = TokenSource.TARGET
+    """Who was first to say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,7 +351,7 @@ class Answer:
                 text += self._text.finish(emission.finish_reason)
             logprob = emission.logprobs[index - 1] if emission.logprobs else None
             top_logprobs = emission.top_logprobs[index - 1] if emission.top_logprobs else ()
-            token = Token(token_id, text, logprob, top_logprobs)
+            token = Token(token_id, text, logprob, top_logprobs, emission.sources[index - 1])
             self._tokens.append(token)
             self._unread.append(token)
         if emission.finish_reason is not None:

@@ -27,6 +27,20 @@ class Mode(str, enum.Enum):
     """The draft runs ahead without pause; the target verifies what has arrived."""
 
 
+class TokenSource(str, enum.Enum):
+    """Who was first to say a token of an answer. Which one it is depends on timing; the token does not.
+
+    A lookup has no name of its own: in a tree it only makes the draft model's guesses likelier or less likely.
+    """
+
+    TARGET = "target"
+    """The target's own: in the place of a candidate that was rejected, behind all of them, or in plain decoding."""
+    CANDIDATE = "candidate"
+    """An accepted candidate of the likeliest path, or of a chain."""
+    ALTERNATIVE = "alternative"
+    """An accepted candidate beside the likeliest path."""
+
+
 class FinishReason(str, enum.Enum):
     """Why a generation ended (the values of `finish_reason`)."""
 

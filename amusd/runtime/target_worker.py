@@ -187,7 +187,7 @@ class TargetWorker:
                 sequence.error = error
                 self.end(sequence)
             else:
-                outcomes[sequence] = sequence.commit(acceptance)
+                outcomes[sequence] = sequence.commit(block, acceptance)
         for sequence in outcomes:  # together, so that the draft's next step is for all of them
             if sequence.tells_draft:
                 self.client.answer(sequence)

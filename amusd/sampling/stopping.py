@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from amusd.types import FinishReason, TopLogprobs
+from amusd.types import FinishReason, TokenSource, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Emission:
     """Log-probabilities of `token_ids` under the target alone; empty unless asked for."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
     """One entry for each of `token_ids`; empty unless asked for."""
+    sources: tuple[TokenSource, ...] = ()
+    """Where each of `token_ids` comes from."""
 
 
 @dataclass

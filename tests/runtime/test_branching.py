@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from amusd.protocol.messages import CERTAINTY, Candidate, Message
 from amusd.testing.memory import MemoryTransport
 from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
-from amusd.types import FinishReason, Mode
+from amusd.types import FinishReason, Mode, TokenSource
 
 NUM_TOKENS = 40
 PLAIN = decoding(Mode.AUTOREGRESSIVE)
@@ -183,6 +184,15 @@ def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
             assert answer.top_logprobs == expected.top_logprobs
             num_accepted_alternatives += answer.metrics.num_accepted_alternatives
     assert num_accepted_alternatives > 0
+
+
+def test_each_token_of_a_tree_says_where_it_comes_from() -> None:
+    with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.003) as (engine, _):
+        stream = engine.stream(PROMPT, sampled(0.9), decoding=branching(5, fan_out=4, min_candidates=2))
+        counts, metrics = Counter(token.source for token in stream), stream.generation.metrics
+    assert counts[TokenSource.ALTERNATIVE] == metrics.num_accepted_alternatives > 0
+    assert counts[TokenSource.CANDIDATE] == metrics.num_accepted - metrics.num_accepted_alternatives > 0
+    assert counts.total() == metrics.num_tokens
 
 
 class Uneven(TableTreeDrafter):

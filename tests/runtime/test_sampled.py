@@ -22,7 +22,7 @@ from amusd.protocol.messages import Candidate, Message
 from amusd.sampling.acceptance import certain
 from amusd.testing.memory import MemoryTransport
 from amusd.testing.table import TableModel
-from amusd.types import Mode
+from amusd.types import Mode, TokenSource
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
 NUM_TOKENS = 60
@@ -125,6 +125,17 @@ def test_seeds_give_different_answers_and_each_the_same_again() -> None:
 def test_a_low_temperature_is_greedy_decoding_in_the_limit() -> None:
     with pair({}) as (engine, _):
         assert plain(engine, params(1e-6)).token_ids == plain(engine, params(0.0)).token_ids
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("changes", [{}, {"acceptance": "rejection"}, {"stop": ("f",)}], ids=str)
+def test_each_token_says_where_it_comes_from(mode: Mode, changes: dict[str, Any]) -> None:
+    with pair({"stranger": DRAFTERS["stranger"]}) as (engine, _):
+        stream = engine.stream(PROMPT, params(1.0, **changes), decoding=decoding(mode, 4))
+        sources, metrics = [token.source for token in stream], stream.generation.metrics
+    assert sources.count(TokenSource.CANDIDATE) == metrics.num_accepted
+    assert sources.count(TokenSource.TARGET) == metrics.num_tokens - metrics.num_accepted
+    assert (metrics.num_accepted > 0) == (mode is not Mode.AUTOREGRESSIVE)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
