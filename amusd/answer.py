@@ -103,6 +103,17 @@ class Turns:
         """What is left of `close`."""
         self._pid = os.getpid()
 
+    @property
+    def num_running(self) -> int:
+        """Answers at work; for any thread."""
+        return len(self._at_work)
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait for their turn; for any thread."""
+        answers = [reference() for reference in tuple(self._queue)]
+        return sum(answer is not None and not answer.is_over for answer in answers)
+
     def check(self) -> None:
         """Raise `StateError` if the engine is closed, or belongs to the process that this one was forked from."""
         if self._is_closed:

@@ -72,6 +72,16 @@ class AsyncEngine:
         if self._made.done():
             await asyncio.shield(asyncio.wrap_future(self._ended))
 
+    @property
+    def engine(self) -> Engine:
+        """What the thread computes with: for its `status`, which any thread may read, and its tokenizer.
+
+        Raises `StateError` before it is launched.
+        """
+        if not self._made.done():
+            raise StateError("the engine is not launched: use `async with`, or `await` it")
+        return self._made.result()
+
     async def generate(
         self,
         prompt: Prompt,
@@ -97,9 +107,7 @@ class AsyncEngine:
         return AsyncAnswer(self, partial(self._submit, prompt, params, decoding=decoding, drafter=drafter, raw=raw))
 
     def _submit(self, *request: Any, **options: Any) -> Answer:
-        if not self._made.done():
-            raise StateError("the engine is not launched: use `async with`, or `await` it")
-        answer = self._made.result().submit(*request, **options)
+        answer = self.engine.submit(*request, **options)
         with self._condition:
             self._has_work = True
             self._condition.notify()

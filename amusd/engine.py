@@ -15,7 +15,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_type_hints, overload
 
@@ -42,7 +42,8 @@ from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, StopChecker
 from amusd.settings import from_mapping, nearest, shown
 from amusd.tracing.recorder import Recorder
-from amusd.types import Mode, Role
+from amusd.tracing.tally import TargetCounts
+from amusd.types import DraftPresence, Mode, Role
 
 T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int] | Conversation
@@ -52,6 +53,22 @@ MAX_PLAIN_ANSWERS = 256
 """Latest answers of plain decoding that are kept for the synthetic drafter."""
 SYNTHETIC = "synthetic"
 """The drafter that has to be told the answer in advance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStatus:
+    """What an engine does now, and what it has done since it was launched. Each figure is read for itself."""
+
+    num_running: int
+    """Answers at work."""
+    num_waiting: int
+    """Answers that wait for one of `max_num_seqs` places."""
+    draft: DraftPresence
+    draft_failure: str | None
+    """Why no draft is used any more; None while there is one, or the next one is looked for."""
+    num_draft_restarts: int
+    """Drafts that took the place of a lost one."""
+    counts: TargetCounts
 
 
 class Engine:
@@ -154,6 +171,20 @@ class Engine:
     def num_draft_restarts(self) -> int:
         """How many drafts took the place of a lost one."""
         return self._worker.client.num_restarts
+
+    @property
+    def status(self) -> EngineStatus:
+        """Figures for a monitor; for any thread, and without waiting for a pass."""
+        client = self._worker.client
+        present = DraftPresence.PRESENT if client.has_draft else DraftPresence.AWAY
+        return EngineStatus(
+            num_running=self._turns.num_running,
+            num_waiting=self._turns.num_waiting,
+            draft=present if self._drafters else DraftPresence.NONE,
+            draft_failure=client.failure,
+            num_draft_restarts=client.num_restarts,
+            counts=replace(self._worker.counts),
+        )
 
     @property
     def draft_pid(self) -> int | None:

@@ -27,6 +27,16 @@ class Mode(str, enum.Enum):
     """The draft runs ahead without pause; the target verifies what has arrived."""
 
 
+class DraftPresence(str, enum.Enum):
+    """Whether an engine has a draft now."""
+
+    PRESENT = "present"
+    AWAY = "away"
+    """It is lost, and the target goes on alone; `EngineStatus.draft_failure` says why if no other one is looked for."""
+    NONE = "none"
+    """The engine was made without one."""
+
+
 class TokenSource(str, enum.Enum):
     """Who was first to say a token of an answer. Which one it is depends on timing; the token does not.
 
