@@ -97,8 +97,8 @@ class TargetWorker:
     def admit_prompt(self, prompt: tuple[int, ...], num_top: int) -> PromptScoring:
         """Begin to score the tokens of a prompt, and the `num_top` likeliest ones; only where the worker `has_room`."""
         slot = self._free_slots.pop()
-        slot.cache.truncate(0)
         scoring = PromptScoring(prompt, num_top, slot.cache, self._digests)
+        scoring.cache.truncate(0)
         self._scorings[scoring] = slot
         return scoring
 
