@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import amusd
+from amusd import __version__
 from amusd.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -44,7 +44,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 def make_app(service: Service) -> FastAPI:
     """The routes of a server."""
-    app = FastAPI(title="amusd", version=amusd.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="amusd", version=__version__, docs_url=None, redoc_url=None)
 
     def check_model(name: str) -> None:
         if name != service.model:
@@ -90,7 +90,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        return {"version": amusd.__version__}
+        return {"version": __version__}
 
     _shape_errors(app)
     return app
