@@ -243,7 +243,8 @@ class CachedModel:
             parts.append(Part(cache, sequence.token_ids, rows, sequence.wanted))
         outputs = self._outputs(parts)
         for part in parts:
-            part.cache.path_slots = () if part.rows is None else part.rows.slots
+            if part.rows is not None:
+                part.cache.path_slots = part.rows.slots
         return outputs
 
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
