@@ -117,6 +117,8 @@ class CachedModel:
         """Longest sequence, in tokens."""
         self.width = numerics.width
         """Most rows of one pass."""
+        self.prefill_chunk = numerics.prefill_chunk
+        """Prompt tokens of one pass at most; chunks end at its multiples."""
         self.tokens_per_step = tokens_per_step
         """Tokens that `extend` makes in one replay."""
         self.vocab_size = network.vocab_size
@@ -196,10 +198,6 @@ class CachedModel:
         for digest in digests:
             wanted = None if digest is None else DigestRequest(digest, np.zeros((0, digest.num_inputs), dtype=np.int64))
             self.run(Pass([Part(cache, wanted=wanted)], steps=steps))
-
-    def chunk_end(self, start: int, end: int) -> int:
-        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
-        return self._numerics.prefill_end(start, end)
 
     def max_rows(self, start: int) -> int:
         """Most tokens of one path in a pass at position `start`."""

@@ -476,6 +476,20 @@ RULES = (
         f"{BATCHES}::test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks",
     ),
     Rule(
+        "prompts that come together take more than a chunk of a step",
+        WORKER,
+        "if end - start > num_left:",
+        "if False:",
+        f"{BATCHES}::test_prompts_that_come_together_are_taken_in_together_as_far_as_a_chunk_goes",
+    ),
+    Rule(
+        "prompts that come together take a step each",
+        WORKER,
+        "num_left -= end - start",
+        "num_left = 0",
+        f"{BATCHES}::test_prompts_that_come_together_are_taken_in_together_as_far_as_a_chunk_goes",
+    ),
+    Rule(
         "a prompt that comes in alone is taken in by chunks",
         WORKER,
         "if len(self._slots_in_use) > 1:",
