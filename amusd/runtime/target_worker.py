@@ -151,13 +151,24 @@ class TargetWorker:
                 self.end(scoring)
 
     def _prefill(self) -> None:
-        """One chunk of the first prompt that is not taken in; alone, all of it: no other sequence waits for it then."""
-        sequence = next((sequence for sequence in self._slots_in_use if not sequence.is_prefilled), None)
-        if sequence is None:
-            return
-        start, end = sequence.cache.length, len(sequence.request.prompt) - 1
-        if len(self._slots_in_use) > 1 or self._scorings:
-            end = self.model.chunk_end(start, end)
+        """Take in a chunk of the first prompt, and of the next ones as far as all are no more than a chunk.
+
+        A sequence that is alone takes in all of its prompt: no other one waits for it.
+        """
+        num_left = self.model.prefill_chunk
+        for sequence in self._slots_in_use:
+            if sequence.is_prefilled:
+                continue
+            start, end = sequence.cache.length, len(sequence.request.prompt) - 1
+            if len(self._slots_in_use) > 1 or self._scorings:
+                end = min(end, start - start % self.model.prefill_chunk + self.model.prefill_chunk)
+                if end - start > num_left:
+                    break
+            num_left -= end - start
+            self._take_in(sequence, start, end)
+
+    def _take_in(self, sequence: TargetSequence, start: int, end: int) -> None:
+        """Compute the tokens `[start, end)` of a prompt."""
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
