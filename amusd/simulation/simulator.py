@@ -256,7 +256,7 @@ class _Run:
 
 def _throughput(num_slots: int, sequences: Sequence[TargetSequence]) -> Throughput:
     tallies = [sequence.tally for sequence in sequences if sequence.tally.num_tokens]
-    slot_ns = sum(tally.last_ns - tally.start_ns for tally in tallies)
+    slot_ns = sum(tally.total_ns for tally in tallies)
     return Throughput(num_slots, sum(tally.num_tokens for tally in tallies), slot_ns)
 
 

@@ -421,8 +421,8 @@ RULES = (
     Rule(
         "a lost draft stays attached",
         CLIENT,
-        "sequence.session.detach()\n            sequence.tally.num_draft_losses",
-        "sequence.tally.num_draft_losses",
+        "sequence.session.detach()\n            sequence.tally.lost_draft",
+        "sequence.tally.lost_draft",
         CLIENT_TESTS,
     ),
     Rule(
@@ -435,7 +435,7 @@ RULES = (
     Rule(
         "the draft's counts are given to no sequence",
         CLIENT,
-        "sequence.tally.draft = DraftCounts.of(message)",
+        "sequence.tally.reported(message)",
         "pass",
         CLIENT_TESTS,
     ),
