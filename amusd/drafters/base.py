@@ -190,7 +190,7 @@ class DrafterKind(NamedTuple):
 
 
 DrafterFactory = Callable[[int], Sequence[Drafter]]
-"""Makes that many drafters of one class, which share their model and the memory of their caches."""
+"""Makes that many drafters of one class, which share their model and the memory of their caches. Called once."""
 
 
 def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:

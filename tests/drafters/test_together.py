@@ -13,7 +13,7 @@ from models import tiny
 from amusd.config import GREEDY, Distribution, DrafterConfig
 from amusd.drafters import factory
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, ReferenceDrafter
+from amusd.drafters.base import Drafter, DrafterKind, ReferenceDrafter
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel, ChainRows
 from amusd.models.numerics import Numerics
@@ -40,8 +40,8 @@ class Kind:
     distributions: Sequence[Distribution]
 
     def make(self, number: int) -> Sequence[Drafter]:
-        makers = factory._tree_factory if self.is_tree else factory._model_factory
-        return makers(self.drafter, model())(number)
+        makers = factory._model_factories(self.drafter, model())
+        return makers[DrafterKind(self.drafter.kind, self.is_tree)](number)
 
 
 PLAIN = DrafterConfig(kind="hf", model="tiny")
@@ -117,6 +117,24 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
         assert (together[judged].apply(verdict) is None) == (alone[judged].apply(verdict) is None)
         assert [manager.num_looked_up for manager in together] == [manager.num_looked_up for manager in alone]
     assert most == NUMBER
+
+
+@pytest.mark.parametrize("config", [PLAIN, LOOKUP])
+def test_chains_and_trees_take_turns_on_one_cache(config: DrafterConfig) -> None:
+    makers = factory._model_factories(config, model())
+    shared = {is_tree: makers[DrafterKind(config.kind, is_tree)](1)[0] for is_tree in (False, True)}
+    assert shared[False]._cache is shared[True]._cache  # type: ignore[attr-defined]
+    rng = random.Random(3)
+    for turn in range(8):
+        is_tree = rng.random() < 0.5
+        kind = Kind(config, is_tree, [TRANSFORMED[turn % NUMBER]])
+        one, other = (managers_of(kind, [drafter], turn)[0] for drafter in (shared[is_tree], kind.make(1)[0]))
+        for _ in range(8):
+            assert propose([one]) == propose([other])
+            assert tree_of(one) == tree_of(other)
+            verdict = some_verdict(other, rng)
+            assert (one.apply(verdict) is None) == (other.apply(verdict) is None)
+        one.close()
 
 
 @pytest.mark.parametrize("is_tree", [False, True])

@@ -579,7 +579,7 @@ RULES = (
     Rule(
         "a drafter is not given back",
         "amusd/runtime/draft_sequence.py",
-        "self.forest.free.append(self.manager.drafter)",
+        "self.forest.free.append(self.drafters)",
         "pass",
         DRAFT_TESTS,
     ),
