@@ -11,7 +11,6 @@ cache     [0, cache_length)      keys and values present; at most length - 1, so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from typing_extensions import Self
 
@@ -19,24 +18,17 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import NoRoomError, NotFiniteError
-from amusd.models.cached_model import ChainRows
-from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.language_model import ChainRows, KVCache, LanguageModel
 from amusd.sampling.digest import Digests
 from amusd.sampling.sampler import DraftSampler, TokenSampler
-
-
-class DraftModel(LanguageModel, Protocol):
-    """A `LanguageModel` whose passes go on with several sequences at once."""
-
-    def extend_batch(self, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:
-        """`extend` of several sequences, whose caches share their memory."""
-        ...
 
 
 class AutoregressiveDrafter(ChainDrafter):
     """Drafts with `model`. Its cache holds the longest sequence the model supports, and is kept between sequences."""
 
-    def __init__(self, model: DraftModel, lookup: NgramDrafter | None = None, *, cache: KVCache | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, lookup: NgramDrafter | None = None, *, cache: KVCache | None = None
+    ) -> None:
         """`lookup`: proposes first; the model drafts where it has no continuation. `cache`: one of `new_caches`."""
         super().__init__()
         self.model = model
@@ -150,7 +142,7 @@ class AutoregressiveDrafter(ChainDrafter):
             return []
         rows = [drafter.rows(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
         try:
-            found = _extended(drafters[0].model, rows)
+            found = drafters[0].model.extend_batch(rows)
         except NotFiniteError as error:
             for drafter in drafters:
                 drafter.undo_rows()
@@ -171,10 +163,3 @@ class AutoregressiveDrafter(ChainDrafter):
             if start + len(pending) == self.length:
                 return pending
             self.model.prefill(pending, self._cache)
-
-
-def _extended(model: DraftModel, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:
-    if len(batch) > 1:
-        return model.extend_batch(batch)
-    (rows,) = batch
-    return [model.extend(rows.token_ids, rows.cache, rows.num_tokens, rows.chooser)]

@@ -17,6 +17,7 @@ from amusd.models.eager import EagerPasses
 from amusd.models.graphs import Capture
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import (
+    ChainRows,
     Chooser,
     DigestRequest,
     KVCache,
@@ -49,16 +50,6 @@ class TreeRows:
     paths: Sequence[Sequence[int]]
     cache: KVCache
     wanted: DigestRequest | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChainRows:
-    """The end of one chain that goes on: the arguments of `CachedModel.extend`."""
-
-    token_ids: Sequence[int]
-    cache: KVCache
-    num_tokens: int
-    chooser: Chooser | None = None
 
 
 class _CapturedMemory(KVMemory):
@@ -118,7 +109,7 @@ class CachedModel:
         self.width = numerics.width
         """Most rows of one pass."""
         self.tokens_per_step = tokens_per_step
-        """Tokens that `extend` makes in one replay."""
+        """Tokens that `extend_batch` makes in one replay."""
         self.vocab_size = network.vocab_size
         """Columns of the logits."""
         self.output_ids = output_ids
@@ -256,11 +247,11 @@ class CachedModel:
     def extend(
         self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
     ) -> list[int]:
-        """`num_tokens` tokens after `token_ids`, each chosen behind the one before; see `LanguageModel`."""
+        """`extend_batch` of one sequence."""
         return self.extend_batch([ChainRows(token_ids, cache, num_tokens, chooser)])[0]
 
     def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
-        """`extend` of several sequences, whose caches share their memory, in as many passes as the longest needs."""
+        """Tokens behind several chains, in as many passes as the longest needs; see `LanguageModel`."""
         ends = []
         for chain in batch:
             if chain.num_tokens < 1:

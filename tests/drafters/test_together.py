@@ -15,7 +15,8 @@ from amusd.drafters import factory
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, DrafterKind, ReferenceDrafter
 from amusd.errors import NotFiniteError
-from amusd.models.cached_model import CachedModel, ChainRows
+from amusd.models.cached_model import CachedModel
+from amusd.models.language_model import ChainRows
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
@@ -161,22 +162,15 @@ def test_one_without_numbers_keeps_no_other_from_proposing(monkeypatch: pytest.M
         drafter.open([1, 2, 3 + number], 40)
     assert all(isinstance(drafter, AutoregressiveDrafter) for drafter in drafters)
     broken = drafters[1]._cache  # type: ignore[attr-defined]
-    extend, extend_batch = CachedModel.extend, CachedModel.extend_batch
+    extend_batch = CachedModel.extend_batch
 
-    def spoilt(self: CachedModel, token_ids: Sequence[int], cache: object, *rest: object) -> object:
-        found = extend(self, token_ids, cache, *rest)  # type: ignore[arg-type]
-        if cache is broken:
-            raise NotFiniteError("the largest logit is nan")
-        return found
-
-    def spoilt_batch(self: CachedModel, batch: Sequence[ChainRows]) -> object:
+    def spoilt(self: CachedModel, batch: Sequence[ChainRows]) -> object:
         found = extend_batch(self, batch)
         if any(rows.cache is broken for rows in batch):
             raise NotFiniteError("the largest logit is nan")
         return found
 
-    monkeypatch.setattr(CachedModel, "extend", spoilt)
-    monkeypatch.setattr(CachedModel, "extend_batch", spoilt_batch)
+    monkeypatch.setattr(CachedModel, "extend_batch", spoilt)
     proposed = type(drafters[0]).propose_together(drafters, [2, 2, 2])  # type: ignore[attr-defined]
     monkeypatch.undo()
     (fresh,) = KINDS["chain"].make(1)

@@ -18,12 +18,12 @@ from models.paths import random_paths
 from torch import Tensor
 
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel, ChainRows, TreeRows
+from amusd.models.cached_model import CachedModel, TreeRows
 from amusd.models.eager import EagerPasses, RowCounts
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import load_model, wrap_model
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import Chooser, DigestRequest, SequenceRows
+from amusd.models.language_model import ChainRows, Chooser, DigestRequest, SequenceRows
 from amusd.models.linear import fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
