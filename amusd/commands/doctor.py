@@ -24,8 +24,7 @@ from amusd.runtime.advice import Machine, advise
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, device_of, devices_of
 from amusd.runtime.gpus import look_at_gpus
-from amusd.runtime.placement import gpu_number, sharing
-from amusd.runtime.rank_layout import rank_layout
+from amusd.runtime.placement import gpu_number, rank_layout, sharing
 from amusd.runtime.startup import describe_capacity, link_devices
 from amusd.transport.factory import ON_ONE_MACHINE, choose_here
 from amusd.transport.latency import measure_one_way

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amusd.errors import InvariantError, PeerProtocolError
-from amusd.protocol.committed_prefix import CommittedPrefix
 from amusd.protocol.messages import CERTAINTY, Candidate, Verdict
+from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.verification import Block, PassOutcome, Tracks
 
 MAX_NODES = 4096

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from amusd.config import EngineConfig
 from amusd.runtime.gpus import Gpu
-from amusd.runtime.placement import drafts_with_model, gpu_number, sharing
-from amusd.runtime.rank_layout import in_role
+from amusd.runtime.placement import drafts_with_model, gpu_number, in_role, sharing
 from amusd.types import Role
 
 FASTER = 1.1

@@ -20,7 +20,7 @@ from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.runtime.cores import pin_rank
 from amusd.runtime.devices import device_of
-from amusd.runtime.rank_layout import RoleRank, num_ranks_of
+from amusd.runtime.placement import RoleRank, num_ranks_of
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Role
 

@@ -32,7 +32,7 @@ from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRe
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.followers import Followers
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.rank_layout import RoleRank, in_role, num_ranks_of
+from amusd.runtime.placement import RoleRank, in_role, num_ranks_of
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder, RunsRecorder
 from amusd.transport.base import Rendezvous, Transport
