@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, ReferenceDrafter
+from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Message, Open, Shutdown, Verdict
@@ -207,8 +207,7 @@ class DraftWorker:
 
     def _manage(self, opening: Open, drafter: Drafter) -> RollbackManager:
         """Have a free drafter work on the sequence. Raises `NoRoomError`."""
-        if isinstance(drafter, ReferenceDrafter):
-            drafter.set_reference((*opening.token_ids, *opening.reference))
+        drafter.set_reference((*opening.token_ids, *opening.reference))
         drafter.set_distribution(opening.distribution)
         return RollbackManager(opening, drafter)
 

@@ -13,7 +13,7 @@ from models import tiny
 from amusd.config import GREEDY, Distribution, DrafterConfig
 from amusd.drafters import factory
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, DrafterKind, ReferenceDrafter
+from amusd.drafters.base import Drafter, DrafterKind
 from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import ChainRows
@@ -70,8 +70,7 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
     for number, (drafter, distribution) in enumerate(zip(drafters, kind.distributions, strict=True)):
         prompt = tuple(rng.choices(range(12), k=rng.randint(1, 40)))  # few ids: they recur
         reference = tuple(rng.choices(range(12), k=MAX_LENGTH - len(prompt)))
-        if isinstance(drafter, ReferenceDrafter):
-            drafter.set_reference((*prompt, *reference))
+        drafter.set_reference((*prompt, *reference))
         drafter.set_distribution(distribution)
         shape = (3, rng.randint(1, 5)) if kind.is_tree else (1, 1)
         lookahead, per_message = rng.randint(2, 12), rng.choice([1, 1, 3])
