@@ -57,7 +57,7 @@ class Contestant:
 
 @dataclass
 class Comparison:
-    """What the contestants did, answer by answer. `answers[c][p]` belongs to contestant c and prompt p.
+    """The answers of all contestants. `answers[c][p]` belongs to contestant c and prompt p.
 
     Several at a time, answers go on with the first prompt behind the last one, if there are fewer prompts than places.
     """
@@ -67,7 +67,7 @@ class Comparison:
     encoded: list[tuple[int, ...]] = field(default_factory=list)
     answers: list[list[Generation]] = field(default_factory=list)
     seconds: dict[int, float] = field(default_factory=dict)
-    """By contestant: what its loads took, where it makes several at a time."""
+    """Time that each contestant's loads took, by its index; only of those with several answers at a time."""
     refused: list[tuple[int, str]] = field(default_factory=list)
     """Prompts that did not fit: line number, reason."""
     repeatable: bool = True

@@ -89,7 +89,7 @@ def _devices(config: EngineConfig, machine: Machine) -> list[Finding]:
 
 
 def _placement(config: EngineConfig, places: Sequence[str], machine: Machine, num_cores: int) -> Finding:
-    """Where each rank computes; neither good nor bad where ranks share what they compute on."""
+    """The device of each rank; neither good nor bad where ranks share one."""
     names = _rank_names(config)
     text = ", ".join(f"{name} on {_place(place, machine)}" for name, place in zip(names, places, strict=True))
     if set(places) != {"cpu"}:
@@ -105,7 +105,7 @@ def _place(device: str, machine: Machine) -> str:
 
 
 def _rank_names(config: EngineConfig) -> list[str]:
-    """What each rank does, in the order of `devices_of`."""
+    """The role of each rank, in the order of `devices_of`."""
     if config.num_ranks == 2:
         return ["target", "draft"]
     several = config.draft_tensor_parallel_size > 1

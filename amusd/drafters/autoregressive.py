@@ -55,11 +55,11 @@ class AutoregressiveDrafter(ChainDrafter):
         return self._cache.length
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """What the next sequence is drawn from; with the same noise as the target, so that the two agree often."""
+        """Draw the next sequence from it with the noise of the target, so that the two agree often."""
         self._distribution = distribution
 
     def take_rows(self) -> tuple[bytes, ...]:
-        """What the last tokens were drawn from, under the ratio test."""
+        """The rows that the last tokens were drawn from, under the ratio test."""
         return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
@@ -96,7 +96,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return [tokens or () for tokens in proposed]
 
     def propose_known(self, max_tokens: int) -> tuple[int, ...] | None:
-        """What is proposed without the model: a continuation, or nothing where no room is left; None: ask the model."""
+        """Propose without the model: a continuation, or nothing where no room is left; None: ask the model."""
         num_tokens = min(max_tokens, self._capacity - self.length)
         if num_tokens < 1:
             return ()
@@ -105,14 +105,14 @@ class AutoregressiveDrafter(ChainDrafter):
         return found or None
 
     def rows(self, max_tokens: int) -> ChainRows:
-        """What the model goes on with."""
+        """The end of the sequence, for the model to go on with."""
         pending = self._catch_up()
         if self._sampler is not None:
             self._sampler.see(self._context)
         return ChainRows(pending, self._cache, min(max_tokens, self._capacity - self.length), self._sampler)
 
     def undo_rows(self) -> None:
-        """Forget what a pass that failed has left: it may be no numbers."""
+        """Forget what a failed pass has written: it may not be numbers."""
         self.take_rows()
         self._cache.truncate(min(self._cache.length, self.length - 1))
         self._cache.wipe()
@@ -137,7 +137,7 @@ class AutoregressiveDrafter(ChainDrafter):
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """What the model proposes for each."""
+        """The model's proposal for each."""
         if not drafters:
             return []
         rows = [drafter.rows(number) for drafter, number in zip(drafters, max_tokens, strict=True)]

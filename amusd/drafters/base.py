@@ -69,7 +69,7 @@ class Drafter(abc.ABC):
 
     @abc.abstractmethod
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
-        """What may follow each of `nodes`: the root alone, or nodes whose parents were computed.
+        """Guess the tokens behind each of `nodes`: the root alone, or nodes whose parents were computed.
 
         A chain goes on behind its own guess, up to `num_tokens` in all: an entry for each, none where it has no
         proposal.

@@ -1,4 +1,4 @@
-"""From the configuration to drafters that can be made, some for each of several sequences, over models loaded once."""
+"""Loads the models of the configured drafters once, and makes drafters over them, one for each of several sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from amusd.protocol.draft_session import MAX_NODES
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafters:
-    """What a draft worker offers."""
+    """The drafters that a draft worker offers."""
 
     factories: Mapping[DrafterKind, DrafterFactory]
     """The makers of drafters. A name is the configuration's `kind`; those with a model draft trees, too.

@@ -101,7 +101,7 @@ class CachedModel:
         self.implementation = network.implementation
         """The forward pass's author: `amusd` or `transformers`."""
         self.device = network.device
-        """Where the weights are."""
+        """The device of the weights."""
         self.captured_on = None if capture is None else network.device
         """The device whose passes are captured; None: each is computed anew, and logits are on the host."""
         self.max_length = max_length
@@ -189,7 +189,7 @@ class CachedModel:
             self.run(Pass([Part(cache, wanted=wanted)], steps=steps))
 
     def chunk_end(self, start: int, end: int) -> int:
-        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
+        """The end of the prompt chunk that begins at position `start`, in a prompt that ends at `end`."""
         return self._numerics.prefill_end(start, end)
 
     def max_rows(self, start: int) -> int:

@@ -51,7 +51,7 @@ class DraftWorker:
     name a sequence that is not open: dropped, and they change nothing."""
     _has_complained: bool = False
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
-    """Those that are open, by number."""
+    """The open sequences, by number."""
     _known: set[int] = field(default_factory=set)
     """The highest numbers of sequences that were opened or closed."""
     _over: int = -1

@@ -40,7 +40,7 @@ class Followers:
         self._lives: dict[RoleRank, Lives] = {}
         self._are_started = False
         self._told: set[RoleRank] = set()
-        """Those whose end is no loss, or was told."""
+        """Ranks whose end is no loss, or was told."""
 
     @property
     def pids(self) -> list[int]:

@@ -15,7 +15,7 @@ class Duration:
     """Times to draw from, each as likely as any other."""
 
     samples: tuple[int, ...]
-    """In nanoseconds; at least one."""
+    """Measured times in nanoseconds; at least one."""
     spread: float = 0.0
     """Standard deviation relative to the sample, evenly distributed around it."""
 

@@ -71,7 +71,7 @@ class GenerationMetrics:
     """Time from the request to the last committed token; before the first, the time of the prompt."""
     prefill_ns: int = 0
     pass_ns: int = 0
-    """In target passes."""
+    """Time of target passes."""
     wait_ns: int = 0
     """Waiting because the policy chose to."""
     num_passes: int = 0
