@@ -43,11 +43,19 @@ from amusd.models.split_attention import stored_dtype
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """The nodes of one tree in a pass: the arguments of `CachedModel.forward_tree`."""
+    """The nodes of one tree in a pass: a part of `CachedModel.forward_trees`.
+
+    After `prefill` of n tokens, slots [0, n) are theirs. The others are the caller's, who may give a slot to another
+    node at any time; `new_cache(capacity, spare=...)` has `capacity + spare` in all, and `spare` is the longest path.
+    Low slots are cheap on a CPU.
+    """
 
     token_ids: Sequence[int]
     prefix: Slots
+    """[positions] int64: the slots of the tokens before the tree."""
     paths: Sequence[Sequence[int]]
+    """For each row, the slots that lead from there to it, its own last, where its keys and values go. An ancestor was
+    computed before, or is a row of this pass."""
     cache: KVCache
     wanted: DigestRequest | None = None
 
@@ -142,7 +150,7 @@ class CachedModel:
     def new_cache(self, capacity: int, *, spare: int = 0) -> PreallocatedCache:
         """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`.
 
-        `spare`: slots for nodes of a tree beside these tokens; see `forward_tree`.
+        `spare`: slots for nodes of a tree beside these tokens; see `TreeRows`.
         """
         return self.new_caches(1, capacity, spare=spare)[0]
 
@@ -270,30 +278,13 @@ class CachedModel:
             chain.cache.truncate(end)
         return [tokens[: chain.num_tokens] for chain, tokens in zip(batch, chosen, strict=True)]
 
-    def forward_tree(
-        self,
-        token_ids: Sequence[int],
-        prefix: Slots,
-        paths: Sequence[Sequence[int]],
-        cache: KVCache,
-        wanted: DigestRequest | None = None,
-    ) -> ModelOutput:
-        """One pass over 1 to `width` nodes of a tree. Logits that are captured are valid until the next pass.
-
-        `prefix` [positions] int64: the slots of the tokens before the tree. `paths`: of each row, the slots that lead
-        from there to it, its own last, where its keys and values go. An ancestor was computed before, or is a row of
-        this pass.
-
-        After `prefill` of n tokens, slots [0, n) are theirs. The others are the caller's, who may give a slot to
-        another node at any time; `new_cache(capacity, spare=...)` has `capacity + spare` in all, and `spare` is the
-        longest path. Low slots are cheap on a CPU. `cache.length` neither matters nor changes; `prefill` and `forward`
-        write from there on, padding included, whatever lies there. Raises `ValueError`, before any change, for what no
-        path can be.
-        """
-        return self.forward_trees([TreeRows(token_ids, prefix, paths, cache, wanted)])[0]
-
     def forward_trees(self, batch: Sequence[TreeRows]) -> list[ModelOutput]:
-        """One pass over nodes of several trees, whose caches share their memory; each as of `forward_tree`."""
+        """One pass over 1 to `width` nodes of each tree; the caches share their memory.
+
+        Logits that are captured are valid until the next pass. `cache.length` neither matters nor changes; `prefill`
+        and `forward` write from there on, padding included, whatever lies there. Raises `ValueError`, before any
+        change, for what no path can be.
+        """
         parts = []
         for tree in batch:
             cache = self._checked((), tree.cache)

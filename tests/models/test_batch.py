@@ -258,7 +258,7 @@ def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: st
         )
         logits = [output.logits.clone() for output in found]
         for index, tree, together in zip(members, trees, logits, strict=True):
-            expected = model.forward_tree(*tree, alone[index]).logits
+            expected = model.forward_trees([TreeRows(*tree, alone[index])])[0].logits
             torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
 
 
