@@ -197,7 +197,7 @@ class CachedModel:
             self.run(Pass([Part(cache, wanted=wanted)], steps=steps))
 
     def chunk_end(self, start: int, end: int) -> int:
-        """The end of the prompt chunk that begins at position `start`, in a prompt that ends at `end`."""
+        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
         return self._numerics.prefill_end(start, end)
 
     def max_rows(self, start: int) -> int:

@@ -217,7 +217,7 @@ class LanguageModel(Protocol):
         ...
 
     def chunk_end(self, start: int, end: int) -> int:
-        """The end of the prompt chunk that begins at position `start`, in a prompt that ends at `end`."""
+        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
         ...
 
     def max_rows(self, start: int) -> int:

@@ -129,7 +129,7 @@ class TableModel:
         return [self.new_cache(capacity) for _ in range(number)]
 
     def chunk_end(self, start: int, end: int) -> int:
-        """The end of the prompt chunk that begins at position `start`; without `numerics` there is one chunk."""
+        """Where the chunk of a prompt ends that begins at position `start`; without `numerics` there is one chunk."""
         return self._numerics.prefill_end(start, end) if self._numerics else end
 
     def max_rows(self, start: int) -> int:
