@@ -1,4 +1,4 @@
-"""From the engine's configuration to a loaded model and its tokenizer, or to a line about its forward pass."""
+"""Loads the models and tokenizers of a configuration, and says in a line which forward pass each would get."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from amusd.runtime.handshake import told
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.sampling.acceptance import ProbabilityRow, unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
-from amusd.tracing.metrics import DraftCounts
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import FinishReason
@@ -287,7 +286,7 @@ class DraftClient:
             for close in [close for close in self._unanswered if close.sequence_id == message.sequence_id]:
                 self._unanswered.remove(close)
             if sequence is not None:
-                sequence.tally.draft = DraftCounts.of(message)
+                sequence.tally.reported(message)
 
     def _receive_candidate(self, message: Candidate) -> str:
         """Take it in; return what became of it, for the record."""
@@ -346,7 +345,7 @@ class DraftClient:
         self._reminders.clear()
         for sequence in (*self._sequences.values(), *(sequence for sequence, _ in self._closed.values())):
             sequence.session.detach()
-            sequence.tally.num_draft_losses += 1
+            sequence.tally.lost_draft()
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         self._closed.clear()
         self._unanswered.clear()

@@ -22,8 +22,8 @@ from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
 from amusd.sampling.stopping import StopChecker
+from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
-from amusd.tracing.tally import Tally, TargetCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class TargetWorker:
         self._next_sequence_id += 1
         slot.cache.truncate(0)
         slot.observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
-        tally = Tally(self.recorder.now_ns(), len(request.prompt))
-        sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, tally)
+        start_ns = self.recorder.now_ns()
+        sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, start_ns)
         self.client.open(sequence)  # at once, so that the draft prefills while the target does
         self._slots_in_use[sequence] = self._free_slots.pop()
         return sequence
@@ -172,7 +172,7 @@ class TargetWorker:
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
-        sequence.tally.prefill_ns += end_ns - start_ns
+        sequence.tally.prefilled(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
 
     def _next_sequences(self) -> list[TargetSequence]:
@@ -271,8 +271,8 @@ class TargetWorker:
     def _close(self, sequence: TargetSequence) -> None:
         """Free the slot of a sequence that computes nothing any more, and tell the draft."""
         self._free_slots.append(self._slots_in_use.pop(sequence))
-        tally, sequence_id = sequence.tally, sequence.sequence_id
-        self.recorder.span("sequence", tally.start_ns, tally.last_ns, sequence_id, **sequence.summary())
+        start_ns, sequence_id = sequence.start_ns, sequence.sequence_id
+        self.recorder.span("sequence", start_ns, start_ns + sequence.tally.total_ns, sequence_id, **sequence.summary())
         if sequence.verifier.num_whole_rows:
             self.recorder.instant("whole_rows", sequence_id, number=sequence.verifier.num_whole_rows)
         self.client.close(sequence, sequence.ended_by)

@@ -41,7 +41,7 @@ class ScriptedCache:
 
 
 class ScriptedModel:
-    """What a `TargetWorker` uses of a `LanguageModel` to decode greedily; see there."""
+    """The part of a `LanguageModel` that a `TargetWorker` uses to decode greedily; see there."""
 
     captured_on = None
     max_length = MANY
@@ -129,7 +129,7 @@ class ScriptedModel:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a `Verifier` uses of a `ModelOutput` where decoding is greedy."""
+    """The part of a `ModelOutput` that a `Verifier` uses where decoding is greedy."""
 
     model: ScriptedModel
     token_ids: list[int]
@@ -142,7 +142,7 @@ class Choices:
 
 @dataclass
 class Script:
-    """What all drafters of a simulation share."""
+    """The script that all drafters of a simulation share."""
 
     clock: Clock
     costs: Costs

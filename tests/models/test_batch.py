@@ -18,12 +18,12 @@ from models.paths import random_paths
 from torch import Tensor
 
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel, ChainRows, TreeRows
+from amusd.models.cached_model import CachedModel, TreeRows
 from amusd.models.eager import EagerPasses, RowCounts
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import load_model, wrap_model
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import Chooser, DigestRequest, SequenceRows
+from amusd.models.language_model import ChainRows, Chooser, DigestRequest, SequenceRows
 from amusd.models.linear import fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -272,7 +272,7 @@ def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: st
         )
         logits = [output.logits.clone() for output in found]
         for index, tree, together in zip(members, trees, logits, strict=True):
-            expected = model.forward_tree(*tree, alone[index]).logits
+            expected = model.forward_trees([TreeRows(*tree, alone[index])])[0].logits
             torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
 
 

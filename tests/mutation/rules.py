@@ -449,8 +449,8 @@ RULES = (
     Rule(
         "a lost draft stays attached",
         CLIENT,
-        "sequence.session.detach()\n            sequence.tally.num_draft_losses",
-        "sequence.tally.num_draft_losses",
+        "sequence.session.detach()\n            sequence.tally.lost_draft",
+        "sequence.tally.lost_draft",
         CLIENT_TESTS,
     ),
     Rule(
@@ -463,7 +463,7 @@ RULES = (
     Rule(
         "the draft's counts are given to no sequence",
         CLIENT,
-        "sequence.tally.draft = DraftCounts.of(message)",
+        "sequence.tally.reported(message)",
         "pass",
         CLIENT_TESTS,
     ),
@@ -635,7 +635,7 @@ RULES = (
     Rule(
         "a drafter is not given back",
         "amusd/runtime/draft_sequence.py",
-        "self.forest.free.append(self.manager.drafter)",
+        "self.forest.free.append(self.drafters)",
         "pass",
         DRAFT_TESTS,
     ),
