@@ -290,6 +290,9 @@ def test_the_model_its_version_and_the_document_of_the_interface(server: Running
     assert server.get("/version").json()["version"]
     document = server.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])
+    answers = document["paths"]["/v1/completions"]["post"]["responses"]
+    assert {"200", "400", "401", "404", "413", "429", "500", "503"} == set(answers)
+    assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "mode", "token_sources"} <= set(fields)
 
