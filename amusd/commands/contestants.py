@@ -42,7 +42,7 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name for people."""
         parts = [self.decoding.mode.value]
         if self.decoding.mode is Mode.SYNCHRONOUS:
             parts.append(f"{self.decoding.num_speculative_tokens} tokens")
@@ -123,7 +123,7 @@ def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of one batch size: plain decoding, then for each drafter the best synchronous length and asynchronous."""
+    """The rows of one batch size: plain decoding, then the best synchronous length and asynchronous of each drafter."""
     plain, *others = rows
     shown = [plain]
     for row in rows:
@@ -141,7 +141,7 @@ def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
-    """For each prompt that was answered, how long every contestant took for a token: the synchronous lengths too.
+    """The time per token of every contestant, for each prompt that was answered: the synchronous lengths too.
 
     A row names its contestant, which is the key here.
     """

@@ -134,7 +134,7 @@ class _FileRun:
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """The result in a line, for a person."""
         return (
             f"{self.out.path}: {self.num_answers} answers, {self.num_tokens} tokens in {self.seconds:.1f} s: "
             f"{self.tokens_per_second:.1f} tokens/s"
@@ -174,7 +174,7 @@ def in_flight(
 
 
 def live_view(config: RunConfig, engine: Engine, console: Console) -> LiveView | None:
-    """What shows an answer with `view=live`; None, with a reason, where there is no terminal."""
+    """The view that shows an answer with `view=live`; None, with a reason, where there is no terminal."""
     if config.view == "plain":
         return None
     if console.terminal is None:
@@ -205,7 +205,7 @@ def _accepted(figures: dict[str, Any]) -> str:
 
 
 def _append(path: Path, text: str) -> None:
-    """Nothing where the file cannot take it: the answer goes on, and its end says so if its result fails too."""
+    """Append to a file if it can take more: else the answer goes on, and its end says so if its result fails too."""
     if text:
         with suppress(OSError), path.open("a", encoding="utf-8") as file:
             file.write(text)

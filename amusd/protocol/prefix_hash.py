@@ -34,12 +34,12 @@ class CommittedPrefix:
 
     @property
     def length(self) -> int:
-        """How many tokens they are."""
+        """Number of committed tokens."""
         return len(self._token_ids)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """All of them."""
+        """All committed tokens."""
         return tuple(self._token_ids)
 
     def slice(self, start: int, stop: int) -> tuple[int, ...]:

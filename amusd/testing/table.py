@@ -36,7 +36,7 @@ class TableCache:
         self._length = 0
         self._hashes = [_mix(seed)] + [0] * capacity
         self.rows: tuple[int, ...] = ()
-        """Of the last pass over several paths."""
+        """Hashes of the rows of the last pass over several paths."""
 
     @property
     def length(self) -> int:

@@ -1,4 +1,4 @@
-"""All of `amusd simulate`: every schedule on one machine, the map if one is asked for, and both as text."""
+"""`amusd simulate` as a whole: every schedule on one machine, the map if one is asked for, and both as text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ tokens: candidates of a block or window (num_speculative_tokens); waits for: so 
 fastest of those tried; x plain, x best sync: times as fast as plain decoding and the best synchronous length;
 accepted: of the candidates judged; tokens/pass: committed by a target pass; idle t/d: share of the time in which
 target and draft compute nothing; wasted: of the drafted tokens, those never accepted"""
-"""What the table's names and columns mean."""
+"""The meaning of the table's names and columns."""
 
 
 def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
