@@ -116,6 +116,8 @@ class CachedModel:
         """Longest sequence, in tokens."""
         self.width = numerics.width
         """Most rows of one pass."""
+        self.prefill_chunk = numerics.prefill_chunk
+        """Prompt tokens of one pass at most; chunks end at its multiples."""
         self.tokens_per_step = tokens_per_step
         """Tokens that `extend_batch` makes in one replay."""
         self.vocab_size = network.vocab_size
@@ -196,10 +198,6 @@ class CachedModel:
             wanted = None if digest is None else DigestRequest(digest, np.zeros((0, digest.num_inputs), dtype=np.int64))
             self.run(Pass([Part(cache, wanted=wanted)], steps=steps))
 
-    def chunk_end(self, start: int, end: int) -> int:
-        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
-        return self._numerics.prefill_end(start, end)
-
     def max_rows(self, start: int) -> int:
         """Most tokens of one path in a pass at position `start`."""
         return self._numerics.max_rows(start)
@@ -242,7 +240,8 @@ class CachedModel:
             parts.append(Part(cache, sequence.token_ids, rows, sequence.wanted))
         outputs = self._outputs(parts)
         for part in parts:
-            part.cache.path_slots = () if part.rows is None else part.rows.slots
+            if part.rows is not None:
+                part.cache.path_slots = part.rows.slots
         return outputs
 
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:

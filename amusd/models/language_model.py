@@ -196,6 +196,11 @@ class LanguageModel(Protocol):
         """Most rows of one pass."""
         ...
 
+    @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens of one pass at most; chunks end at its multiples."""
+        ...
+
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for sequences of at most `capacity` tokens."""
         ...
@@ -214,10 +219,6 @@ class LanguageModel(Protocol):
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens whose logits nobody needs, in chunks whose borders depend on the position alone."""
-        ...
-
-    def chunk_end(self, start: int, end: int) -> int:
-        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
         ...
 
     def max_rows(self, start: int) -> int:

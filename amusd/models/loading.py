@@ -45,7 +45,12 @@ def load_target(
     processes that share the model.
     """
     options = LoadOptions(
-        numerics=Numerics.for_device(device, width=config.max_verify_width, fixed=config.verify_width == "fixed"),
+        numerics=Numerics.for_device(
+            device,
+            width=config.max_verify_width,
+            fixed=config.verify_width == "fixed",
+            prefill_chunk=config.max_num_batched_tokens,
+        ),
         max_model_len=config.max_model_len,
         dtype=target_dtype(config, device),
         device=device,

@@ -45,6 +45,7 @@ class ScriptedModel:
 
     captured_on = None
     max_length = MANY
+    prefill_chunk = MANY
 
     def __init__(
         self,
@@ -80,10 +81,6 @@ class ScriptedModel:
     def num_tracks(self, start: int) -> int:  # noqa: ARG002
         """Room for several paths, as at most positions of a real model."""
         return MANY
-
-    def chunk_end(self, start: int, end: int) -> int:  # noqa: ARG002
-        """A prompt is one chunk."""
-        return end
 
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
         """Take in a prompt, which costs the same whatever its length."""

@@ -128,9 +128,10 @@ class TableModel:
         """Caches as of `new_cache`."""
         return [self.new_cache(capacity) for _ in range(number)]
 
-    def chunk_end(self, start: int, end: int) -> int:
-        """Where the chunk of a prompt ends that begins at position `start`; without `numerics` there is one chunk."""
-        return self._numerics.prefill_end(start, end) if self._numerics else end
+    @property
+    def prefill_chunk(self) -> int:
+        """Where `numerics` are given, theirs; else a prompt is one chunk."""
+        return self._numerics.prefill_chunk if self._numerics else self._max_length
 
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
