@@ -172,6 +172,12 @@ class Turns:
             self._step()
             return bool(self._at_work or self._queue)
 
+    def look_after_draft(self) -> None:
+        """Notice a draft that is lost, and take the next one, while there is nothing to compute. Waits for neither."""
+        with self.alone():
+            self._worker.client.take(0.0)
+            self._worker.client.look_for_next()
+
     def end_unwanted(self, *, wait: bool = True) -> None:
         """End the answers that were closed; those that this thread computes (this is its signal handler) end later.
 
@@ -368,6 +374,11 @@ class Answer(Job):
                 raise StopIteration
             self._turns.enqueue(self)
             self._turns.advance(self)
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that can be read at once."""
+        return len(self._unread)
 
     @property
     def has_news(self) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -106,6 +107,10 @@ class AsyncEngine:
         """The answer token by token; arguments as of `Engine.stream`. What is wrong with them is raised by reading."""
         return AsyncAnswer(self, partial(self._submit, prompt, params, decoding=decoding, drafter=drafter, raw=raw))
 
+    async def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
+        """As `Engine.encode`, which takes its time over a long prompt: in another thread."""
+        return await asyncio.to_thread(self.engine.encode, prompt, raw=raw)
+
     async def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
         """As `Engine.prompt_logprobs`. Cancelling the task ends it."""
         scores = await asyncio.to_thread(self._submit_prompt, prompt, top=top, raw=raw)
@@ -156,7 +161,7 @@ class AsyncEngine:
             return
         self._made.set_result(engine)
         try:
-            while self._sleep_until_work():
+            while self._sleep_until_work(engine):
                 is_any_left = engine.turns.step()
                 self._wake(lambda answer: answer.has_news, is_any_left=is_any_left)
         except StateError:
@@ -169,13 +174,19 @@ class AsyncEngine:
                 self._ended.set_exception(error)
             self._wake(lambda _answer: True, is_any_left=False)
 
-    def _sleep_until_work(self) -> bool:
-        """Whether there is something to compute; False when the engine is to be closed."""
-        with self._condition:
-            while not (self._has_work or self._is_closing):
-                self._condition.wait(LOOK_SECONDS)
-            self._has_work = False
-            return not self._is_closing
+    def _sleep_until_work(self, engine: Engine) -> bool:
+        """Whether there is something to compute; False when the engine is to be closed.
+
+        Meanwhile a draft that is lost is noticed, and replaced.
+        """
+        while True:
+            with self._condition:
+                if not (self._has_work or self._is_closing):
+                    self._condition.wait(LOOK_SECONDS)
+                if self._has_work or self._is_closing:
+                    self._has_work = False
+                    return not self._is_closing
+            engine.turns.look_after_draft()
 
     def _wake(self, concerns: Callable[[Job], bool], *, is_any_left: bool) -> None:
         with self._condition:
@@ -216,16 +227,33 @@ class AsyncAnswer:
 
     async def __anext__(self) -> Token:
         """The next token. Raises as `Answer` does."""
-        if self._answer is None:
-            self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
-        try:
-            await self._engine.await_news(self._answer)
-        except asyncio.CancelledError:
-            self._answer.cancel()
-            raise
-        for token in self._answer:
+        for token in await self._with_news():
             return token
         raise StopAsyncIteration
+
+    async def chunk(self) -> list[Token]:
+        """All tokens that can be read now, at least one; none: the answer is over. Raises as `Answer` does."""
+        answer = await self._with_news()
+        return list(islice(answer, answer.num_unread or 1))
+
+    async def submit(self) -> None:
+        """Have the answer computed from now on. Raises what is wrong with its arguments."""
+        await self._submitted()
+
+    async def _submitted(self) -> Answer:
+        if self._answer is None:
+            self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
+        return self._answer
+
+    async def _with_news(self) -> Answer:
+        """The answer, once a token of it can be read, or it is over."""
+        answer = await self._submitted()
+        try:
+            await self._engine.await_news(answer)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        return answer
 
     async def result(self) -> Generation:
         """Read all that is left, and return the finished answer. Raises as reading does."""
@@ -239,6 +267,11 @@ class AsyncAnswer:
         if self._answer is None:
             raise StateError("the answer is not finished: read all its tokens first")
         return self._answer.generation
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will be computed."""
+        return self._answer is not None and self._answer.is_over
 
     def cancel(self) -> None:
         """End the answer; what is there can be read."""

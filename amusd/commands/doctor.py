@@ -30,7 +30,7 @@ from amusd.transport.factory import ON_ONE_MACHINE, choose_here
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 
-PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf")
+PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "fastapi", "uvicorn")
 SELF_TEST_TOKENS = 32
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 LINK_MESSAGES = 400
