@@ -47,7 +47,9 @@ class AutoPolicy(Policy):
         loss = delay + row_loss
         if view.num_candidates:
             loss += STEP_DONE * view.path_chance * view.lead_gain
-        seconds_left = min(self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait)
+        seconds_left = min(
+            self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait - view.waited_for_next
+        )
         if seconds_left <= 0:
             return Verify(num_candidates, "waited for as long as a pass takes", -delay, min_chance=row_loss)
         reason = f"one more candidate: {view.gain:.2f} tokens for {loss:.2f}"

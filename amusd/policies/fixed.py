@@ -60,7 +60,7 @@ class WindowedPolicy(Policy):
         seconds_left = self.timeout_seconds - view.waited_seconds
         lacks_window = view.num_candidates == 0 and view.may_get_more
         if lacks_window and not view.draft_restarting and seconds_left > 0:
-            return Wait(seconds_left, worth=math.inf)  # blocks are verified in lock step
+            return Wait(seconds_left, worth=math.inf)
         return Verify(min(view.num_candidates, self.tokens_per_message))
 
 
