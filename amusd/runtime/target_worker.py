@@ -173,7 +173,7 @@ class TargetWorker:
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
-sequence.tally.prefilled(end_ns - start_ns)
+        sequence.tally.prefilled(end_ns - start_ns)
         for other in self._next_sequences():
             other.observer.held_up(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
