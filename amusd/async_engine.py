@@ -15,12 +15,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
 from typing_extensions import Self
 
-from amusd.answer import Answer, Generation, Token
+from amusd.answer import Answer, Generation, Job, PromptLogprobs, PromptScores, Token
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.engine import Engine, Prompt
 from amusd.errors import StateError
@@ -38,7 +39,7 @@ class AsyncEngine:
         self._made: Future[Engine] = Future()
         self._ended: Future[None] = Future()
         self._condition = threading.Condition()
-        self._waiting: list[tuple[asyncio.Future[None], Answer]] = []
+        self._waiting: list[tuple[asyncio.Future[None], Job]] = []
         """Those to wake when there is news of an answer."""
         self._has_work = False
         self._is_closing = False
@@ -72,6 +73,16 @@ class AsyncEngine:
         if self._made.done():
             await asyncio.shield(asyncio.wrap_future(self._ended))
 
+    @property
+    def engine(self) -> Engine:
+        """What the thread computes with: for its `status`, which any thread may read, and its tokenizer.
+
+        Raises `StateError` before it is launched.
+        """
+        if not self._made.done():
+            raise StateError("the engine is not launched: use `async with`, or `await` it")
+        return self._made.result()
+
     async def generate(
         self,
         prompt: Prompt,
@@ -96,16 +107,36 @@ class AsyncEngine:
         """The answer token by token; arguments as of `Engine.stream`. What is wrong with them is raised by reading."""
         return AsyncAnswer(self, partial(self._submit, prompt, params, decoding=decoding, drafter=drafter, raw=raw))
 
+    async def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
+        """As `Engine.encode`, which takes its time over a long prompt: in another thread."""
+        return await asyncio.to_thread(self.engine.encode, prompt, raw=raw)
+
+    async def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
+        """As `Engine.prompt_logprobs`. Cancelling the task ends it."""
+        scores = await asyncio.to_thread(self._submit_prompt, prompt, top=top, raw=raw)
+        try:
+            await self.await_news(scores)
+        except asyncio.CancelledError:
+            scores.cancel()
+            raise
+        return scores.result()
+
+    def _submit_prompt(self, prompt: Prompt, **options: Any) -> PromptScores:
+        scores = self.engine.submit_prompt(prompt, **options)
+        self._begin_work()
+        return scores
+
     def _submit(self, *request: Any, **options: Any) -> Answer:
-        if not self._made.done():
-            raise StateError("the engine is not launched: use `async with`, or `await` it")
-        answer = self._made.result().submit(*request, **options)
+        answer = self.engine.submit(*request, **options)
+        self._begin_work()
+        return answer
+
+    def _begin_work(self) -> None:
         with self._condition:
             self._has_work = True
             self._condition.notify()
-        return answer
 
-    async def await_news(self, answer: Answer) -> None:
+    async def await_news(self, answer: Job) -> None:
         """For `AsyncAnswer`: return when a token can be read, or the answer is over.
 
         Raises `StateError` when the engine is closed.
@@ -130,7 +161,7 @@ class AsyncEngine:
             return
         self._made.set_result(engine)
         try:
-            while self._sleep_until_work():
+            while self._sleep_until_work(engine):
                 is_any_left = engine.turns.step()
                 self._wake(lambda answer: answer.has_news, is_any_left=is_any_left)
         except StateError:
@@ -143,15 +174,21 @@ class AsyncEngine:
                 self._ended.set_exception(error)
             self._wake(lambda _answer: True, is_any_left=False)
 
-    def _sleep_until_work(self) -> bool:
-        """Whether there is something to compute; False when the engine is to be closed."""
-        with self._condition:
-            while not (self._has_work or self._is_closing):
-                self._condition.wait(LOOK_SECONDS)
-            self._has_work = False
-            return not self._is_closing
+    def _sleep_until_work(self, engine: Engine) -> bool:
+        """Whether there is something to compute; False when the engine is to be closed.
 
-    def _wake(self, concerns: Callable[[Answer], bool], *, is_any_left: bool) -> None:
+        Meanwhile a draft that is lost is noticed, and replaced.
+        """
+        while True:
+            with self._condition:
+                if not (self._has_work or self._is_closing):
+                    self._condition.wait(LOOK_SECONDS)
+                if self._has_work or self._is_closing:
+                    self._has_work = False
+                    return not self._is_closing
+            engine.turns.look_after_draft()
+
+    def _wake(self, concerns: Callable[[Job], bool], *, is_any_left: bool) -> None:
         with self._condition:
             self._has_work |= is_any_left
             waiting, self._waiting = self._waiting, []
@@ -190,16 +227,33 @@ class AsyncAnswer:
 
     async def __anext__(self) -> Token:
         """The next token. Raises as `Answer` does."""
-        if self._answer is None:
-            self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
-        try:
-            await self._engine.await_news(self._answer)
-        except asyncio.CancelledError:
-            self._answer.cancel()
-            raise
-        for token in self._answer:
+        for token in await self._with_news():
             return token
         raise StopAsyncIteration
+
+    async def chunk(self) -> list[Token]:
+        """All tokens that can be read now, at least one; none: the answer is over. Raises as `Answer` does."""
+        answer = await self._with_news()
+        return list(islice(answer, answer.num_unread or 1))
+
+    async def submit(self) -> None:
+        """Have the answer computed from now on. Raises what is wrong with its arguments."""
+        await self._submitted()
+
+    async def _submitted(self) -> Answer:
+        if self._answer is None:
+            self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
+        return self._answer
+
+    async def _with_news(self) -> Answer:
+        """The answer, once a token of it can be read, or it is over."""
+        answer = await self._submitted()
+        try:
+            await self._engine.await_news(answer)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        return answer
 
     async def result(self) -> Generation:
         """Read all that is left, and return the finished answer. Raises as reading does."""
@@ -213,6 +267,11 @@ class AsyncAnswer:
         if self._answer is None:
             raise StateError("the answer is not finished: read all its tokens first")
         return self._answer.generation
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will be computed."""
+        return self._answer is not None and self._answer.is_over
 
     def cancel(self) -> None:
         """End the answer; what is there can be read."""

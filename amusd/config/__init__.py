@@ -4,11 +4,12 @@
 of its range is one `ConfigError` line: the key, the value, what is allowed.
 """
 
-from amusd.config.commands import BenchConfig, CompareConfig, SimulateConfig, WorkloadConfig
+from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
 from amusd.config.decoding import (
     GREEDY,
     MAX_BIASES,
     MAX_FAN_OUT,
+    MAX_TOP_LOGPROBS,
     AcceptanceRule,
     AsynchronousPolicy,
     DecodingConfig,
@@ -29,8 +30,10 @@ from amusd.config.run import RunConfig
 
 __all__ = [
     "GREEDY",
+    "HIDDEN",
     "MAX_BIASES",
     "MAX_FAN_OUT",
+    "MAX_TOP_LOGPROBS",
     "AcceptanceRule",
     "AsynchronousPolicy",
     "BenchConfig",
@@ -45,6 +48,7 @@ __all__ = [
     "ModelShape",
     "RunConfig",
     "SamplingParams",
+    "ServeConfig",
     "SimulateConfig",
     "TargetConfig",
     "TransportConfig",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from amusd.types import TokenSource
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one target pass takes in: the last committed token, then candidates."""
+    """The tokens that one target pass takes in: the last committed one, then candidates."""
 
     start: int
     """Position of the last committed token, `committed_length - 1`."""
@@ -48,6 +50,15 @@ class Block:
             rows.append(row)
         return tuple(rows)
 
+    def sources_along(self, token_ids: Sequence[int], num_accepted: int) -> tuple[TokenSource, ...]:
+        """Where each of the tokens that a pass commits comes from; the first `num_accepted` were candidates."""
+        sources = [TokenSource.CANDIDATE] * num_accepted + [TokenSource.TARGET] * (len(token_ids) - num_accepted)
+        if self.alternatives:
+            for place, row in enumerate(self.path_along(token_ids[:num_accepted])[1:]):
+                if row > len(self.candidates):
+                    sources[place] = TokenSource.ALTERNATIVE
+        return tuple(sources)
+
     def num_accepted_alternatives(self, accepted: Sequence[int]) -> int:
         """How many of the accepted tokens are alternatives."""
         return sum(row > len(self.candidates) for row in self.path_along(accepted)) if self.alternatives else 0
@@ -65,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOutcome:
-    """What came of one target pass."""
+    """The outcome of one target pass."""
 
     num_candidates: int
     """Candidates on the likeliest path."""

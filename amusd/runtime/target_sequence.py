@@ -23,7 +23,6 @@ from amusd.runtime.verifier import Verifier
 from amusd.sampling.acceptance import Acceptance
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.tracing.tally import Tally
 from amusd.types import FinishReason
 
 
@@ -39,6 +38,7 @@ class Request:
     """None: decode without a draft."""
     distribution: Distribution = GREEDY
     logprobs: bool = False
+    top_logprobs: int = 0
     max_silence_seconds: float = 0.3
     """How long the draft is waited for, all in all, while nothing is heard from it."""
     reference: tuple[int, ...] = ()
@@ -66,7 +66,10 @@ class TargetSequence:
     verifier: Verifier
     observer: Observer
     """What was measured of the pair so far, earlier requests included."""
-    tally: Tally
+    start_ns: int
+    """When the request began."""
+    tally: GenerationMetrics = field(init=False)
+    """The counts so far."""
     decision: Verify = field(default_factory=lambda: Verify(0))
     """What the pass under way verifies, or the next one where it begins now."""
     finish_reason: FinishReason | None = None
@@ -77,6 +80,9 @@ class TargetSequence:
     """Nothing follows, and the counts are complete."""
     _room: int = 0
     _emissions: deque[Emission] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.tally = GenerationMetrics(num_prompt_tokens=len(self.request.prompt))
 
     @property
     def ended_by(self) -> FinishReason:
@@ -145,14 +151,15 @@ class TargetSequence:
         num_candidates = min(self.decision.num_candidates, self._room)
         return self.verifier.begin(self.session, num_candidates, self.request.policy.breadth, self.decision.min_chance)
 
-    def commit(self, acceptance: Acceptance) -> PassOutcome:
-        """Make the tokens final, up to the one that ends the answer, and cut the cache back to them."""
+    def commit(self, block: Block, acceptance: Acceptance) -> PassOutcome:
+        """Make the tokens of a pass over `block` final, up to the one that ends the answer; cut the cache back."""
         emission = self.stop.push(acceptance.token_ids)
-        if self.verifier.logprobs:
-            emission = replace(emission, logprobs=self.verifier.logprobs[: len(emission.token_ids)])
-        self._emissions.append(emission)
+        number = len(emission.token_ids)
+        logprobs, top_logprobs = self.verifier.logprobs[:number], self.verifier.top_logprobs[:number]
+        num_accepted = min(acceptance.num_accepted, number)
+        sources = block.sources_along(emission.token_ids, num_accepted)
+        self._emissions.append(replace(emission, logprobs=logprobs, top_logprobs=top_logprobs, sources=sources))
         self.finish_reason = emission.finish_reason
-        num_accepted = min(acceptance.num_accepted, len(emission.token_ids))
         outcome = self.session.commit(emission.token_ids, num_accepted, ends=emission.finish_reason is not None)
         self.cache.truncate(min(self.cache.length, self.session.committed_length - 1))
         return outcome
@@ -179,7 +186,7 @@ class TargetSequence:
             num_rows=num_rows,
             num_sequences=num_sequences,
         )
-        self.tally.passed(committed_ns, end_ns - start_ns, outcome)
+        self.tally.passed(committed_ns - self.start_ns, end_ns - start_ns, outcome)
         if self.uses_draft and not may_hear:
             self.tally.num_tokens_alone += outcome.num_tokens
 
@@ -190,7 +197,7 @@ class TargetSequence:
 
     def outcome(self) -> Outcome:
         """How it ended."""
-        return Outcome(self.ended_by, self.tally.metrics(), self.sequence_id)
+        return Outcome(self.ended_by, self.tally, self.sequence_id)
 
     def summary(self) -> dict[str, Any]:
         """Fields of its event `sequence`."""

@@ -17,12 +17,13 @@ from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.prompt_scoring import PromptScoring
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
 from amusd.sampling.stopping import StopChecker
+from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
-from amusd.tracing.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,13 @@ class TargetWorker:
     recorder: Recorder
     client: DraftClient
     max_num_seqs: int = 1
+    counts: TargetCounts = field(default_factory=TargetCounts)
     _next_sequence_id: int = 1
     _free_slots: list[_Slot] = field(init=False)
     _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
     """By the sequences that are not finished, in the order of their admission."""
+    _scorings: dict[PromptScoring, _Slot] = field(default_factory=dict)
+    """By the prompts that are scored, in the order of their admission."""
     _finished: list[TargetSequence] = field(default_factory=list)
     """Those whose counts the draft still has to say."""
     _digests: Digests | None = field(init=False)
@@ -75,19 +79,36 @@ class TargetWorker:
             wants_rows=request.distribution.rule == "rejection",
         )
         verifier = Verifier(
-            self.model, request.distribution, request.prompt, logprobs=request.logprobs, digests=self._digests
+            self.model,
+            request.distribution,
+            request.prompt,
+            logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            digests=self._digests,
         )
         self._next_sequence_id += 1
         slot.cache.truncate(0)
         slot.observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
-        tally = Tally(self.recorder.now_ns(), len(request.prompt))
-        sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, tally)
+        start_ns = self.recorder.now_ns()
+        sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, start_ns)
         self.client.open(sequence)  # at once, so that the draft prefills while the target does
         self._slots_in_use[sequence] = self._free_slots.pop()
         return sequence
 
+    def admit_prompt(self, prompt: tuple[int, ...], num_top: int) -> PromptScoring:
+        """Begin to score the tokens of a prompt, and the `num_top` likeliest ones; only where the worker `has_room`."""
+        slot = self._free_slots.pop()
+        scoring = PromptScoring(prompt, num_top, slot.cache, self._digests)
+        scoring.cache.truncate(0)
+        self._scorings[scoring] = slot
+        return scoring
+
     def step(self) -> None:
-        """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in."""
+        """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in.
+
+        Before it, one pass over all prompts that are scored.
+        """
+        self._score()
         self._prefill()
         sequences = self._next_sequences()
         if sequences:
@@ -95,8 +116,12 @@ class TargetWorker:
             self._verify(sequences, blocks)
         self._settle()
 
-    def end(self, sequence: TargetSequence) -> None:
+    def end(self, sequence: TargetSequence | PromptScoring) -> None:
         """End a sequence now, whatever is left of it. Idempotent."""
+        if isinstance(sequence, PromptScoring):
+            if sequence in self._scorings:
+                self._free_slots.append(self._scorings.pop(sequence))
+            return
         if sequence in self._slots_in_use:
             self._close(sequence)
         if sequence in self._finished:
@@ -115,18 +140,40 @@ class TargetWorker:
 
     # The steps, in their order
 
+    def _score(self) -> None:
+        """One pass over the next tokens of each prompt that is scored."""
+        scorings = [scoring for scoring in self._scorings if not scoring.is_over]
+        if scorings:
+            outputs = self.model.forward_batch([scoring.rows(self.model) for scoring in scorings])
+            for scoring, output in zip(scorings, outputs, strict=True):
+                scoring.take(output)
+        for scoring in tuple(self._scorings):
+            if scoring.is_over:
+                self.end(scoring)
+
     def _prefill(self) -> None:
-        """One chunk of the first prompt that is not taken in; alone, all of it: no other sequence waits for it then."""
-        sequence = next((sequence for sequence in self._slots_in_use if not sequence.is_prefilled), None)
-        if sequence is None:
-            return
-        start, end = sequence.cache.length, len(sequence.request.prompt) - 1
-        if len(self._slots_in_use) > 1:
-            end = self.model.chunk_end(start, end)
+        """Take in a chunk of the first prompt, and of the next ones as far as all are no more than a chunk.
+
+        A sequence that is alone takes in all of its prompt: no other one waits for it.
+        """
+        num_left = self.model.prefill_chunk
+        for sequence in self._slots_in_use:
+            if sequence.is_prefilled:
+                continue
+            start, end = sequence.cache.length, len(sequence.request.prompt) - 1
+            if len(self._slots_in_use) > 1 or self._scorings:
+                end = min(end, start - start % self.model.prefill_chunk + self.model.prefill_chunk)
+                if end - start > num_left:
+                    break
+            num_left -= end - start
+            self._take_in(sequence, start, end)
+
+    def _take_in(self, sequence: TargetSequence, start: int, end: int) -> None:
+        """Compute the tokens `[start, end)` of a prompt."""
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
-        sequence.tally.prefill_ns += end_ns - start_ns
+        sequence.tally.prefilled(end_ns - start_ns)
         for other in self._next_sequences():
             other.observer.held_up(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
@@ -186,11 +233,12 @@ class TargetWorker:
                 sequence.error = error
                 self.end(sequence)
             else:
-                outcomes[sequence] = sequence.commit(acceptance)
+                outcomes[sequence] = sequence.commit(block, acceptance)
         for sequence in outcomes:  # together, so that the draft's next step is for all of them
             if sequence.tells_draft:
                 self.client.answer(sequence)
         committed_ns = self.recorder.now_ns()
+        self.counts.num_passes += 1
         num_rows = sum(len(block.token_ids) for block in blocks)
         for sequence, outcome in outcomes.items():
             self._observe(sequence, outcome, (start_ns, end_ns, committed_ns), num_rows, len(sequences))
@@ -210,6 +258,7 @@ class TargetWorker:
         if outcome.num_judged:
             self.client.verified()
         may_hear = self.client.may_hear(sequence)
+        self.counts.add(outcome, is_alone=sequence.uses_draft and not may_hear)
         sequence.observe(times_ns, outcome, may_hear=may_hear, num_rows=num_rows, num_sequences=num_sequences)
         self.recorder.span(
             "target_pass",
@@ -226,8 +275,8 @@ class TargetWorker:
     def _close(self, sequence: TargetSequence) -> None:
         """Free the slot of a sequence that computes nothing any more, and tell the draft."""
         self._free_slots.append(self._slots_in_use.pop(sequence))
-        tally, sequence_id = sequence.tally, sequence.sequence_id
-        self.recorder.span("sequence", tally.start_ns, tally.last_ns, sequence_id, **sequence.summary())
+        start_ns, sequence_id = sequence.start_ns, sequence.sequence_id
+        self.recorder.span("sequence", start_ns, start_ns + sequence.tally.total_ns, sequence_id, **sequence.summary())
         if sequence.verifier.num_whole_rows:
             self.recorder.instant("whole_rows", sequence_id, number=sequence.verifier.num_whole_rows)
         self.client.close(sequence, sequence.ended_by)
@@ -236,7 +285,7 @@ class TargetWorker:
     def _settle(self) -> None:
         """End what is finished and whose counts the draft has said. They are waited for where nothing else is to do."""
         for sequence in tuple(self._finished):
-            while (seconds := self.client.seconds_for_counts(sequence)) and not self._slots_in_use:
+            while (seconds := self.client.seconds_for_counts(sequence)) and not (self._slots_in_use or self._scorings):
                 self.client.take(seconds)
             if not seconds:
                 self.end(sequence)

@@ -25,6 +25,9 @@ CLIENT, CLIENT_TESTS = "amusd/runtime/draft_client.py", "tests/runtime/test_draf
 RESTART, RESTART_TESTS = "amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py"
 DRAFTER_LOOP, DRAFT_TESTS = "amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"
 ROLLBACK_TESTS = "tests/runtime/test_rollback.py"
+REQUESTS, RESPONSES, PURE = "amusd/serving/requests.py", "amusd/serving/responses.py", "tests/serving/test_pure.py"
+SERVICE, API, LEAVING = "amusd/serving/service.py", "tests/serving/test_api.py", "tests/serving/test_leaving.py"
+GATE, BAD_REQUESTS = "amusd/serving/app.py", "tests/serving/test_bad_requests.py"
 
 RULES = (
     # protocol
@@ -257,9 +260,37 @@ RULES = (
     Rule(
         "penalties reach the prompt only",
         LOGITS,
-        "np.union1d(self._columns(prompt), written)",
-        "self._columns(prompt)",
+        "np.union1d(self._counted(prompt)[0], written)",
+        "self._counted(prompt)[0]",
         SAMPLER,
+    ),
+    Rule(
+        "a token is penalized once however often it was written",
+        LOGITS,
+        "(presence + frequency * counts)",
+        "(presence + frequency * (counts > 0))",
+        SAMPLER,
+    ),
+    Rule(
+        "a negative frequency penalty raises no logit",
+        LOGITS,
+        " or self._distribution.frequency_penalty < 0",
+        "",
+        "tests/sampling/test_digest.py::test_a_column_that_was_written_often_enough_wins_from_outside_the_digest",
+    ),
+    Rule(
+        "of equal tokens the last is reported first",
+        "amusd/sampling/known_rows.py",
+        "np.lexsort((columns, -logits))",
+        "np.lexsort((-columns, -logits))",
+        SAMPLER,
+    ),
+    Rule(
+        "a rejected candidate counts as said by the draft",
+        "amusd/protocol/verification.py",
+        "[TokenSource.CANDIDATE] * num_accepted + [TokenSource.TARGET] * (len(token_ids) - num_accepted)",
+        "[TokenSource.CANDIDATE] * len(token_ids)",
+        "tests/protocol/test_trees.py",
     ),
     Rule(
         "negative logits are divided by the penalty",
@@ -400,29 +431,29 @@ RULES = (
     Rule(
         "the next draft begins silent",
         CLIENT,
-        "self.link, self.peer = found\n        self._silent_ns = 0\n",
+        "self.link, self.peer = found\n        self._silent_ns.clear()\n",
         "self.link, self.peer = found\n",
         CLIENT_TESTS,
     ),
     Rule(
         "the nonsense of a draft is held against the next one",
         CLIENT,
-        "self._silent_ns = 0\n        self._num_nonsense = 0\n        self.num_restarts",
-        "self._silent_ns = 0\n        self.num_restarts",
+        "self._silent_ns.clear()\n        self._num_nonsense = 0\n        self.num_restarts",
+        "self._silent_ns.clear()\n        self.num_restarts",
         CLIENT_TESTS,
     ),
     Rule(
         "the draft is silent although it spoke",
         CLIENT,
-        "if makes_sense:\n            self._silent_ns = 0",
+        "if makes_sense:\n            self._silent_ns[EVERY_SEQUENCE] = 0",
         "if makes_sense:\n            pass",
         CLIENT_TESTS,
     ),
     Rule(
         "a lost draft stays attached",
         CLIENT,
-        "sequence.session.detach()\n            sequence.tally.num_draft_losses",
-        "sequence.tally.num_draft_losses",
+        "sequence.session.detach()\n            sequence.tally.lost_draft",
+        "sequence.tally.lost_draft",
         CLIENT_TESTS,
     ),
     Rule(
@@ -435,7 +466,7 @@ RULES = (
     Rule(
         "the draft's counts are given to no sequence",
         CLIENT,
-        "sequence.tally.draft = DraftCounts.of(message)",
+        "sequence.tally.reported(message)",
         "pass",
         CLIENT_TESTS,
     ),
@@ -452,6 +483,20 @@ RULES = (
         "min(seconds, self.client.patience_seconds)",
         "seconds",
         CLIENT_TESTS,
+    ),
+    Rule(
+        "a prompt is scored behind what its slot held",
+        WORKER,
+        "        scoring.cache.truncate(0)\n",
+        "",
+        "tests/test_engine.py::test_the_tokens_of_a_prompt_are_scored_by_the_target_alone",
+    ),
+    Rule(
+        "a prompt that is scored keeps its slot",
+        WORKER,
+        "self._free_slots.append(self._scorings.pop(sequence))",
+        "self._scorings.pop(sequence)",
+        "tests/test_engine.py::test_the_tokens_of_a_prompt_are_scored_by_the_target_alone",
     ),
     Rule(
         "a slot that is left stays taken",
@@ -471,14 +516,28 @@ RULES = (
     Rule(
         "a prompt is taken in at once whoever waits",
         WORKER,
-        "if len(self._slots_in_use) > 1:",
+        "if len(self._slots_in_use) > 1 or self._scorings:",
         "if False:",
         f"{BATCHES}::test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks",
     ),
     Rule(
+        "prompts that come together take more than a chunk of a step",
+        WORKER,
+        "if end - start > num_left:",
+        "if False:",
+        f"{BATCHES}::test_prompts_that_come_together_are_taken_in_together_as_far_as_a_chunk_goes",
+    ),
+    Rule(
+        "prompts that come together take a step each",
+        WORKER,
+        "num_left -= end - start",
+        "num_left = 0",
+        f"{BATCHES}::test_prompts_that_come_together_are_taken_in_together_as_far_as_a_chunk_goes",
+    ),
+    Rule(
         "a prompt that comes in alone is taken in by chunks",
         WORKER,
-        "if len(self._slots_in_use) > 1:",
+        "if len(self._slots_in_use) > 1 or self._scorings:",
         "if True:",
         f"{BATCHES}::test_a_prompt_that_comes_in_alone_is_taken_in_at_once",
     ),
@@ -513,8 +572,8 @@ RULES = (
     Rule(
         "a draft that serves others is waited for in each pass",
         CLIENT,
-        "reminder.silent_ns += waited_ns",
-        "pass",
+        "(EVERY_SEQUENCE, *(sequence.sequence_id for sequence in waiting))",
+        "(EVERY_SEQUENCE,)",
         f"{BATCHES}::test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once",
     ),
     Rule("a draft of any life is taken", RESTART, "if peer.incarnation != self._told:", "if False:", RESTART_TESTS),
@@ -579,7 +638,7 @@ RULES = (
     Rule(
         "a drafter is not given back",
         "amusd/runtime/draft_sequence.py",
-        "self.forest.free.append(self.manager.drafter)",
+        "self.forest.free.append(self.drafters)",
         "pass",
         DRAFT_TESTS,
     ),
@@ -646,5 +705,83 @@ RULES = (
         "if self.drafter.length != expected:",
         "if False:",
         ROLLBACK_TESTS,
+    ),
+    # requests over HTTP
+    Rule(
+        "a client that goes away keeps its row",
+        SERVICE,
+        "asyncio.wait((working, leaving), return_when",
+        "asyncio.wait((working,), return_when",
+        LEAVING,
+    ),
+    Rule(
+        "the queue of requests has no end",
+        SERVICE,
+        "if self.num_in_flight + number > room:",
+        "if False:",
+        API,
+    ),
+    Rule(
+        "a reader that is slow keeps its place in the queue",
+        SERVICE,
+        "if not answer.is_over}",
+        "}",
+        LEAVING,
+    ),
+    Rule(
+        "all choices have one seed",
+        REQUESTS,
+        "(self.params.seed + choice)",
+        "self.params.seed",
+        PURE,
+    ),
+    Rule(
+        "what is not supported is ignored",
+        REQUESTS,
+        "if value is not None and value not in neutral:",
+        "if False:",
+        BAD_REQUESTS,
+    ),
+    Rule(
+        "the last tokens of a stream are lost when they show no text",
+        RESPONSES,
+        "if choice.waiting and (",
+        "if False and (",
+        PURE,
+    ),
+    Rule(
+        "a chunk without text is sent",
+        RESPONSES,
+        "if not any(token.text for token in choice.waiting):",
+        "if not choice.waiting:",
+        PURE,
+    ),
+    Rule(
+        "offsets begin anew behind the echo",
+        RESPONSES,
+        "choice.num_characters = len(echo.text)",
+        "choice.num_characters = 0",
+        PURE,
+    ),
+    Rule(
+        "a body without a length has no limit",
+        GATE,
+        'num_bytes += len(message.get("body", b""))',
+        "num_bytes += 0",
+        BAD_REQUESTS,
+    ),
+    Rule(
+        "any key opens the gate",
+        GATE,
+        ' or not hmac.compare_digest(_digest(key.strip()) or b"", self._key):',
+        ":",
+        API,
+    ),
+    Rule(
+        "a server that ends takes new requests",
+        GATE,
+        "if self.service.is_closing and scope",
+        "if False and scope",
+        LEAVING,
     ),
 )

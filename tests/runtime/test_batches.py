@@ -94,6 +94,7 @@ def asked(draw: random.Random, number: int) -> Asked:
             stop=draw.choice(((), (), ("b",), ("ca", "d"))),
             ignore_eos=draw.random() < 0.5,
             logprobs=draw.random() < 0.3,
+            top_logprobs=draw.choice((0, 0, 3)),
             **(filters if temperature and rule != "greedy" else {}),
         ),
         decoding=schedule,
@@ -104,7 +105,8 @@ def asked(draw: random.Random, number: int) -> Asked:
 
 def as_seen(generation: Generation) -> tuple[Any, ...]:
     """What its reader gets of a finished answer."""
-    return generation.token_ids, generation.text, generation.finish_reason, generation.logprobs
+    scores = generation.logprobs, generation.top_logprobs
+    return generation.token_ids, generation.text, generation.finish_reason, scores
 
 
 def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[float]:
@@ -352,6 +354,24 @@ def test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks(n
         assert steps_of(engine)[num_before:] == expected
         assert long.result().token_ids == reference(5, prompt)[len(prompt) :]
         assert [other.result().token_ids for other in others] == [reference(30, START)[1:]] * 2
+
+
+def test_prompts_that_come_together_are_taken_in_together_as_far_as_a_chunk_goes() -> None:
+    prompts = [tuple(number % VOCAB_SIZE for number in range(length + 1)) for length in (5, CHUNK - 5, 4, CHUNK, 3)]
+    with pair({}, max_num_seqs=6, prefill_chunk=CHUNK) as (engine, _):
+        other = engine.submit(START, params(30))
+        next(other)
+        num_before = len(steps_of(engine))
+        coming = [engine.submit(prompt, params(5)) for prompt in prompts]
+        next(coming[-1])
+        in_order = [[2, 3], [4], [5], [6]]
+        expected = []
+        for number, taken_in in enumerate(in_order, start=1):
+            expected += [("target_prefill", [each]) for each in taken_in]
+            expected.append(("target_pass", [1, *(each for some in in_order[:number] for each in some)]))
+        assert steps_of(engine)[num_before:] == expected
+        for prompt, answer in zip(prompts, coming, strict=True):
+            assert answer.result().token_ids == reference(5, prompt)[len(prompt) :]
 
 
 def test_a_prompt_that_comes_in_alone_is_taken_in_at_once() -> None:
