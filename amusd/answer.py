@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from amusd.runtime.target_sequence import Outcome, Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.types import FinishReason, Mode
+from amusd.types import FinishReason, Mode, TokenSource, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,10 @@ class Token:
     """The text that can be shown now: empty while a character or a possible stop string is incomplete."""
     logprob: float | None = None
     """Log-probability under the target alone, with `SamplingParams.logprobs`."""
+    top_logprobs: TopLogprobs = ()
+    """The most likely tokens in its place under the target alone, with `SamplingParams.top_logprobs`."""
+    source: TokenSource = TokenSource.TARGET
+    """Who was first to say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,14 @@ class Generation:
     """Names the answer in the events of both workers."""
     logprobs: tuple[float, ...] = ()
     """Log-probabilities of `token_ids` under the target alone; empty unless `SamplingParams.logprobs`."""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """The most likely tokens in the place of each of `token_ids`; empty unless `SamplingParams.top_logprobs`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The documented JSON, without `run_dir`; `logprobs` only where they were asked for."""
-        logprobs = {"logprobs": list(self.logprobs)} if self.logprobs else {}
+        """The documented JSON, without `run_dir`; `logprobs` and `top_logprobs` only where they were asked for."""
+        logprobs: dict[str, Any] = {"logprobs": list(self.logprobs)} if self.logprobs else {}
+        if self.top_logprobs:
+            logprobs["top_logprobs"] = [[list(pair) for pair in top] for top in self.top_logprobs]
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -94,6 +102,17 @@ class Turns:
         self._release: Callable[[], None] | None = None
         """What is left of `close`."""
         self._pid = os.getpid()
+
+    @property
+    def num_running(self) -> int:
+        """Answers at work; for any thread."""
+        return len(self._at_work)
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait for their turn; for any thread."""
+        answers = [reference() for reference in tuple(self._queue)]
+        return sum(answer is not None and not answer.is_over for answer in answers)
 
     def check(self) -> None:
         """Raise `StateError` if the engine is closed, or belongs to the process that this one was forked from."""
@@ -236,7 +255,7 @@ class Answer:
         request: Request,
         stop: StopChecker,
         text: AnswerText,
-        make: Callable[[str, tuple[int, ...], tuple[float, ...], Outcome], Generation],
+        make: Callable[[str, Sequence[Token], Outcome], Generation],
         turns: Turns,
     ) -> None:
         self.request = request
@@ -327,9 +346,7 @@ class Answer:
                 return
             if sequence.error is not None:
                 raise sequence.error
-            logprobs = tuple(token.logprob for token in self._tokens if token.logprob is not None)
-            token_ids = tuple(token.token_id for token in self._tokens)
-            self._generation = self._make(self._text.text, token_ids, logprobs, sequence.outcome())
+            self._generation = self._make(self._text.text, self._tokens, sequence.outcome())
             self.is_over = True
         except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
             self.fail(error)
@@ -349,7 +366,8 @@ class Answer:
             if emission.finish_reason is not None and index == len(emission.token_ids):
                 text += self._text.finish(emission.finish_reason)
             logprob = emission.logprobs[index - 1] if emission.logprobs else None
-            token = Token(token_id, text, logprob)
+            top_logprobs = emission.top_logprobs[index - 1] if emission.top_logprobs else ()
+            token = Token(token_id, text, logprob, top_logprobs, emission.sources[index - 1])
             self._tokens.append(token)
             self._unread.append(token)
         if emission.finish_reason is not None:

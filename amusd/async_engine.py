@@ -73,6 +73,16 @@ class AsyncEngine:
         if self._made.done():
             await asyncio.shield(asyncio.wrap_future(self._ended))
 
+    @property
+    def engine(self) -> Engine:
+        """What the thread computes with: for its `status`, which any thread may read, and its tokenizer.
+
+        Raises `StateError` before it is launched.
+        """
+        if not self._made.done():
+            raise StateError("the engine is not launched: use `async with`, or `await` it")
+        return self._made.result()
+
     async def generate(
         self,
         prompt: Prompt,
@@ -100,13 +110,6 @@ class AsyncEngine:
     async def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """As `Engine.encode`, which takes its time over a long prompt: in another thread."""
         return await asyncio.to_thread(self.engine.encode, prompt, raw=raw)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine in the thread, to be asked what waits for no pass. Raises `StateError` before it is launched."""
-        if not self._made.done():
-            raise StateError("the engine is not launched: use `async with`, or `await` it")
-        return self._made.result()
 
     def _submit(self, *request: Any, **options: Any) -> Answer:
         answer = self.engine.submit(*request, **options)

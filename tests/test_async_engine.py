@@ -103,6 +103,27 @@ def test_many_tasks_are_answered_at_a_time_and_more_wait() -> None:
     run(work())
 
 
+def test_the_status_is_read_while_another_thread_computes() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=2) as (engine, own):
+            tasks = [asyncio.create_task(engine.generate(PROMPT, params(LONG))) for _ in range(5)]
+            await until(lambda: own.status.num_running == 2 and own.status.num_waiting == 3)
+            assert engine.engine.status.draft.value == "none"
+            assert 0 < engine.engine.status.counts.num_tokens < 5 * LONG
+            await asyncio.gather(*tasks)
+            status = own.status
+            assert (status.num_running, status.num_waiting, status.counts.num_tokens) == (0, 0, 5 * LONG)
+            assert status.counts.num_passes < 5 * LONG
+            assert status.counts.num_verified == 0
+
+    run(work())
+
+
+def test_the_status_cannot_be_read_before_the_engine_is_launched() -> None:
+    with pytest.raises(StateError, match="not launched"):
+        _ = AsyncEngine(plain_engine).engine
+
+
 @pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
 def test_answers_are_drafted_as_ever(mode: Mode) -> None:
     async def work(own: Engine) -> None:

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 from full_disk import files_of_at_most
 from models import tiny
-from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference, target_model
+from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
 from runtime.table_tree import TableTreeDrafter
 
 import amusd.commands.run
@@ -33,7 +33,7 @@ from amusd.reporting.answers import KEYS, MEASURES
 from amusd.runtime.supervisor import DraftProcess
 from amusd.settings import from_mapping
 from amusd.tracing.recorder import Recorder
-from amusd.types import Mode
+from amusd.types import DraftPresence, Mode
 from amusd.workload import user_prompt
 
 TEXT = "deafbead"
@@ -61,6 +61,22 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_the_engine_goes_on() -> Non
 def test_an_unknown_drafter_is_refused_with_the_nearest() -> None:
     with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(ConfigError, match="did you mean 'ngram'"):
         engine.generate(PROMPT, drafter="ngrams")
+
+
+def test_the_status_adds_up_what_answers_count() -> None:
+    with pair({"ngram": FACTORY}, pass_seconds=0.005) as (engine, draft):
+        found = [engine.generate(PROMPT, params(20), decoding=decoding(mode)).metrics for mode in Mode]
+        status = engine.status
+        assert (status.draft, status.draft_failure) == (DraftPresence.PRESENT, None)
+        for name in ("num_passes", "num_tokens", "num_drafts", "num_verified", "num_accepted", "num_tokens_alone"):
+            assert getattr(status.counts, name) == sum(getattr(metrics, name) for metrics in found), name
+        assert status.counts.num_accepted > 0
+        draft.link.kill()
+        lost = engine.generate(PROMPT, params(20), decoding=decoding(Mode.ASYNCHRONOUS)).metrics
+        assert engine.status.draft is DraftPresence.AWAY
+        assert engine.status.draft_failure is not None
+        assert engine.status.counts.num_tokens_alone == status.counts.num_tokens_alone + lost.num_tokens_alone
+        assert status.counts.num_tokens == 60  # what was read stays as it was
 
 
 def test_an_engine_can_be_closed_twice() -> None:

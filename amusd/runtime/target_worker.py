@@ -22,7 +22,7 @@ from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
-from amusd.tracing.tally import Tally
+from amusd.tracing.tally import Tally, TargetCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class TargetWorker:
     recorder: Recorder
     client: DraftClient
     max_num_seqs: int = 1
+    counts: TargetCounts = field(default_factory=TargetCounts)
     _next_sequence_id: int = 1
     _free_slots: list[_Slot] = field(init=False)
     _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
@@ -74,7 +75,12 @@ class TargetWorker:
             wants_rows=request.distribution.rule == "rejection",
         )
         verifier = Verifier(
-            self.model, request.distribution, request.prompt, logprobs=request.logprobs, digests=self._digests
+            self.model,
+            request.distribution,
+            request.prompt,
+            logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            digests=self._digests,
         )
         self._next_sequence_id += 1
         slot.cache.truncate(0)
@@ -182,11 +188,12 @@ class TargetWorker:
                 sequence.error = error
                 self.end(sequence)
             else:
-                outcomes[sequence] = sequence.commit(acceptance)
+                outcomes[sequence] = sequence.commit(block, acceptance)
         for sequence in outcomes:  # together, so that the draft's next step is for all of them
             if sequence.tells_draft:
                 self.client.answer(sequence)
         committed_ns = self.recorder.now_ns()
+        self.counts.num_passes += 1
         num_rows = sum(len(block.token_ids) for block in blocks)
         for sequence, outcome in outcomes.items():
             self._observe(sequence, outcome, (start_ns, end_ns, committed_ns), num_rows, len(sequences))
@@ -206,6 +213,7 @@ class TargetWorker:
         if outcome.num_judged:
             self.client.verified()
         may_hear = self.client.may_hear(sequence)
+        self.counts.add(outcome, is_alone=sequence.uses_draft and not may_hear)
         sequence.observe(times_ns, outcome, may_hear=may_hear, num_rows=num_rows, num_sequences=num_sequences)
         self.recorder.span(
             "target_pass",

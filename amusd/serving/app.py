@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import amusd
+from amusd.serving.page import add_page
 from amusd.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -83,6 +84,8 @@ def make_app(service: Service) -> FastAPI:
     async def health() -> JSONResponse:
         status, document = await service.health()
         return JSONResponse(document, status)
+
+    add_page(app, service)
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fake_cuda import builders
@@ -42,14 +43,14 @@ def stops(part: Record) -> tuple[int, int]:
     return len(part.waits), len(part.blocking_copies)
 
 
-def pass_of_the_target(gpus: FakeGpus, distribution: Distribution, *, logprobs: bool = False) -> Record:
+def pass_of_the_target(gpus: FakeGpus, distribution: Distribution, **wanted: Any) -> Record:
     """A pass whose three candidates are accepted."""
     target = Target(builders.small("cuda:0"))
-    target.open(PROMPT, distribution, logprobs=logprobs)
+    target.open(PROMPT, distribution, **wanted)
     for _ in range(4):
         target.verify(())
     candidates = target.tokens[len(PROMPT) : len(PROMPT) + 3]
-    target.open(PROMPT, distribution, logprobs=logprobs)
+    target.open(PROMPT, distribution, **wanted)
     with gpus.recorded() as part:
         acceptance = target.verify(candidates)
     assert distribution.rule == "rejection" or acceptance.num_accepted == 3
@@ -107,6 +108,15 @@ def test_the_ratio_test_has_whole_rows_copied_once() -> None:
     waits, copies = stops(part)
     assert waits == 1
     assert copies <= 1
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, TEMPERATURE], ids=["greedy", "temperature"])
+def test_the_most_likely_tokens_come_with_the_one_wait(distribution: Distribution) -> None:
+    with fake_cuda(values=True) as gpus:
+        part = pass_of_the_target(gpus, distribution, logprobs=True, top_logprobs=20)
+    assert stops(part) == (1, 0)
+    assert len(part.replays) == 1
+    assert part.bytes_out <= MAX_BYTES_OUT
 
 
 @pytest.mark.parametrize("distribution", [GREEDY, TEMPERATURE], ids=["greedy", "temperature"])
