@@ -7,10 +7,11 @@ import hashlib
 import re
 from importlib.resources import files
 
-from amusd.serving.service import EventStream, Service
-from amusd.serving.timeline import listen
 from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse
+
+from amusd.serving.service import EventStream, Service
+from amusd.serving.timeline import listen
 
 
 def add_page(app: FastAPI, service: Service) -> None:

@@ -114,7 +114,9 @@ class Browser:
         deadline = time.monotonic() + seconds
         while not self.evaluate(f"Boolean({expression})"):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {seconds:g} s: {expression}\n{self.evaluate('document.body.innerText')}")
+                raise TimeoutError(
+                    f"not within {seconds:g} s: {expression}\n{self.evaluate('document.body.innerText')}"
+                )
             time.sleep(0.02)
 
     def press(self, key: str, *, shift: bool = False) -> None:
