@@ -22,7 +22,17 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 SECONDS = 60.0
 """How long the browser may take for anything: the machine may be busy."""
 
-KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, " ": 32, "ArrowLeft": 37, "ArrowRight": 39, "End": 35, "Home": 36}
+KEYS = {
+    "Backspace": 8,
+    "Enter": 13,
+    "Escape": 27,
+    "Tab": 9,
+    " ": 32,
+    "ArrowLeft": 37,
+    "ArrowRight": 39,
+    "End": 35,
+    "Home": 36,
+}
 """Codes of keys that do something, as browsers number them."""
 
 
@@ -100,7 +110,7 @@ class Browser:
         )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.call("Page.navigate", url=url)
-        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self.wait_for(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; of a promise, what it is fulfilled with."""
