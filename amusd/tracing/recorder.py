@@ -49,7 +49,7 @@ class Recorder:
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
-        self._keep((name, start_ns, end_ns, sequence_id, fields))
+        self._add((name, start_ns, end_ns, sequence_id, fields))
 
     def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
@@ -58,9 +58,9 @@ class Recorder:
     def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
         """Record an instant with fields that the caller gives away: they are not copied."""
         now = self.now_ns()
-        self._keep((name, now, now, sequence_id, fields))
+        self._add((name, now, now, sequence_id, fields))
 
-    def _keep(self, record: Record) -> None:
+    def _add(self, record: Record) -> None:
         self._records.append(record)
         for listener in self.listeners:
             listener(record)
