@@ -14,6 +14,10 @@ from fake_cuda.workers import Target, TreeDraft
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.prompt_scoring import PromptScoring
+from amusd.runtime.target_worker import TargetWorker
+from amusd.tracing.recorder import Recorder
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
 FILTERS = {
@@ -126,6 +130,29 @@ def test_log_probabilities_cost_no_copy_for_each_token(distribution: Distributio
     waits, copies = stops(part)
     assert waits == 1
     assert copies <= 1
+
+
+def test_a_chunk_of_a_prompt_is_scored_from_what_comes_with_its_pass() -> None:
+    def scored(device: str) -> tuple[TargetWorker, PromptScoring]:
+        recorder = Recorder("target")
+        model = builders.small(device)
+        worker = TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size), 2)
+        return worker, worker.admit_prompt(tuple(PROMPT), 5)
+
+    worker, expected = scored("cpu")
+    while not expected.is_over:
+        worker.step()
+    with fake_cuda(values=True) as gpus:
+        worker, found = scored("cuda:0")
+        while not found.is_over:
+            with gpus.recorded() as part:
+                worker.step()
+            assert stops(part) == (1, 0)
+            assert part.bytes_out <= MAX_BYTES_OUT * 2  # rows of both caches
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    ids = [[[token_id for token_id, _ in top] for top in one.top_logprobs] for one in (found, expected)]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == len(PROMPT) - 1
 
 
 def test_a_pass_that_is_not_captured_stops_the_host_once() -> None:
