@@ -259,6 +259,29 @@ def test_the_timeline_shows_what_both_devices_did(browser: Browser) -> None:
     until(lambda: running.engine.worker.recorder.listeners == ())
 
 
+@needs_browser
+def test_idle_times_are_cut_out_of_the_timeline_and_no_slow_pass_is(browser: Browser) -> None:
+    with server(browser) as running:
+        open_page(browser, running)
+        browser.evaluate(
+            """
+            const span = (begin, end, sequence) =>
+              timeline.take({device: "target", kind: "pass", begin, end, sequence});
+            const moment = (at, sequence) =>
+              timeline.take({device: "draft", kind: "candidates", begin: at, end: at, sequence, candidates: 2});
+            span(10, 10.5, 1);
+            moment(11.5, 1);  // at the end of a pass, and told before it
+            span(10.5, 11.5, 1);
+            span(13, 13.5, 1);  // late, and of the same answer
+            moment(93, -1);
+            span(100, 100.5, 2);
+            """
+        )
+        shown = browser.evaluate("[10, 11.5, 13.5, 93, 100, 100.5].map((time) => timeline.shown(time))")
+        assert shown == pytest.approx([0, 1.5, 3.5, 3.55, 3.55, 4.05])
+        assert browser.evaluate("timeline.events.map((event) => event.begin)") == [10, 10.5, 11.5, 13, 93, 100]
+
+
 CONTRASTS = """
 (() => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
