@@ -26,6 +26,9 @@ RESTART, RESTART_TESTS = "amusd/runtime/draft_restart.py", "tests/runtime/test_d
 DRAFTER_LOOP, DRAFT_TESTS = "amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"
 TIMELINE, TIMELINE_TESTS = "amusd/serving/timeline.py", "tests/serving/test_timeline.py"
 ROLLBACK_TESTS = "tests/runtime/test_rollback.py"
+REQUESTS, RESPONSES, PURE = "amusd/serving/requests.py", "amusd/serving/responses.py", "tests/serving/test_pure.py"
+SERVICE, API, LEAVING = "amusd/serving/service.py", "tests/serving/test_api.py", "tests/serving/test_leaving.py"
+GATE, BAD_REQUESTS = "amusd/serving/app.py", "tests/serving/test_bad_requests.py"
 
 RULES = (
     # protocol
@@ -542,15 +545,15 @@ RULES = (
     Rule(
         "a pass waits for each of its sequences",
         WORKER,
-        "else len(sequences) // 2):",
-        "else 0):",
+        "if not waits or worth <= 0:",
+        "if not waits:",
         f"{BATCHES}::test_one_whose_draft_is_at_long_work_has_two_others_wait_for_nothing",
     ),
     Rule(
         "blocks are verified before all have come",
-        WORKER,
-        "(0 if is_waited_for else len(sequences) // 2)",
-        "(len(sequences) // 2)",
+        "amusd/policies/fixed.py",
+        "return Wait(seconds_left, worth=math.inf)  # blocks",
+        "return Wait(seconds_left)  # blocks",
         f"{BATCHES}::test_blocks_of_eight_requests_are_accepted_as_those_of_each_alone",
     ),
     Rule(
@@ -704,7 +707,84 @@ RULES = (
         "if False:",
         ROLLBACK_TESTS,
     ),
-    # serving
+    # requests over HTTP
+    Rule(
+        "a client that goes away keeps its row",
+        SERVICE,
+        "asyncio.wait((working, leaving), return_when",
+        "asyncio.wait((working,), return_when",
+        LEAVING,
+    ),
+    Rule(
+        "the queue of requests has no end",
+        SERVICE,
+        "if self.num_in_flight + number > room:",
+        "if False:",
+        API,
+    ),
+    Rule(
+        "a reader that is slow keeps its place in the queue",
+        SERVICE,
+        "if not answer.is_over}",
+        "}",
+        LEAVING,
+    ),
+    Rule(
+        "all choices have one seed",
+        REQUESTS,
+        "(self.params.seed + choice)",
+        "self.params.seed",
+        PURE,
+    ),
+    Rule(
+        "what is not supported is ignored",
+        REQUESTS,
+        "if value is not None and value not in neutral:",
+        "if False:",
+        BAD_REQUESTS,
+    ),
+    Rule(
+        "the last tokens of a stream are lost when they show no text",
+        RESPONSES,
+        "if choice.waiting and (",
+        "if False and (",
+        PURE,
+    ),
+    Rule(
+        "a chunk without text is sent",
+        RESPONSES,
+        "if not any(token.text for token in choice.waiting):",
+        "if not choice.waiting:",
+        PURE,
+    ),
+    Rule(
+        "offsets begin anew behind the echo",
+        RESPONSES,
+        "choice.num_characters = len(echo.text)",
+        "choice.num_characters = 0",
+        PURE,
+    ),
+    Rule(
+        "a body without a length has no limit",
+        GATE,
+        'num_bytes += len(message.get("body", b""))',
+        "num_bytes += 0",
+        BAD_REQUESTS,
+    ),
+    Rule(
+        "any key opens the gate",
+        GATE,
+        ' or not hmac.compare_digest(_digest(key.strip()) or b"", self._key):',
+        ":",
+        API,
+    ),
+    Rule(
+        "a server that ends takes new requests",
+        GATE,
+        "if self.service.is_closing and scope",
+        "if False and scope",
+        LEAVING,
+    # the timeline
     Rule(
         "a slow listener is not told that it missed something",
         TIMELINE,
