@@ -784,6 +784,7 @@ RULES = (
         "if self.service.is_closing and scope",
         "if False and scope",
         LEAVING,
+    ),
     # the timeline
     Rule(
         "a slow listener is not told that it missed something",
