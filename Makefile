@@ -49,7 +49,7 @@ $(STAMP): pyproject.toml constraints.txt
 	elif $$PIP --no-deps --index-url $(CPU_INDEX) --timeout 10 --retries 0 $(TORCH) 2>/dev/null; then :; \
 	else echo "$(CPU_INDEX) is not reachable: taking the build with CUDA from the default index" >&2; $$PIP --no-deps $(TORCH); fi; \
 	echo "installing amusd and its dependencies ..."; \
-	$$PIP -c constraints.txt -e '.[embedded,plots,dev]'; \
+	$$PIP -c constraints.txt -e '.[embedded,plots,serve,dev]'; \
 	$$PIP --no-deps $(PAIR)
 	@touch $@
 

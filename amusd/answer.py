@@ -274,6 +274,11 @@ class Answer:
             self._turns.advance(self)
 
     @property
+    def num_unread(self) -> int:
+        """Tokens that can be read at once."""
+        return len(self._unread)
+
+    @property
     def has_news(self) -> bool:
         """A token can be read, or the answer is over."""
         return bool(self._unread) or self.is_over

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -96,10 +97,19 @@ class AsyncEngine:
         """The answer token by token; arguments as of `Engine.stream`. What is wrong with them is raised by reading."""
         return AsyncAnswer(self, partial(self._submit, prompt, params, decoding=decoding, drafter=drafter, raw=raw))
 
-    def _submit(self, *request: Any, **options: Any) -> Answer:
+    async def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
+        """As `Engine.encode`, which takes its time over a long prompt: in another thread."""
+        return await asyncio.to_thread(self.engine.encode, prompt, raw=raw)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine in the thread, to be asked what waits for no pass. Raises `StateError` before it is launched."""
         if not self._made.done():
             raise StateError("the engine is not launched: use `async with`, or `await` it")
-        answer = self._made.result().submit(*request, **options)
+        return self._made.result()
+
+    def _submit(self, *request: Any, **options: Any) -> Answer:
+        answer = self.engine.submit(*request, **options)
         with self._condition:
             self._has_work = True
             self._condition.notify()
@@ -190,16 +200,33 @@ class AsyncAnswer:
 
     async def __anext__(self) -> Token:
         """The next token. Raises as `Answer` does."""
-        if self._answer is None:
-            self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
-        try:
-            await self._engine.await_news(self._answer)
-        except asyncio.CancelledError:
-            self._answer.cancel()
-            raise
-        for token in self._answer:
+        for token in await self._with_news():
             return token
         raise StopAsyncIteration
+
+    async def chunk(self) -> list[Token]:
+        """All tokens that can be read now, at least one; none: the answer is over. Raises as `Answer` does."""
+        answer = await self._with_news()
+        return list(islice(answer, answer.num_unread or 1))
+
+    async def submit(self) -> None:
+        """Have the answer computed from now on. Raises what is wrong with its arguments."""
+        await self._submitted()
+
+    async def _submitted(self) -> Answer:
+        if self._answer is None:
+            self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
+        return self._answer
+
+    async def _with_news(self) -> Answer:
+        """The answer, once a token of it can be read, or it is over."""
+        answer = await self._submitted()
+        try:
+            await self._engine.await_news(answer)
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        return answer
 
     async def result(self) -> Generation:
         """Read all that is left, and return the finished answer. Raises as reading does."""
@@ -213,6 +240,11 @@ class AsyncAnswer:
         if self._answer is None:
             raise StateError("the answer is not finished: read all its tokens first")
         return self._answer.generation
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more will be computed."""
+        return self._answer is not None and self._answer.is_over
 
     def cancel(self) -> None:
         """End the answer; what is there can be read."""

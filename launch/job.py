@@ -20,12 +20,14 @@ from amusd.transport.curve import read_store_key
 
 from .run_directory import create_run_directory
 
-COMMANDS = ("generate", "compare")
+COMMANDS = ("generate", "compare", "serve")
 """What a pair of workers can do."""
 GROUP_FILE = "group.json"
 """What `amusd` has prepared for the target, which takes it away, in a folder that only this user can enter."""
 OUTCOME_FILE = "outcome"
 """Beside it: how the target's jobs went, for `amusd`."""
+DRAIN_SECONDS = 10.0
+"""What a server has to end by itself, besides `serve.shutdown_seconds`."""
 _KEYS = "transport.keys="
 
 
@@ -89,8 +91,16 @@ class Group:
 
     def without_prompts(self) -> Group:
         """What the draft is told before there is a link; prompts reach it over the link, as tokens."""
-        jobs = (dataclasses.replace(job, config=dataclasses.replace(job.config, prompt=None)) for job in self.jobs)
+        jobs = (
+            dataclasses.replace(job, config=dataclasses.replace(job.config.without_secrets(), prompt=None))
+            for job in self.jobs
+        )
         return dataclasses.replace(self, jobs=tuple(jobs))
+
+    @property
+    def drain_seconds(self) -> float:
+        """How long the target takes to end after the first signal that asks it to; 0: it ends at once."""
+        return self.config.serve.shutdown_seconds + DRAIN_SECONDS if self.command == "serve" else 0.0
 
     def to_text(self) -> str:
         """For the ranks."""

@@ -59,6 +59,7 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
             _environment(group.config),
             lambda: read_outcome(outcome_file).is_whole(len(group.jobs)),
             quiet=json_only,
+            drain_seconds=group.drain_seconds,
         )
         told = read_outcome(outcome_file)
     if ended.stuck:

@@ -6,6 +6,8 @@ output that cannot be written (one line), 130 Ctrl-C, 143 SIGTERM.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import amusd
-from amusd.config import RunConfig
+from amusd.config import HIDDEN, RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import nearest
@@ -146,16 +148,26 @@ def _run(arguments: Arguments, console: Console) -> int:
 
 
 def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
-    """Have a pair of workers do `generate` or `compare`, where there is anything left to do."""
+    """Have a pair of workers do `generate`, `compare` or `serve`, where there is anything left to do."""
     from amusd.workload import prompts_of
 
     from .jobs import run_job
 
+    if command == "serve":
+        return run_job(command, _with_api_key(config), roles=roles)
     if not prompts_of(command, config):  # what is wrong with them is said before any worker starts
         tell(f"out={config.out}: all prompts are answered")
         Console(json_only=config.output == "json").document({"complete": True, "out": config.out, "num_prompts": 0})
         return 0
     return run_job(command, config, roles=roles)
+
+
+def _with_api_key(config: RunConfig) -> RunConfig:
+    """The key from the environment, unless one is named. Raises `ConfigError` for the one of a run's `config.yaml`."""
+    if config.serve.api_key == HIDDEN:
+        raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")
+    key = config.serve.api_key or os.environ.get("AMUSD_API_KEY") or None
+    return dataclasses.replace(config, serve=dataclasses.replace(config.serve, api_key=key))
 
 
 def _show(config: RunConfig, what: str, console: Console) -> int:
@@ -220,7 +232,7 @@ def _trace(arguments: Arguments, console: Console) -> int:
 
 
 def _run_many(command: str, arguments: Arguments) -> int:
-    if command in ("doctor", "bench", "simulate"):
+    if command in ("doctor", "bench", "simulate", "serve"):
         raise ConfigError(f"-m: `amusd {command}` looks at one configuration; leave -m out")
     if arguments.show is not None:
         raise ConfigError(f"--cfg {arguments.show}: prints one configuration; leave -m out")

@@ -18,6 +18,7 @@ TRACE = "trace"
 """The command that takes the folder of a run."""
 COMMANDS = {
     "generate": "answer one prompt, whose text streams to the terminal, or a file of them into another file",
+    "serve": "answer over HTTP as OpenAI's servers do, and in a browser, until a signal ends it",
     "compare": "all modes on the same prompts, in one table",
     "simulate": "what each mode would gain, from times and an acceptance rate, or from those of a run",
     "bench": "what one pass, one draft step and one message cost here, beside their floors",
@@ -32,6 +33,7 @@ _SCHEDULE = frozenset(field.name for field in dataclasses.fields(DecodingConfig)
 _ANSWERS = _ENGINE | _SCHEDULE | {"run_dir", "sampling", "workload", "experiment"}
 _OWN = {
     "generate": _ANSWERS | {"prompt", "view", "out", "shard"},
+    "serve": (_ANSWERS - {"sampling", "workload", "output", "experiment"}) | {"serve"},
     "compare": (_ANSWERS - {"max_num_seqs"}) | {"compare"},
     "simulate": _SCHEDULE
     | {"output", "run_dir", "accept", "verify_ms", "draft_ms", "delay_ms", "calibration", "simulate"}
@@ -62,6 +64,7 @@ examples:
   amusd generate mode=synchronous num_speculative_tokens=4 prompt="..."
   amusd generate target=/models/Llama-3.1-8B-Instruct drafter=/models/Llama-3.2-1B-Instruct prompt="..."
   amusd generate workload.path=prompts.jsonl out=answers.jsonl max_num_seqs=8
+  amusd serve max_num_seqs=8 serve.port=8000
   amusd compare workload.path=prompts.jsonl workload.num_prompts=16
   amusd simulate accept=0.8 verify_ms=25 draft_ms=2.5 delay_ms=0.05
   amusd compare -m experiment=lookahead_sweep max_lookahead=4,8,16

@@ -47,12 +47,14 @@ def run_tree(
     is_done: Callable[[], bool],
     *,
     quiet: bool = False,
+    drain_seconds: float = 0.0,
 ) -> Ended:
     """Run a command until it ends by itself, or until a signal arrives here; then end all that it started.
 
     `is_done` says whether its work is done, after which it has `END_SECONDS`. `quiet`: what it writes to standard
-    output is dropped. To be called in the main thread. SIGINT, SIGTERM and SIGHUP are answered here while it runs;
-    SIGHUP unless it is ignored (`nohup`).
+    output is dropped. `drain_seconds`: the first signal asks the root to end, and gives it this long to end what it is
+    at; a second one is answered as ever. To be called in the main thread. SIGINT, SIGTERM and SIGHUP are answered here
+    while it runs; SIGHUP unless it is ignored (`nohup`).
     """
     _adopt_orphans()
     deadline = math.inf
@@ -68,12 +70,15 @@ def run_tree(
         )
         while root.poll() is None:
             signum = _next_signal(pipe)
-            if signum in _STOP_SIGNALS:
+            if signum in _STOP_SIGNALS and drain_seconds:
+                root.terminate()
+                deadline, drain_seconds = time.monotonic() + drain_seconds, 0.0
+            elif signum in _STOP_SIGNALS:
                 settle()
                 exit_code = _stop_tree(root)
                 _end_left_over(others)
                 return Ended(exit_code=exit_code, signum=signum)
-            if deadline == math.inf and is_done():
+            elif deadline == math.inf and is_done():
                 deadline = time.monotonic() + END_SECONDS
             elif time.monotonic() >= deadline:
                 stuck = tuple(filter(_is_left, (root.pid, *descendants(root.pid))))

@@ -114,7 +114,7 @@ def discard_run(directory: Path) -> None:
 
 def config_text(config: RunConfig) -> str:
     """What `config.yaml` holds, and `--cfg job` prints."""
-    return str(yaml.safe_dump(to_mapping(config), sort_keys=False, width=120))
+    return str(yaml.safe_dump(to_mapping(config.without_secrets()), sort_keys=False, width=120))
 
 
 def read_config(directory: Path) -> RunConfig:

@@ -51,7 +51,7 @@ def run_pair(options: Options) -> int:
     """
     parent = os.getppid()
     group = prepare_group(options)
-    directories = [job.run_directory for job in group.jobs]
+    directories = [] if group.command == "serve" else [job.run_directory for job in group.jobs]
     drafts = ChildDrafts(group.config.engine_for(group.command), directories, work=options.roles, tell_loss=tell)
     drafts.prepare()  # while torch is imported here
     _prepare_followers(options, group, drafts, allowed_cores())

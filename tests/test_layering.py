@@ -24,6 +24,7 @@ LAYERS = (
     {"answer", "simulation"},
     {"engine", "workload", "console", "reporting"},
     {"async_engine"},
+    {"serving"},
     {"commands"},
     {"__main__"},
 )

@@ -1,4 +1,4 @@
-"""The target's process of `amusd generate` and `amusd compare`: load, meet the draft, do one run after another."""
+"""The target's process of `amusd generate`, `compare` and `serve`: load, meet the draft, do one run after another."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from amusd.commands.compare import compare, write_answers
 from amusd.commands.generate import PARTIAL_FILE, generate, generate_file
+from amusd.commands.serve import serve
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
@@ -30,6 +31,10 @@ def run_target(
     complete all the same, because the target went on alone, and is the last. Each run has a configuration and a
     directory; the engines of all are alike. Raises `ConfigError` for what no run could work with.
     """
+    if command == "serve":  # one run, which keeps no events: it has no end
+        console, recorder = Console(), make_recorder(Role.TARGET)
+        yield serve(runs[0][0], lambda config: Engine.connect(config, drafts, recorder, report=console.note), console)
+        return
     recorder = make_recorder(Role.TARGET, [directory for _, directory in runs])
     with ExitStack() as stack:
         engine: Engine | None = None

@@ -4,7 +4,7 @@
 of its range is one `ConfigError` line: the key, the value, what is allowed.
 """
 
-from amusd.config.commands import BenchConfig, CompareConfig, SimulateConfig, WorkloadConfig
+from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
 from amusd.config.decoding import (
     GREEDY,
     MAX_BIASES,
@@ -29,6 +29,7 @@ from amusd.config.run import RunConfig
 
 __all__ = [
     "GREEDY",
+    "HIDDEN",
     "MAX_BIASES",
     "MAX_FAN_OUT",
     "AcceptanceRule",
@@ -45,6 +46,7 @@ __all__ = [
     "ModelShape",
     "RunConfig",
     "SamplingParams",
+    "ServeConfig",
     "SimulateConfig",
     "TargetConfig",
     "TransportConfig",

@@ -9,6 +9,8 @@ from amusd.config.checks import require
 from amusd.config.decoding import AsynchronousPolicy
 from amusd.config.engine import DrafterKind
 
+HIDDEN = "(hidden)"
+"""What stands for a secret in a file that others may read."""
 DEFAULT_PROMPTS = 4
 """How many prompts are taken where nobody says it."""
 
@@ -105,6 +107,37 @@ class BenchConfig:
             "num_pair_tokens",
         ):
             require(getattr(self, name) >= 1, f"bench.{name}", getattr(self, name), "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Where `amusd serve` listens, and what it takes in."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0: on all IPv4 addresses of the machine, which is then to be protected otherwise."""
+    port: int = 8000
+    """0: any free port; the line that says the address has it."""
+    api_key: str | None = None
+    """What a client has to send as `Authorization: Bearer ...`; None: nothing. The environment variable AMUSD_API_KEY
+    says it without showing it in the list of processes."""
+    model_name: str | None = None
+    """Name of the model for clients; None: the target's name."""
+    max_queue: int = 64
+    """Answers that may wait besides the `max_num_seqs` that are computed; a request beyond is refused with 429."""
+    max_body_bytes: int = 4 << 20
+    """Largest request body; a larger one is refused with 413."""
+    shutdown_seconds: float = 30.0
+    """How long running answers may take to end after SIGTERM or Ctrl-C. A second signal ends them at once."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.port < 1 << 16, "serve.port", self.port, "must be between 0 and 65535")
+        require(bool(self.host), "serve.host", self.host, "must not be empty")
+        require(self.api_key != "", "serve.api_key", self.api_key, "must not be empty; null asks for none")
+        require(self.model_name != "", "serve.model_name", self.model_name, "must not be empty")
+        require(self.max_queue >= 0, "serve.max_queue", self.max_queue, "must be at least 0")
+        require(self.max_body_bytes >= 1, "serve.max_body_bytes", self.max_body_bytes, "must be at least 1")
+        seconds = self.shutdown_seconds
+        require(0 <= seconds < math.inf, "serve.shutdown_seconds", seconds, "must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from amusd.config.checks import require
-from amusd.config.commands import BenchConfig, CompareConfig, SimulateConfig, WorkloadConfig
+from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
 from amusd.config.decoding import AsynchronousPolicy, DecodingConfig, SamplingParams
 from amusd.config.engine import (
     MIN_VERIFY_WIDTH,
@@ -79,6 +79,7 @@ class RunConfig:
     compare: CompareConfig = field(default_factory=CompareConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
 
     def __post_init__(self) -> None:
         for name, least in (("verify_ms", "above 0"), ("draft_ms", "above 0"), ("delay_ms", "at least 0")):
@@ -96,6 +97,12 @@ class RunConfig:
             )
         self.decoding()
         self.engine()
+
+    def without_secrets(self) -> RunConfig:
+        """The same for everybody to read."""
+        if self.serve.api_key is None:
+            return self
+        return dataclasses.replace(self, serve=dataclasses.replace(self.serve, api_key=HIDDEN))
 
     @property
     def shards(self) -> tuple[int, int]:
@@ -127,6 +134,8 @@ class RunConfig:
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))
             return self.engine(longest_block=longest_block, max_num_seqs=max(self.compare.batch_sizes))
+        if command == "serve":  # a request may ask for synchronous decoding
+            return self.engine(longest_block=self.num_speculative_tokens)
         return self.engine(max_num_seqs=1 if command == "generate" and self.out is None else None)
 
     def engine(self, *, longest_block: int | None = None, max_num_seqs: int | None = None) -> EngineConfig:

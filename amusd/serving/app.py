@@ -1,0 +1,218 @@
+"""The routes, and the gate before them: who may come in, with how large a body, and what an error looks like."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import amusd
+from amusd.serving.requests import (
+    ChatRequest,
+    CompletionRequest,
+    RequestError,
+    plan_chat,
+    plan_completion,
+    validation_error,
+)
+from amusd.serving.service import Service, closing_error
+
+OPEN = frozenset({"/", "/health", "/version"})
+"""Paths that need no key."""
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": text}
+    for status, text in {
+        400: "A field is wrong, unknown or not supported; `error.param` names it.",
+        401: "The API key is missing or wrong.",
+        404: "No such model.",
+        413: "The body is too large.",
+        429: "The queue is full.",
+        500: "The engine failed at this answer.",
+        503: "The server is shutting down.",
+    }.items()
+}
+
+
+def make_app(service: Service) -> FastAPI:
+    """The routes of a server."""
+    app = FastAPI(title="amusd", version=amusd.__version__, docs_url=None, redoc_url=None)
+
+    def check_model(name: str) -> None:
+        if name != service.model:
+            message = f"the model '{name[:200]}' does not exist; this server has '{service.model}'"
+            raise RequestError(message, param="model", code="model_not_found", status=404)
+
+    @app.post("/v1/chat/completions", responses=_ERRORS)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        check_model(body.model)
+        return await service.respond(plan_chat(body, service.decoding, service.limits), request.receive)
+
+    @app.post("/v1/completions", responses=_ERRORS)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        check_model(body.model)
+        return await service.respond(plan_completion(body, service.decoding, service.limits), request.receive)
+
+    def model_card() -> dict[str, Any]:
+        return {
+            "id": service.model,
+            "object": "model",
+            "created": service.began,
+            "owned_by": "amusd",
+            "max_model_len": service.limits.max_length,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_card()]}
+
+    @app.get("/v1/models/{name:path}", responses={404: _ERRORS[404]})
+    async def model(name: str) -> dict[str, Any]:
+        check_model(name)
+        return model_card()
+
+    @app.get("/health", responses={503: {"description": "No token can be made now."}})
+    async def health() -> JSONResponse:
+        status, document = await service.health()
+        return JSONResponse(document, status)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": amusd.__version__}
+
+    _shape_errors(app)
+    return app
+
+
+def _shape_errors(app: FastAPI) -> None:
+    """Have every error answered in OpenAI's shape."""
+
+    @app.exception_handler(RequestError)
+    async def on_mistake(_request: Request, error: RequestError) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        model = ChatRequest if request.url.path.endswith("chat/completions") else CompletionRequest
+        return error_response(validation_error(error.errors(), lambda: [*model.model_fields]))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        messages = {
+            404: f"unknown route: {request.method} {request.url.path[:200]}",
+            405: f"{request.method} is not allowed here",
+        }
+        message = messages.get(error.status_code, str(error.detail))
+        return error_response(RequestError(message, status=error.status_code, headers=error.headers))
+
+
+def error_response(error: RequestError) -> JSONResponse:
+    """An error in OpenAI's shape."""
+    return JSONResponse(error.body, error.status, headers=error.headers)
+
+
+class Gate:
+    """The ASGI application before the routes. Checks what every request has to pass, and counts those that are inside.
+
+    An exception that no route expected becomes an answer with status 500, and one line for the operator that holds
+    nothing of the request.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, tell: Callable[[str], None]) -> None:
+        self._app = app
+        self._service = service
+        self._tell = tell
+        self._key = _digest(service.config.api_key)
+        self.num_inside = 0
+        """Requests for answers that are not answered yet."""
+        self.is_empty = asyncio.Event()
+        """There are none."""
+        self.is_empty.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it to the routes."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"unexpected ASGI scope: {scope['type']}")
+        is_begun = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal is_begun
+            if message["type"] == "http.response.start":
+                is_begun = True
+                if message["status"] >= 400:
+                    self._service.metrics.refused(message["status"])
+            await send(message)
+
+        counts = scope["method"] == "POST"
+        self._count(counts)
+        try:
+            self._check(scope)
+            await self._app(scope, self._limited(receive), send_on)
+        except RequestError as error:
+            await error_response(error)(scope, receive, send_on)
+        except Exception as error:  # noqa: BLE001 - told here; uvicorn would print the message, which may be of a request
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self._tell(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
+            if not is_begun:
+                await error_response(RequestError("internal error", status=500))(scope, receive, send_on)
+        finally:
+            self._count(-counts)
+
+    def _count(self, number: int) -> None:
+        self.num_inside += number
+        if self.num_inside:
+            self.is_empty.clear()
+        else:
+            self.is_empty.set()
+
+    def _check(self, scope: Scope) -> None:
+        headers = {name: value for name, value in scope["headers"] if name in (b"authorization", b"content-length")}
+        if self._key is not None and scope["path"] not in OPEN:
+            kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+            if kind.lower() != b"bearer" or not hmac.compare_digest(_digest(key.strip()) or b"", self._key):
+                message = "the API key is missing or wrong: Authorization: Bearer KEY"
+                challenge = {"WWW-Authenticate": "Bearer"}
+                raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
+        if self._service.is_closing and scope["method"] == "POST":
+            raise closing_error()
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > self._service.config.max_body_bytes:
+            raise self._too_large()
+
+    def _limited(self, receive: Receive) -> Receive:
+        """`receive`, which raises once the body is larger than allowed."""
+        num_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > self._service.config.max_body_bytes:
+                error = self._too_large()
+                raise HTTPException(error.status, error.message, error.headers)  # FastAPI lets no other one pass
+            return message
+
+        return limited
+
+    def _too_large(self) -> RequestError:
+        limit = self._service.config.max_body_bytes
+        return RequestError(f"the body is larger than {limit} bytes", status=413, headers={"Connection": "close"})
+
+
+def _digest(key: str | bytes | None) -> bytes | None:
+    """Of equal length for all keys, so that comparing them says nothing about theirs."""
+    if key is None:
+        return None
+    return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()

@@ -1,0 +1,393 @@
+"""Request bodies of OpenAI's protocol: their fields, and what they ask of the engine. Pure: nothing here waits.
+
+Every field is known by name. One that is supported has its effect; one that cannot change an answer (`user`) is taken
+and dropped; one that would change it and is not supported (`tools`) is refused unless its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from amusd.config import DecodingConfig, SamplingParams
+from amusd.engine import Prompt
+from amusd.errors import ConfigError
+from amusd.settings import nearest, shown
+from amusd.types import Mode
+
+MAX_LOGPROBS = 20
+"""Alternatives of one token that can be asked for."""
+MAX_CHOICES = 128
+COMPLETION_TOKENS = 16
+"""Tokens of a completion that names no number, as in OpenAI's protocol."""
+_RANDOM_SEEDS = 1 << 31
+"""A seed that was drawn is below this, so that every JSON reader keeps it exact."""
+_SEED_MASK = (1 << 63) - 1
+
+
+class RequestError(Exception):
+    """What is wrong with a request, for the client: `message` names the field, `param` is its path."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.status = status
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        if self.status == 429:
+            kind = "rate_limit_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _unless(*neutral: Any) -> BeforeValidator:
+    """Refuse a field by name, unless its value asks for nothing: null, or one of these."""
+
+    def check(value: Any) -> None:
+        if value is not None and value not in neutral:
+            raise PydanticCustomError("unsupported_parameter", "is not supported by this server")
+
+    return BeforeValidator(check, json_schema_input_type=None)
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class TextPart(_Fields):
+    """One part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            message = "parts of type '{kind}' are not supported by this server, only 'text'"
+            raise PydanticCustomError("unsupported_parameter", message, {"kind": shown(kind)})
+        return value
+
+
+class Message(_Fields):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: Annotated[None, _unless()] = None
+    refusal: Annotated[None, _unless("")] = None
+    annotations: Annotated[None, _unless([])] = None
+    audio: Annotated[None, _unless()] = None
+    function_call: Annotated[None, _unless()] = None
+    tool_calls: Annotated[None, _unless([])] = None
+
+    def turn(self) -> dict[str, str]:
+        """For the chat template, which knows no developers; text parts are separated by a line break."""
+        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(_Fields):
+    """What a stream has besides its pieces."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Taken and dropped: no padding is sent."""
+
+
+class _Request(_Fields):
+    """The fields that both endpoints have."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, description="0 or -1: all tokens.")
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, description="Biases by token id."
+    )
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    mode: Mode | None = Field(default=None, strict=False)
+    num_speculative_tokens: int | None = Field(default=None, ge=1)
+    token_sources: bool | None = Field(default=None, description="Say of each token who proposed it.")
+    # Taken and dropped: they cannot change an answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: Annotated[None, _unless("auto", "default")] = None
+    store: Annotated[None, _unless(False)] = None
+
+
+class ChatRequest(_Request):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    parallel_tool_calls: bool | None = Field(default=None, description="Taken and dropped: there are no tools.")
+    audio: Annotated[None, _unless()] = None
+    function_call: Annotated[None, _unless("none")] = None
+    functions: Annotated[None, _unless([])] = None
+    modalities: Annotated[None, _unless(["text"])] = None
+    prediction: Annotated[None, _unless()] = None
+    reasoning_effort: Annotated[None, _unless()] = None
+    response_format: Annotated[None, _unless({"type": "text"})] = None
+    tool_choice: Annotated[None, _unless("none", "auto")] = None
+    tools: Annotated[None, _unless([])] = None
+    verbosity: Annotated[None, _unless()] = None
+    web_search_options: Annotated[None, _unless()] = None
+
+
+_TokenIds: TypeAlias = list[Annotated[int, Field(ge=0)]]
+
+
+class CompletionRequest(_Request):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | _TokenIds | list[_TokenIds]
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    best_of: Annotated[None, _unless(1)] = None
+    suffix: Annotated[None, _unless("")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the engine is to do for one request."""
+
+    prompts: tuple[Prompt, ...]
+    is_chat: bool
+    params: SamplingParams
+    """Of the first choice; the next one has the next seed."""
+    num_choices: int
+    """For each prompt."""
+    decoding: DecodingConfig
+    generates: bool = True
+    """False: only the prompt is wanted back."""
+    streams: bool = False
+    includes_usage: bool = False
+    """A stream ends with one more chunk."""
+    top_logprobs: int | None = None
+    """Alternatives that are told of each token; None: no log-probabilities either."""
+    token_sources: bool = False
+    echo: bool = False
+
+    @property
+    def num_answers(self) -> int:
+        """Answers that the engine is asked for."""
+        return len(self.prompts) * self.num_choices * self.generates
+
+    def params_of(self, choice: int) -> SamplingParams:
+        """The parameters of a prompt's choice, from 0."""
+        return replace(self.params, seed=(self.params.seed + choice) & _SEED_MASK)
+
+
+def plan_chat(request: ChatRequest, decoding: DecodingConfig, limits: Limits) -> Plan:
+    """What a chat request asks for. Raises `RequestError`."""
+    if None not in (request.max_tokens, request.max_completion_tokens) and (
+        request.max_tokens != request.max_completion_tokens
+    ):
+        raise RequestError("max_tokens: differs from max_completion_tokens, its other name", param="max_tokens")
+    if request.max_tokens == 0:
+        raise RequestError("max_tokens: must be at least 1", param="max_tokens")
+    if request.top_logprobs and not request.logprobs:
+        raise RequestError("top_logprobs: needs logprobs=true", param="top_logprobs")
+    max_tokens = request.max_completion_tokens or request.max_tokens or limits.max_length
+    top_logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    return _plan(
+        request,
+        decoding,
+        limits,
+        prompts=([message.turn() for message in request.messages],),
+        is_chat=True,
+        max_tokens=max_tokens,
+        top_logprobs=top_logprobs,
+    )
+
+
+def plan_completion(request: CompletionRequest, decoding: DecodingConfig, limits: Limits) -> Plan:
+    """What a completion request asks for. Raises `RequestError`."""
+    prompts = _prompts(request.prompt)
+    max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if max_tokens == 0 and not request.echo:
+        raise RequestError("max_tokens: must be at least 1, or 0 with echo=true", param="max_tokens")
+    if request.echo and request.token_sources:
+        raise RequestError("token_sources: not with echo=true", param="token_sources")
+    return _plan(
+        request,
+        decoding,
+        limits,
+        prompts=prompts,
+        is_chat=False,
+        max_tokens=max_tokens,
+        top_logprobs=request.logprobs,
+        echo=bool(request.echo),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the engine can take."""
+
+    max_length: int
+    """Tokens of prompt and answer together."""
+    max_speculative_tokens: int
+    """Candidates that fit into one verification."""
+
+
+def _plan(
+    request: ChatRequest | CompletionRequest,
+    decoding: DecodingConfig,
+    limits: Limits,
+    *,
+    prompts: tuple[Prompt, ...],
+    is_chat: bool,
+    max_tokens: int,
+    top_logprobs: int | None,
+    echo: bool = False,
+) -> Plan:
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options: needs stream=true", param="stream_options")
+    given: dict[str, Any] = {
+        "max_new_tokens": max(max_tokens, 1),
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "top_p": request.top_p,
+        "top_k": None if request.top_k is None else max(request.top_k, 0),
+        "min_p": request.min_p,
+        "presence_penalty": request.presence_penalty,
+        "repetition_penalty": request.repetition_penalty,
+        "logit_bias": _biases(request.logit_bias),
+        "seed": secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & _SEED_MASK,
+        "stop": (request.stop,) if isinstance(request.stop, str) else request.stop,
+        "ignore_eos": request.ignore_eos,
+        "logprobs": top_logprobs is not None,
+    }
+    if request.frequency_penalty:
+        raise RequestError("frequency_penalty: is not supported by this server", param="frequency_penalty")
+    try:
+        params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        decoding = _decoding(request, decoding, limits)
+    except ConfigError as error:
+        raise config_error(error) from None
+    return Plan(
+        prompts=prompts,
+        is_chat=is_chat,
+        params=params,
+        num_choices=request.n or 1,
+        decoding=decoding,
+        generates=max_tokens > 0,
+        streams=bool(request.stream),
+        includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        top_logprobs=top_logprobs,
+        token_sources=bool(request.token_sources),
+        echo=echo,
+    )
+
+
+def _decoding(request: _Request, decoding: DecodingConfig, limits: Limits) -> DecodingConfig:
+    if request.mode is not None:
+        decoding = replace(decoding, mode=request.mode)
+    number = request.num_speculative_tokens
+    if number is not None:
+        if number > limits.max_speculative_tokens:
+            raise ConfigError(f"num_speculative_tokens={number}: this server takes {limits.max_speculative_tokens}")
+        decoding = replace(decoding, num_speculative_tokens=number)
+    return decoding
+
+
+def _prompts(prompt: Any) -> tuple[Prompt, ...]:
+    """Each prompt of a completion request."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise RequestError("prompt: is empty", param="prompt")
+    return (prompt,) if isinstance(prompt[0], int) else tuple(prompt)
+
+
+def _biases(biases: Mapping[str, float] | None) -> dict[int, float] | None:
+    for token_id in biases or ():
+        if re.fullmatch(r"\d{1,9}", token_id, re.ASCII) is None:
+            raise RequestError("logit_bias: the keys must be token ids", param="logit_bias")
+    return None if biases is None else {int(token_id): bias for token_id, bias in biases.items()}
+
+
+_FIELD_OF = {"max_new_tokens": "max_tokens"}
+"""The protocol's name of what a setting is called here."""
+
+
+def config_error(error: ConfigError, param: str | None = None) -> RequestError:
+    """The client's mistake that the engine has found, which begins its message with the key; `param` if it does not."""
+    message = str(error).removeprefix("sampling.")
+    found = re.match(r"(\w+)(?==|: )", message)
+    if found is not None and param is None:
+        param = _FIELD_OF.get(found[1], found[1])
+    return RequestError(message, param=param)
+
+
+def validation_error(errors: Sequence[Mapping[str, Any]], fields: Callable[[], Sequence[str]]) -> RequestError:
+    """The first mistake that pydantic has found in a body, in OpenAI's terms. `fields`: names that the body may have.
+
+    Messages never hold a value of the request.
+    """
+    first = errors[0]
+    param = _path(first["loc"])
+    if first["type"] == "json_invalid":
+        return RequestError(f"the body is not JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}")
+    if param is None:
+        return RequestError("the body must be a JSON object, sent as Content-Type: application/json")
+    if first["type"] == "extra_forbidden":
+        name = shown(param)
+        message = f"unrecognized request argument: {name}{nearest(name, fields())}"
+        return RequestError(message, param=name, code="unknown_parameter")
+    if first["type"] == "missing":
+        return RequestError(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
+    own = [error for error in errors if _path(error["loc"]) == param]
+    refusal = next((error for error in own if error["type"] == "unsupported_parameter"), None)
+    if refusal is not None:
+        return RequestError(f"{param}: {refusal['msg']}", param=param, code="unsupported_parameter")
+    reasons = dict.fromkeys(error["msg"].removeprefix("Input should be ") for error in own)
+    return RequestError(f"{param}: should be {' or '.join(reasons)}", param=param, code="invalid_value")
+
+
+def _path(location: Sequence[str | int]) -> str | None:
+    """The field in a body, dotted; what pydantic adds for the members of a union is left out. None: the body itself."""
+    parts: list[str] = []
+    for part in location[1:]:
+        if isinstance(part, str) and (part in ("str", "int", "float", "bool") or not part.isidentifier()) and parts:
+            break
+        if isinstance(part, str) and part[:1].isupper() and parts:
+            break
+        parts.append(str(part))
+    return ".".join(parts) or None

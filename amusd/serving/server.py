@@ -1,0 +1,177 @@
+"""The server itself: the socket, uvicorn, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import PurePath
+
+import uvicorn
+
+import amusd
+from amusd.async_engine import AsyncEngine
+from amusd.config import EngineConfig, RunConfig
+from amusd.engine import Engine
+from amusd.errors import ConfigError
+from amusd.serving.app import Gate, make_app
+from amusd.serving.requests import Limits
+from amusd.serving.service import Service
+from amusd.settings import to_mapping
+
+_END_SECONDS = 1.0
+"""How long requests may take to end whose answers were ended."""
+
+
+def run_server(config: RunConfig, connect: Callable[[EngineConfig], Engine], tell: Callable[[str], None]) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP; for the main thread. A second signal is answered as it was before.
+
+    `connect` makes the engine, and is called in the engine's own thread. `tell` gets the lines for the operator. Raises
+    `ConfigError` for an address that cannot be had, before anything is loaded, and what `connect` raises.
+    """
+    with closing(listener(config.serve.host, config.serve.port)) as own:
+        asyncio.run(_serve(config, connect, tell, own))
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that is bound, and does not listen yet. Raises `ConfigError`."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        own = socket.socket(family, kind, protocol)
+        try:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind(address)
+        except BaseException:
+            own.close()
+            raise
+    except socket.gaierror as error:
+        raise ConfigError(f"serve.host={host}: {error.strerror}") from None
+    except OSError as error:
+        raise ConfigError(f"serve.port={port}: cannot be used at {host} ({error.strerror})") from None
+    return own
+
+
+async def _serve(
+    config: RunConfig, connect: Callable[[EngineConfig], Engine], tell: Callable[[str], None], own: socket.socket
+) -> None:
+    settings = config.engine_for("serve")
+    async with AsyncEngine(lambda: connect(settings)) as engine:
+        service = Service(
+            engine,
+            config.serve,
+            model=config.serve.model_name or model_name(settings),
+            fingerprint=fingerprint(settings),
+            decoding=config.decoding(),
+            limits=Limits(
+                max_length=engine.engine.worker.model.max_length,
+                max_speculative_tokens=settings.max_verify_width - 1,
+            ),
+        )
+        gate = Gate(make_app(service), service, tell)
+        server = _Server(gate, lambda: tell(f"serving {service.model} at {url(own)}"))
+        with _first_signal() as signalled:
+            serving = asyncio.ensure_future(server.serve([own]))
+            waiting = asyncio.ensure_future(signalled.wait())
+            await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+            await _drain(gate, service, config.serve.shutdown_seconds, tell)
+            server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without signals of its own and without lines of its own."""
+
+    def __init__(self, gate: Gate, tell_started: Callable[[], None]) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # `Gate` tells what went wrong
+        super().__init__(
+            uvicorn.Config(
+                gate,
+                access_log=False,
+                http="h11",
+                lifespan="off",
+                log_config=None,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=1,  # for what is no answer: pages that watch
+                ws="none",
+            )
+        )
+        self._tell_started = tell_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self._tell_started()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals alone."""
+        yield
+
+
+async def _drain(gate: Gate, service: Service, seconds: float, tell: Callable[[str], None]) -> None:
+    """Refuse new requests, and wait for those that are being answered; end them after so many seconds."""
+    service.is_closing = True
+    if gate.num_inside:
+        tell(f"ending: no new requests; {gate.num_inside} are being answered, for {seconds:g} s at most")
+    await _wait(gate.is_empty, seconds)
+    if gate.num_inside:
+        tell(f"serve.shutdown_seconds={seconds:g}: {gate.num_inside} requests were cut off")
+        await service.engine.aclose()
+        await _wait(gate.is_empty, _END_SECONDS)  # they tell their clients
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+@contextmanager
+def _first_signal() -> Iterator[asyncio.Event]:
+    """An event that the first signal sets; from then on signals are answered as they were before."""
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+    def on_signal() -> None:
+        restore()
+        event.set()
+
+    for number in before:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield event
+    finally:
+        restore()
+
+
+def url(own: socket.socket) -> str:
+    """Where a browser on this machine finds the server."""
+    host, port = own.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def model_name(config: EngineConfig) -> str:
+    """What clients call the model: the hub's name or the folder's of a checkpoint, else the kind of the target."""
+    name = config.target.model
+    if config.target.kind != "hf" or name is None:
+        return str(config.target.kind)
+    return PurePath(name).name if PurePath(name).is_absolute() else name
+
+
+def fingerprint(config: EngineConfig) -> str:
+    """`system_fingerprint`: equal for two servers exactly if the same seed gives the same answer, as far as known."""
+    facts = {"amusd": amusd.__version__, "verify_width": config.verify_width, "target": to_mapping(config.target)}
+    return f"fp_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
