@@ -42,6 +42,7 @@ IMPORTED = (
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.tokenization_utils_tokenizers",
     "amusd.commands.run",
+    "amusd.serving.server",
     "amusd.runtime.startup",
     "launch.run",
     "launch.jobs",

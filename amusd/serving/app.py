@@ -132,7 +132,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service, tell: Callable[[str], None]) -> None:
         self._app = app
-        self._service = service
+        self.service = service
         self._tell = tell
         self._key = _digest(service.config.api_key)
         self.num_inside = 0
@@ -152,7 +152,7 @@ class Gate:
             if message["type"] == "http.response.start":
                 is_begun = True
                 if message["status"] >= 400:
-                    self._service.metrics.refused(message["status"])
+                    self.service.metrics.refused(message["status"])
             await send(message)
 
         counts = scope["method"] == "POST"
@@ -185,10 +185,10 @@ class Gate:
                 message = "the API key is missing or wrong: Authorization: Bearer KEY"
                 challenge = {"WWW-Authenticate": "Bearer"}
                 raise RequestError(message, status=401, code="invalid_api_key", headers=challenge)
-        if self._service.is_closing and scope["method"] == "POST":
+        if self.service.is_closing and scope["method"] == "POST":
             raise closing_error()
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > self._service.config.max_body_bytes:
+        if length.isdigit() and int(length[:20]) > self.service.config.max_body_bytes:
             raise self._too_large()
 
     def _limited(self, receive: Receive) -> Receive:
@@ -199,7 +199,7 @@ class Gate:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > self._service.config.max_body_bytes:
+            if num_bytes > self.service.config.max_body_bytes:
                 error = self._too_large()
                 raise HTTPException(error.status, error.message, error.headers)  # FastAPI lets no other one pass
             return message
@@ -207,7 +207,7 @@ class Gate:
         return limited
 
     def _too_large(self) -> RequestError:
-        limit = self._service.config.max_body_bytes
+        limit = self.service.config.max_body_bytes
         return RequestError(f"the body is larger than {limit} bytes", status=413, headers={"Connection": "close"})
 
 

@@ -56,7 +56,13 @@ class RequestError(Exception):
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         if self.status == 429:
             kind = "rate_limit_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _encodable(self.param)
+        return {"error": {"message": _encodable(self.message), "type": kind, "param": param, "code": self.code}}
+
+
+def _encodable(text: str) -> str:
+    """Half of a surrogate pair, which a name of the client's may hold, becomes a question mark."""
+    return text.encode(errors="replace").decode()
 
 
 def _unless(*neutral: Any) -> BeforeValidator:
@@ -366,7 +372,9 @@ def validation_error(errors: Sequence[Mapping[str, Any]], fields: Callable[[], S
     if first["type"] == "json_invalid":
         return RequestError(f"the body is not JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}")
     if param is None:
-        return RequestError("the body must be a JSON object, sent as Content-Type: application/json")
+        is_object = first["type"] not in ("missing", "model_attributes_type", "model_type")
+        need = "the body must be a JSON object, sent as Content-Type: application/json"
+        return RequestError(f"the body: {first['msg']}" if is_object else need)
     if first["type"] == "extra_forbidden":
         name = shown(param)
         message = f"unrecognized request argument: {name}{nearest(name, fields())}"

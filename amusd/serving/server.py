@@ -63,29 +63,33 @@ async def _serve(
 ) -> None:
     settings = config.engine_for("serve")
     async with AsyncEngine(lambda: connect(settings)) as engine:
-        service = Service(
-            engine,
-            config.serve,
-            model=config.serve.model_name or model_name(settings),
-            fingerprint=fingerprint(settings),
-            decoding=config.decoding(),
-            limits=Limits(
-                max_length=engine.engine.worker.model.max_length,
-                max_speculative_tokens=settings.max_verify_width - 1,
-            ),
-        )
+        service = make_service(engine, config, settings)
         gate = Gate(make_app(service), service, tell)
-        server = _Server(gate, lambda: tell(f"serving {service.model} at {url(own)}"))
+        server = HttpServer(gate, lambda: tell(f"serving {service.model} at {url(own)}"))
         with _first_signal() as signalled:
             serving = asyncio.ensure_future(server.serve([own]))
             waiting = asyncio.ensure_future(signalled.wait())
             await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-            await _drain(gate, service, config.serve.shutdown_seconds, tell)
+            await drain(gate, config.serve.shutdown_seconds, tell)
             server.should_exit = True
             await serving
 
 
-class _Server(uvicorn.Server):
+def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig) -> Service:
+    """What answers requests with an engine that was made from `settings`."""
+    return Service(
+        engine,
+        config.serve,
+        model=config.serve.model_name or model_name(settings),
+        fingerprint=fingerprint(settings),
+        decoding=config.decoding(),
+        limits=Limits(
+            max_length=engine.engine.worker.model.max_length, max_speculative_tokens=settings.max_verify_width - 1
+        ),
+    )
+
+
+class HttpServer(uvicorn.Server):
     """Uvicorn without signals of its own and without lines of its own."""
 
     def __init__(self, gate: Gate, tell_started: Callable[[], None]) -> None:
@@ -116,15 +120,15 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _drain(gate: Gate, service: Service, seconds: float, tell: Callable[[str], None]) -> None:
+async def drain(gate: Gate, seconds: float, tell: Callable[[str], None]) -> None:
     """Refuse new requests, and wait for those that are being answered; end them after so many seconds."""
-    service.is_closing = True
+    gate.service.is_closing = True
     if gate.num_inside:
         tell(f"ending: no new requests; {gate.num_inside} are being answered, for {seconds:g} s at most")
     await _wait(gate.is_empty, seconds)
     if gate.num_inside:
         tell(f"serve.shutdown_seconds={seconds:g}: {gate.num_inside} requests were cut off")
-        await service.engine.aclose()
+        await gate.service.engine.aclose()
         await _wait(gate.is_empty, _END_SECONDS)  # they tell their clients
 
 

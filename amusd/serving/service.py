@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from amusd.answer import Generation, Token
 from amusd.async_engine import AsyncAnswer, AsyncEngine
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
+from amusd.engine import Prompt
 from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import Limits, Plan, RequestError, config_error
@@ -217,7 +218,7 @@ class _Request:
             raise self._service.error_of(error, self._plan) from error
         answers: list[tuple[list[Token], Generation | None]] = [
             (tokens[index], answer.generation) for index, answer in enumerate(self._answers)
-        ]
+        ] or [([], None) for _ in self._echoes]
         document = self._writer.whole(self._num_prompt_tokens, answers, self._echoes)
         self._service.metrics.ended(self._began)
         return JSONResponse(document)
@@ -241,7 +242,7 @@ class _Request:
                 self._answers = [
                     engine.stream(prompt, plan.params_of(choice), decoding=plan.decoding)
                     for prompt in prompts
-                    for choice in range(plan.num_choices)
+                    for choice in range(plan.num_choices if plan.generates else 0)
                 ]
                 for answer in self._answers:
                     await answer.submit()
@@ -249,7 +250,15 @@ class _Request:
         except Exception as error:
             raise self._service.error_of(error, plan) from error
         self._num_prompt_tokens = sum(map(len, prompts))
+        if plan.echo:
+            echoes = [await self._echo(*both) for both in zip(plan.prompts, prompts, strict=True)]
+            self._echoes = [echo for echo in echoes for _ in range(plan.num_choices)]
         self._service.metrics.begun(self._num_prompt_tokens)
+
+    async def _echo(self, prompt: Prompt, token_ids: tuple[int, ...]) -> PromptText:
+        tokenizer = self._service.engine.engine.tokenizer
+        text = prompt if isinstance(prompt, str) else await asyncio.to_thread(tokenizer.decode, token_ids)
+        return PromptText(text, token_ids)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         writer = self._writer
@@ -265,6 +274,9 @@ class _Request:
                             documents.append(piece)
                     if documents:
                         yield b"".join(map(event, documents))
+            if not self._plan.generates:
+                closings = [writer.closing(index, None) for index in range(len(self._echoes))]
+                yield b"".join(event(document) for closing in closings for document in closing)
             self._service.metrics.ended(self._began)
             if self._plan.includes_usage:
                 generations = [answer.generation for answer in self._answers]

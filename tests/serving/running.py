@@ -1,0 +1,121 @@
+"""A server in this process, over an engine of table models: real sockets, no signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from openai import OpenAI
+from runtime.pair import VOCAB_SIZE, KeepingRecorder, paced_model
+
+from amusd.async_engine import AsyncEngine
+from amusd.config import RunConfig, ServeConfig
+from amusd.engine import Engine
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.target_worker import TargetWorker
+from amusd.serving.app import Gate, make_app
+from amusd.serving.server import HttpServer, drain, listener, make_service, url
+from amusd.testing.table import TableTokenizer
+
+MODEL = "table"
+TEXT = "dbebf"
+"""The prompt whose ids are `runtime.pair.PROMPT`."""
+SECONDS = 60.0
+
+
+@dataclass
+class Running:
+    """A server that answers."""
+
+    url: str
+    gate: Gate
+    engine: Engine
+    http: httpx.Client
+    lines: list[str] = field(default_factory=list)
+    """What it told its operator."""
+
+    @property
+    def num_at_work(self) -> int:
+        return len(self.engine.worker._slots_in_use)
+
+    def client(self, **options: Any) -> OpenAI:
+        """OpenAI's own client. Close it, or use `with`."""
+        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, "timeout": SECONDS, **options})
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.http.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.http.get(path, **options)
+
+    def chat(self, **fields: Any) -> dict[str, Any]:
+        """The body of a chat request."""
+        return {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "temperature": 0, **fields}
+
+    def figures(self) -> dict[str, float]:
+        """What `/metrics` shows, by name and labels other than the server's."""
+        found = {}
+        for line in self.get("/metrics").text.splitlines():
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                found[name.replace('engine="0",', "").replace(f'model_name="{MODEL}"', "")] = float(value)
+        return found
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The documents of a stream, which is whole."""
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def plain_engine(max_num_seqs: int = 4, pass_seconds: float = 0.0, eos_token_id: int | None = None) -> Engine:
+    recorder = KeepingRecorder("target")
+    client = DraftClient(recorder, VOCAB_SIZE)
+    worker = TargetWorker(paced_model(pass_seconds), recorder, client, max_num_seqs)
+    return Engine(worker, TableTokenizer(VOCAB_SIZE, eos_token_id))
+
+
+@contextmanager
+def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
+    """A server in a thread, until the block is left; `settings` are keys of `serve` and of the whole configuration."""
+    names = ServeConfig.__dataclass_fields__
+    serve = {name: settings.pop(name) for name in tuple(settings) if name in names}
+    config = RunConfig(serve=ServeConfig(port=0, model_name=MODEL, **serve), **settings)
+    started, lines = threading.Event(), []  # type: ignore[var-annotated]
+    found: list[Any] = []
+
+    async def live() -> None:
+        with closing(listener("127.0.0.1", 0)) as own:
+            async with AsyncEngine(lambda: engine) as asynchronous:
+                service = make_service(asynchronous, config, config.engine_for("serve"))
+                gate = Gate(make_app(service), service, lines.append)
+                server = HttpServer(gate, started.set)
+                over = asyncio.Event()
+                at = url(own)
+                http = httpx.Client(base_url=at, timeout=SECONDS)
+                found.extend((Running(at, gate, engine, http, lines), asyncio.get_running_loop(), over))
+                serving = asyncio.ensure_future(server.serve([own]))
+                await over.wait()
+                await drain(gate, config.serve.shutdown_seconds, lines.append)
+                server.should_exit = True
+                await serving
+
+    thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
+    thread.start()
+    assert started.wait(SECONDS)
+    running, loop, over = found
+    try:
+        with running.http:
+            yield running
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "the server did not end"

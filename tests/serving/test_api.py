@@ -1,0 +1,334 @@
+"""OpenAI's own client against the server, and what its protocol says of streams, choices, usage and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI, RateLimitError
+from runtime.pair import PROMPT, oracle, pair, reference
+from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving
+
+from amusd.drafters.oracle import right_with_probability
+from amusd.testing.table import TableTokenizer
+from amusd.types import Mode
+
+LONG = 300
+"""Tokens of an answer that is not to end by itself."""
+USER: Any = {"role": "user", "content": TEXT}
+ANSWER = TableTokenizer(50).decode(reference(LONG)[len(PROMPT) :])
+"""Plain decoding's."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    """With a draft that is right nine times of ten, so that blocks of several tokens are accepted."""
+    factories = {"oracle": oracle(LONG, right_with_probability(0.9, 1))}
+    with pair(factories, max_num_seqs=4, pass_seconds=0.001) as (engine, _), serving(engine) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Running) -> Iterator[OpenAI]:
+    with server.client() as found:
+        yield found
+
+
+def test_a_chat_answer_is_one_object_with_its_usage(client: OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=[USER], max_tokens=20, temperature=0)
+    assert (answer.object, answer.model) == ("chat.completion", MODEL)
+    assert answer.id.startswith("chatcmpl-")
+    assert answer.system_fingerprint
+    (choice,) = answer.choices
+    assert (choice.index, choice.finish_reason, choice.message.role) == (0, "length", "assistant")
+    assert choice.message.content == ANSWER[:20]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 20, 25)
+    decoding = answer.usage.model_extra["metrics"]["speculative_decoding"]  # type: ignore[index]
+    assert 0 < decoding["num_accepted_draft_tokens"] <= decoding["num_draft_tokens"]
+
+
+def test_a_chat_stream_has_a_role_its_text_an_end_and_its_usage(server: Running, client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model=MODEL, messages=[USER], max_tokens=40, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    first, *pieces, last, count = list(stream)
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == ANSWER[:40]
+    assert all(piece.choices[0].delta.content for piece in pieces)  # none without text
+    assert len(pieces) < 40  # tokens that a pass brought together are sent together
+    assert [piece.choices[0].finish_reason for piece in (first, *pieces, last)] == [None] * (1 + len(pieces)) + [
+        "length"
+    ]
+    assert count.choices == []
+    assert count.usage is not None
+    assert (count.usage.prompt_tokens, count.usage.completion_tokens) == (5, 40)
+    assert len({chunk.id for chunk in (first, *pieces, last, count)}) == 1
+    assert {chunk.object for chunk in (first, *pieces, last, count)} == {"chat.completion.chunk"}
+    raw = server.post("/v1/chat/completions", server.chat(max_tokens=5, stream=True))
+    assert raw.headers["content-type"].startswith("text/event-stream")
+    assert all("usage" not in chunk for chunk in events(raw))
+
+
+def test_a_completion_is_of_one_prompt_or_of_several_as_text_or_as_token_ids(server: Running, client: OpenAI) -> None:
+    prompts: list[Any] = [TEXT, [TEXT], list(PROMPT), [list(PROMPT)], [TEXT, TEXT], [list(PROMPT)] * 2]
+    for prompt in prompts:
+        answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=9, temperature=0)
+        number = 2 if prompt in prompts[-2:] else 1
+        assert answer.object == "text_completion"
+        assert answer.id.startswith("cmpl-")
+        assert [choice.text for choice in answer.choices] == [ANSWER[:9]] * number
+        assert [choice.index for choice in answer.choices] == [*range(number)]
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5 * number, 9 * number)
+    stream = client.completions.create(model=MODEL, prompt=prompts[-1], max_tokens=9, temperature=0, stream=True)
+    texts, ends = ["", ""], []
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            ends += [choice.index] if choice.finish_reason else []
+    assert texts == [ANSWER[:9]] * 2
+    assert sorted(ends) == [0, 1]
+    assert client.completions.create(model=MODEL, prompt=TEXT, temperature=0).usage.completion_tokens == 16  # type: ignore[union-attr]
+
+
+def test_echo_puts_the_prompt_before_the_answer(client: OpenAI) -> None:
+    for prompt in (TEXT, list(PROMPT)):
+        answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0, echo=True)
+        assert answer.choices[0].text == TEXT + ANSWER[:4]
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 4
+    stream = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=4, temperature=0, echo=True, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == TEXT + ANSWER[:4]
+    alone = client.completions.create(model=MODEL, prompt=[TEXT, TEXT], max_tokens=0, echo=True, n=2)
+    assert [choice.text for choice in alone.choices] == [TEXT] * 4
+    assert alone.usage is not None
+    assert (alone.usage.prompt_tokens, alone.usage.completion_tokens) == (10, 0)
+    stream = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=0, echo=True, stream=True)
+    assert [chunk.choices[0].finish_reason for chunk in stream] == [None, "length"]
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in Mode])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_before_it_wherever_a_block_lies(
+    server: Running, mode: str, stream: bool
+) -> None:
+    for begin in range(4, 12):  # every place within a block of accepted tokens
+        stop = ANSWER[begin : begin + 3]
+        expected = ANSWER[: ANSWER.index(stop)]
+        fields = server.chat(max_tokens=30, stop=["never this", stop], mode=mode, num_speculative_tokens=5)
+        response = server.post("/v1/chat/completions", {**fields, "stream": stream})
+        if stream:
+            choices = [chunk["choices"][0] for chunk in events(response)]
+            text = "".join(choice["delta"].get("content", "") for choice in choices)
+            reason = choices[-1]["finish_reason"]
+        else:
+            (choice,) = response.json()["choices"]
+            text, reason = choice["message"]["content"], choice["finish_reason"]
+        assert (text, reason) == (expected, "stop")
+
+
+def test_a_stop_string_may_be_one_text(client: OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=30, temperature=0, stop=ANSWER[6:9])
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (ANSWER[:6], "stop")
+
+
+def sampled(client: OpenAI, **options: Any) -> Any:
+    fields = {"temperature": 1.0, "max_tokens": 12, **options}
+    return client.chat.completions.create(model=MODEL, messages=[USER], **fields)
+
+
+def texts(answer: Any) -> list[str]:
+    return [choice.message.content for choice in answer.choices]
+
+
+def test_a_seed_repeats_an_answer_and_the_next_choice_has_the_next_seed(client: OpenAI) -> None:
+    both = sampled(client, seed=7, n=2)
+    assert [choice.index for choice in both.choices] == [0, 1]
+    assert texts(both) == texts(sampled(client, seed=7)) + texts(sampled(client, seed=8))
+    assert texts(both) == texts(sampled(client, seed=7, n=2, extra_body={"mode": "autoregressive"}))
+    assert len({*texts(both)}) == 2
+    assert both.usage.completion_tokens == 24
+    assert both.usage.prompt_tokens == 5
+
+
+def test_a_seed_that_nobody_named_is_told_and_repeats_the_answer(client: OpenAI) -> None:
+    drawn = sampled(client)
+    other = sampled(client)
+    assert drawn.seed != other.seed
+    assert texts(drawn) == texts(sampled(client, seed=drawn.seed))
+    assert texts(sampled(client, seed=-3)) == texts(sampled(client, seed=-3))
+
+
+def test_two_choices_are_streamed_side_by_side(client: OpenAI) -> None:
+    found: dict[int, str] = {0: "", 1: ""}
+    ends: list[int] = []
+    for chunk in sampled(client, seed=7, n=2, stream=True):
+        (choice,) = chunk.choices
+        found[choice.index] += choice.delta.content or ""
+        ends += [choice.index] if choice.finish_reason else []
+    assert [found[0], found[1]] == texts(sampled(client, seed=7, n=2))
+    assert sorted(ends) == [0, 1]
+
+
+def test_log_probabilities_are_of_each_token_of_a_chat(client: OpenAI) -> None:
+    answer = sampled(client, seed=3, logprobs=True)
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content) == texts(answer)[0]
+    assert all(entry.logprob <= 0 and bytes(entry.bytes).decode() == entry.token for entry in content)
+    pieces = [
+        entry
+        for chunk in sampled(client, seed=3, logprobs=True, stream=True)
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content
+    ]
+    assert [(entry.token, entry.logprob) for entry in pieces] == [(entry.token, entry.logprob) for entry in content]
+
+
+def test_log_probabilities_of_a_completion_have_offsets(client: OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=6, temperature=0, logprobs=0)
+    found = answer.choices[0].logprobs
+    assert found is not None
+    assert "".join(found.tokens or ()) == answer.choices[0].text == ANSWER[:6]
+    assert found.text_offset == [*range(6)]
+    assert found.token_logprobs is not None
+    assert all(value is not None and value < 0 for value in found.token_logprobs)
+
+
+def test_biases_and_penalties_have_their_effect(client: OpenAI) -> None:
+    plain = sampled(client, temperature=0, max_tokens=8)
+    biased = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100})
+    assert texts(biased) == ["j" * 8] != texts(plain)
+    penalized = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100}, presence_penalty=2)
+    assert texts(penalized) == ["j" * 8]
+    other = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100}, extra_body={"repetition_penalty": 1e4})
+    assert texts(other) != ["j" * 8]
+
+
+def test_the_end_of_the_context_ends_an_answer(client: OpenAI) -> None:
+    answer = sampled(client, temperature=0, max_tokens=None)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.total_tokens == 400
+
+
+def test_two_clients_at_once_get_what_they_would_get_alone(server: Running) -> None:
+    async def work() -> list[Any]:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            asked = [
+                client.chat.completions.create(
+                    model=MODEL, messages=[USER], max_tokens=30 + number, temperature=number % 2, seed=number
+                )
+                for number in range(8)
+            ]
+            return list(await asyncio.gather(*asked))
+
+    with server.client() as client:
+        alone = [
+            texts(sampled(client, max_tokens=30 + number, temperature=number % 2, seed=number)) for number in range(8)
+        ]
+    assert [texts(answer) for answer in asyncio.run(work())] == alone
+
+
+def test_the_model_its_version_and_the_document_of_the_interface(server: Running, client: OpenAI) -> None:
+    (card,) = client.models.list().data
+    assert (card.id, card.object) == (MODEL, "model")
+    assert client.models.retrieve(MODEL).id == MODEL
+    assert server.get("/version").json()["version"]
+    document = server.get("/openapi.json").json()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert {"messages", "temperature", "mode", "token_sources"} <= set(fields)
+
+
+def test_health_and_figures_say_what_was_done(server: Running, client: OpenAI) -> None:
+    before = server.figures()
+    sampled(client, n=2, max_tokens=10)
+    health = server.get("/health")
+    assert (health.status_code, health.json()["status"], health.json()["draft"]) == (200, "ok", "present")
+    after = server.figures()
+    added = {name: after[name] - before.get(name, 0) for name in after}
+    assert added["vllm:generation_tokens_total{}"] == 20
+    assert added["vllm:prompt_tokens_total{}"] == 5
+    assert added['vllm:request_success_total{finished_reason="length",}'] == 2
+    assert added["vllm:time_to_first_token_seconds_count{}"] == 2
+    assert added["vllm:e2e_request_latency_seconds_count{}"] == 1
+    assert added["vllm:spec_decode_num_accepted_tokens_total{}"] <= added["vllm:spec_decode_num_draft_tokens_total{}"]
+    assert (after["vllm:num_requests_running{}"], after["vllm:num_requests_waiting{}"]) == (0, 0)
+    assert after["amusd:draft_present{}"] == 1
+
+
+def test_the_end_of_sequence_is_a_stop() -> None:
+    with serving(plain_engine(eos_token_id=PROMPT[0]), mode=Mode.AUTOREGRESSIVE) as server, server.client() as client:
+        answer = sampled(client, temperature=0, max_tokens=50, logit_bias={str(PROMPT[0]): 100})
+        assert (texts(answer), answer.choices[0].finish_reason) == ([""], "stop")
+        assert answer.usage.completion_tokens == 1
+        forced = sampled(
+            client, temperature=0, max_tokens=5, logit_bias={str(PROMPT[0]): 100}, extra_body={"ignore_eos": True}
+        )
+        assert forced.choices[0].finish_reason == "length"
+
+
+def test_a_key_is_asked_for_where_there_is_one() -> None:
+    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, api_key="right") as server:
+        for key in ("wrong", "righ", "rights"):
+            with server.client(api_key=key) as client, pytest.raises(AuthenticationError) as refused:
+                client.models.list()
+            assert (refused.value.code, refused.value.status_code) == ("invalid_api_key", 401)
+        assert server.get("/metrics").headers["www-authenticate"] == "Bearer"
+        assert server.get("/openapi.json").status_code == 401
+        assert server.get("/health").status_code == server.get("/version").status_code == 200
+        with server.client(api_key="right") as client:
+            assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
+
+
+def test_a_full_queue_is_told_and_answers_go_on() -> None:
+    engine = plain_engine(max_num_seqs=1, pass_seconds=0.002)
+    with serving(engine, mode=Mode.AUTOREGRESSIVE, max_queue=1) as server, server.client() as client:
+        found: list[list[str]] = []
+
+        def ask() -> None:
+            with server.client() as own:
+                found.append(texts(sampled(own, temperature=0, max_tokens=LONG)))
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while server.get("/health").json()["num_requests_waiting"] < 1:
+            pass
+        health = server.get("/health").json()
+        assert (health["num_requests_running"], health["num_requests_waiting"]) == (1, 1)
+        with pytest.raises(RateLimitError) as refused:
+            sampled(client)
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        assert refused.value.code == "queue_full"
+        for thread in threads:
+            thread.join(SECONDS)
+        assert found == [[ANSWER[:LONG]]] * 2
+        assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
+
+
+def test_an_engine_that_fails_is_told_and_found_by_health() -> None:
+    engine = plain_engine()
+    with serving(engine, mode=Mode.AUTOREGRESSIVE) as server, server.client() as client:
+        model = engine.worker.model
+        forward = model.forward
+
+        def fail(*_arguments: Any, **_options: Any) -> Any:
+            raise RuntimeError("secret: the device is gone")
+
+        model.forward = fail  # type: ignore[method-assign]
+        with pytest.raises(APIStatusError) as failed:
+            sampled(client)
+        assert (failed.value.status_code, failed.value.code) == (500, "engine_failed")
+        health = server.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failing: RuntimeError")
+        stream = server.post("/v1/chat/completions", server.chat(stream=True))
+        assert events(stream)[-1]["error"]["code"] == "engine_failed"
+        assert "secret" not in stream.text + "".join(server.lines)
+        model.forward = forward  # type: ignore[method-assign]
+        assert server.get("/health").status_code == 200
+        assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
