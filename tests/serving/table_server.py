@@ -31,12 +31,15 @@ MAX_TOKENS = 400
 
 
 def main() -> None:
-    from runtime.pair import VOCAB_SIZE, pair
+    from runtime import pair as pairs
 
     from amusd.config import RunConfig, ServeConfig
     from amusd.drafters.autoregressive import AutoregressiveDrafter
     from amusd.serving.server import run_server
     from amusd.testing.table import TableModel
+    from amusd.tracing.recorder import Recorder
+
+    pairs.KeepingRecorder = Recorder  # as in `amusd serve`, which keeps no events
 
     settings: dict[str, Any] = {"port": 0}
     for word in sys.argv[1:]:
@@ -45,9 +48,9 @@ def main() -> None:
     pass_seconds = settings.pop("pass_seconds", 0.0)
 
     def drafter() -> AutoregressiveDrafter:
-        return AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=7, max_length=MAX_TOKENS))
+        return AutoregressiveDrafter(TableModel(pairs.VOCAB_SIZE, seed=7, max_length=MAX_TOKENS))
 
-    with pair({"autoregressive": drafter}, max_num_seqs=ROWS, pass_seconds=pass_seconds) as (engine, _):
+    with pairs.pair({"autoregressive": drafter}, max_num_seqs=ROWS, pass_seconds=pass_seconds) as (engine, _):
         config = RunConfig(serve=ServeConfig(**settings))
         run_server(config, lambda _settings: engine, say)
 
