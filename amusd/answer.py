@@ -9,8 +9,9 @@ import os
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,12 @@ from typing import Any
 from typing_extensions import Self
 
 from amusd.errors import StateError
+from amusd.runtime.prompt_scoring import PromptScoring
 from amusd.runtime.target_sequence import Outcome, Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.types import FinishReason, Mode
+from amusd.types import FinishReason, Mode, TokenSource, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,10 @@ class Token:
     """The text that can be shown now: empty while a character or a possible stop string is incomplete."""
     logprob: float | None = None
     """Log-probability under the target alone, with `SamplingParams.logprobs`."""
+    top_logprobs: TopLogprobs = ()
+    """The most likely tokens in its place under the target alone, with `SamplingParams.top_logprobs`."""
+    source: TokenSource = TokenSource.TARGET
+    """Who was first to say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +58,14 @@ class Generation:
     """Names the answer in the events of both workers."""
     logprobs: tuple[float, ...] = ()
     """Log-probabilities of `token_ids` under the target alone; empty unless `SamplingParams.logprobs`."""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """The most likely tokens in the place of each of `token_ids`; empty unless `SamplingParams.top_logprobs`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The documented JSON, without `run_dir`; `logprobs` only where they were asked for."""
-        logprobs = {"logprobs": list(self.logprobs)} if self.logprobs else {}
+        """The documented JSON, without `run_dir`; `logprobs` and `top_logprobs` only where they were asked for."""
+        logprobs: dict[str, Any] = {"logprobs": list(self.logprobs)} if self.logprobs else {}
+        if self.top_logprobs:
+            logprobs["top_logprobs"] = [[list(pair) for pair in top] for top in self.top_logprobs]
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -67,6 +77,17 @@ class Generation:
             **logprobs,
             "metrics": self.metrics.as_dict(),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely the target takes each token of a prompt behind those before it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    """One for each token; None of the first."""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """The most likely tokens in the place of each, none in that of the first; empty unless asked for."""
 
 
 CLOSE_SECONDS = 60.0
@@ -84,16 +105,27 @@ class Turns:
     def __init__(self, worker: TargetWorker) -> None:
         self._worker = worker
         self._lock = threading.RLock()
-        self._queue: deque[weakref.ref[Answer]] = deque()
+        self._queue: deque[weakref.ref[Job]] = deque()
         """Those that wait for the worker to have room."""
         self._queue_lock = threading.Lock()
-        self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
+        self._at_work: dict[TargetSequence | PromptScoring, weakref.ref[Job]] = {}
         self._in_use = False
         """The thread that has the lock is inside the worker."""
         self._is_closed = False
         self._release: Callable[[], None] | None = None
         """What is left of `close`."""
         self._pid = os.getpid()
+
+    @property
+    def num_running(self) -> int:
+        """Answers at work; for any thread."""
+        return len(self._at_work)
+
+    @property
+    def num_waiting(self) -> int:
+        """Answers that wait for their turn; for any thread."""
+        answers = [reference() for reference in tuple(self._queue)]
+        return sum(answer is not None and not answer.is_over for answer in answers)
 
     def check(self) -> None:
         """Raise `StateError` if the engine is closed, or belongs to the process that this one was forked from."""
@@ -117,7 +149,7 @@ class Turns:
                 self._in_use = False
                 self._finish_closing()
 
-    def enqueue(self, answer: Answer) -> None:
+    def enqueue(self, answer: Job) -> None:
         """Have the answer computed when its turn comes. Idempotent; waits for no pass. Raises as `check` does."""
         self.check()
         with self._queue_lock:
@@ -125,7 +157,7 @@ class Turns:
                 answer.is_queued = True
                 self._queue.append(weakref.ref(answer))
 
-    def advance(self, answer: Answer) -> None:
+    def advance(self, answer: Job) -> None:
         """Unless another thread has just brought `answer` on, compute a step of all answers whose turn it is."""
         with self.alone():
             if not answer.has_news:
@@ -196,7 +228,7 @@ class Turns:
             if answer is None or answer.is_over:
                 continue
             try:
-                self._at_work[self._worker.admit(answer.request, answer.stop)] = reference
+                self._at_work[answer.admit(self._worker)] = reference
             except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
                 answer.fail(error)
 
@@ -225,7 +257,75 @@ class Turns:
             self._worker.end(sequence)
 
 
-class Answer:
+class Job(ABC):
+    """Something that `Turns` has the worker compute."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._error: Exception | None = None
+        self.is_queued = False
+        self.is_over = False
+        """Nothing more will be computed."""
+
+    @property
+    def has_news(self) -> bool:
+        """Something can be read, or it is over."""
+        return self.is_over
+
+    @abstractmethod
+    def admit(self, worker: TargetWorker) -> Any:
+        """Begin it; returns what the worker then has of it. For `Turns`."""
+
+    @abstractmethod
+    def take(self, work: Any) -> None:
+        """Keep what the last step has brought; for `Turns`. What goes wrong is raised where it is read."""
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` where it is read, behind all that can be read before; for `Turns`."""
+        self._error = error
+        self.is_over = True
+
+    def cancel(self) -> None:
+        """End it before another pass over it begins; waits for none. What is there can be read. Idempotent."""
+        self.is_over = True
+        self._turns.end_unwanted(wait=False)
+
+
+class PromptScores(Job):
+    """The scores of a prompt, on their way."""
+
+    def __init__(self, prompt: tuple[int, ...], num_top: int, turns: Turns) -> None:
+        super().__init__(turns)
+        self._prompt = prompt
+        self._num_top = num_top
+        self._found: PromptLogprobs | None = None
+
+    def admit(self, worker: TargetWorker) -> PromptScoring:
+        """See `Job`."""
+        return worker.admit_prompt(self._prompt, self._num_top)
+
+    def take(self, work: PromptScoring) -> None:
+        """See `Job`."""
+        if work.error is not None:
+            self.fail(work.error)
+        elif work.is_over:
+            top_logprobs = ((), *work.top_logprobs) if self._num_top else ()
+            self._found = PromptLogprobs(self._prompt, (None, *work.logprobs), top_logprobs)
+            self.is_over = True
+
+    def result(self) -> PromptLogprobs:
+        """Compute what is left. Raises `StateError` when the engine was closed before, or this cancelled."""
+        self._turns.enqueue(self)
+        while not self.is_over:
+            self._turns.advance(self)
+        if self._error is not None:
+            raise self._error
+        if self._found is None:
+            raise StateError("the prompt is not scored: that was cancelled")
+        return self._found
+
+
+class Answer(Job):
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `close` ends it early.
 
     Nothing is computed before it is queued: with its first token asked for, or with `Engine.submit`.
@@ -236,23 +336,19 @@ class Answer:
         request: Request,
         stop: StopChecker,
         text: AnswerText,
-        make: Callable[[str, tuple[int, ...], tuple[float, ...], Outcome], Generation],
+        make: Callable[[str, Sequence[Token], Outcome], Generation],
         turns: Turns,
     ) -> None:
-        self.request = request
-        self.stop = stop
+        super().__init__(turns)
+        self._request = request
+        self._stop = stop
         self._text = text
         self._make = make
-        self._turns = turns
         self._tokens: list[Token] = []
         self._unread: deque[Token] = deque()
         self._generation: Generation | None = None
-        self._error: Exception | None = None
-        self.is_queued = False
         self.all_tokens_at: float | None = None
         """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
-        self.is_over = False
-        """Nothing more will be computed."""
 
     def __iter__(self) -> Self:
         return self
@@ -306,11 +402,6 @@ class Answer:
         """What has been shown so far."""
         return "".join(token.text for token in self._read)
 
-    def cancel(self) -> None:
-        """End the answer before another pass over it begins; waits for none. What is there can be read. Idempotent."""
-        self.is_over = True
-        self._turns.end_unwanted(wait=False)
-
     def close(self) -> None:
         """End the answer now; the draft is told to forget it. Idempotent."""
         self.is_over = True
@@ -318,26 +409,23 @@ class Answer:
         self._tokens = self._read
         self._unread.clear()
 
-    def take(self, sequence: TargetSequence) -> None:
-        """Keep what the last step has brought; for `Turns`. What goes wrong is raised where the answer is read."""
+    def admit(self, worker: TargetWorker) -> TargetSequence:
+        """See `Job`."""
+        return worker.admit(self._request, self._stop)
+
+    def take(self, work: TargetSequence) -> None:
+        """See `Job`."""
         try:
-            for emission in sequence.take():
+            for emission in work.take():
                 self._take(emission)
-            if not sequence.is_over:
+            if not work.is_over:
                 return
-            if sequence.error is not None:
-                raise sequence.error
-            logprobs = tuple(token.logprob for token in self._tokens if token.logprob is not None)
-            token_ids = tuple(token.token_id for token in self._tokens)
-            self._generation = self._make(self._text.text, token_ids, logprobs, sequence.outcome())
+            if work.error is not None:
+                raise work.error
+            self._generation = self._make(self._text.text, self._tokens, work.outcome())
             self.is_over = True
         except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
             self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Raise `error` where the answer is read, behind its tokens; for `Turns`."""
-        self._error = error
-        self.is_over = True
 
     @property
     def _read(self) -> list[Token]:
@@ -349,7 +437,8 @@ class Answer:
             if emission.finish_reason is not None and index == len(emission.token_ids):
                 text += self._text.finish(emission.finish_reason)
             logprob = emission.logprobs[index - 1] if emission.logprobs else None
-            token = Token(token_id, text, logprob)
+            top_logprobs = emission.top_logprobs[index - 1] if emission.top_logprobs else ()
+            token = Token(token_id, text, logprob, top_logprobs, emission.sources[index - 1])
             self._tokens.append(token)
             self._unread.append(token)
         if emission.finish_reason is not None:

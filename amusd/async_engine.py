@@ -21,7 +21,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from amusd.answer import Answer, Generation, Token
+from amusd.answer import Answer, Generation, Job, PromptLogprobs, PromptScores, Token
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.engine import Engine, Prompt
 from amusd.errors import StateError
@@ -39,7 +39,7 @@ class AsyncEngine:
         self._made: Future[Engine] = Future()
         self._ended: Future[None] = Future()
         self._condition = threading.Condition()
-        self._waiting: list[tuple[asyncio.Future[None], Answer]] = []
+        self._waiting: list[tuple[asyncio.Future[None], Job]] = []
         """Those to wake when there is news of an answer."""
         self._has_work = False
         self._is_closing = False
@@ -73,6 +73,16 @@ class AsyncEngine:
         if self._made.done():
             await asyncio.shield(asyncio.wrap_future(self._ended))
 
+    @property
+    def engine(self) -> Engine:
+        """What the thread computes with: for its `status`, which any thread may read, and its tokenizer.
+
+        Raises `StateError` before it is launched.
+        """
+        if not self._made.done():
+            raise StateError("the engine is not launched: use `async with`, or `await` it")
+        return self._made.result()
+
     async def generate(
         self,
         prompt: Prompt,
@@ -101,21 +111,32 @@ class AsyncEngine:
         """As `Engine.encode`, which takes its time over a long prompt: in another thread."""
         return await asyncio.to_thread(self.engine.encode, prompt, raw=raw)
 
-    @property
-    def engine(self) -> Engine:
-        """The engine in the thread, to be asked what waits for no pass. Raises `StateError` before it is launched."""
-        if not self._made.done():
-            raise StateError("the engine is not launched: use `async with`, or `await` it")
-        return self._made.result()
+    async def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
+        """As `Engine.prompt_logprobs`. Cancelling the task ends it."""
+        scores = await asyncio.to_thread(self._submit_prompt, prompt, top=top, raw=raw)
+        try:
+            await self.await_news(scores)
+        except asyncio.CancelledError:
+            scores.cancel()
+            raise
+        return scores.result()
+
+    def _submit_prompt(self, prompt: Prompt, **options: Any) -> PromptScores:
+        scores = self.engine.submit_prompt(prompt, **options)
+        self._begin_work()
+        return scores
 
     def _submit(self, *request: Any, **options: Any) -> Answer:
         answer = self.engine.submit(*request, **options)
+        self._begin_work()
+        return answer
+
+    def _begin_work(self) -> None:
         with self._condition:
             self._has_work = True
             self._condition.notify()
-        return answer
 
-    async def await_news(self, answer: Answer) -> None:
+    async def await_news(self, answer: Job) -> None:
         """For `AsyncAnswer`: return when a token can be read, or the answer is over.
 
         Raises `StateError` when the engine is closed.
@@ -161,7 +182,7 @@ class AsyncEngine:
             self._has_work = False
             return not self._is_closing
 
-    def _wake(self, concerns: Callable[[Answer], bool], *, is_any_left: bool) -> None:
+    def _wake(self, concerns: Callable[[Job], bool], *, is_any_left: bool) -> None:
         with self._condition:
             self._has_work |= is_any_left
             waiting, self._waiting = self._waiting, []

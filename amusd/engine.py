@@ -15,15 +15,15 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_type_hints, overload
 
 import torch
 from typing_extensions import Self
 
-from amusd.answer import Answer, Generation, Turns
-from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
+from amusd.answer import Answer, Generation, PromptLogprobs, PromptScores, Token, Turns
+from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
 from amusd.errors import ConfigError, StateError
 from amusd.models.embedded_target import Report
 from amusd.models.loading import load_target
@@ -42,7 +42,8 @@ from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, StopChecker
 from amusd.settings import from_mapping, nearest, shown
 from amusd.tracing.recorder import Recorder
-from amusd.types import Mode, Role
+from amusd.tracing.tally import TargetCounts
+from amusd.types import DraftPresence, Mode, Role
 
 T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int] | Conversation
@@ -52,6 +53,22 @@ MAX_PLAIN_ANSWERS = 256
 """Latest answers of plain decoding that are kept for the synthetic drafter."""
 SYNTHETIC = "synthetic"
 """The drafter that has to be told the answer in advance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStatus:
+    """What an engine does now, and what it has done since it was launched. Each figure is read for itself."""
+
+    num_running: int
+    """Answers at work."""
+    num_waiting: int
+    """Answers that wait for one of `max_num_seqs` places."""
+    draft: DraftPresence
+    draft_failure: str | None
+    """Why no draft is used any more; None while there is one, or the next one is looked for."""
+    num_draft_restarts: int
+    """Drafts that took the place of a lost one."""
+    counts: TargetCounts
 
 
 class Engine:
@@ -154,6 +171,20 @@ class Engine:
     def num_draft_restarts(self) -> int:
         """How many drafts took the place of a lost one."""
         return self._worker.client.num_restarts
+
+    @property
+    def status(self) -> EngineStatus:
+        """Figures for a monitor; for any thread, and without waiting for a pass."""
+        client = self._worker.client
+        present = DraftPresence.PRESENT if client.has_draft else DraftPresence.AWAY
+        return EngineStatus(
+            num_running=self._turns.num_running,
+            num_waiting=self._turns.num_waiting,
+            draft=present if self._drafters else DraftPresence.NONE,
+            draft_failure=client.failure,
+            num_draft_restarts=client.num_restarts,
+            counts=replace(self._worker.counts),
+        )
 
     @property
     def draft_pid(self) -> int | None:
@@ -284,6 +315,7 @@ class Engine:
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs,
+            top_logprobs=params.top_logprobs,
             max_silence_seconds=decoding.max_silence_seconds,
             reference=self._plain_answer(prompt_ids, params, decoding) if self._tells_answer(name) else (),
         )
@@ -294,7 +326,8 @@ class Engine:
             push_text=IncrementalDecoder(self._tokenizer).push,
         )
 
-        def make(text: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], outcome: Outcome) -> Generation:
+        def make(text: str, tokens: Sequence[Token], outcome: Outcome) -> Generation:
+            token_ids = tuple(token.token_id for token in tokens)
             if decoding.mode is Mode.AUTOREGRESSIVE:
                 self._keep_plain(prompt_ids, params, token_ids)
             return Generation(
@@ -307,11 +340,30 @@ class Engine:
                 seed=params.seed,
                 metrics=outcome.metrics,
                 sequence_id=outcome.sequence_id,
-                logprobs=logprobs,
+                logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
+                top_logprobs=tuple(token.top_logprobs for token in tokens) if params.top_logprobs else (),
             )
 
         text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)
         return Answer(request, stop, text, make, self._turns)
+
+    def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
+        """How likely the target takes each token of a prompt behind those before it, and the `top` likeliest ones.
+
+        `prompt` and `raw` as of `stream`. Takes its turn among the answers: one chunk of it goes before each of their
+        passes. Raises `ConfigError` as `stream` does, and `StateError` when the engine is closed.
+        """
+        return self.submit_prompt(prompt, top=top, raw=raw).result()
+
+    def submit_prompt(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptScores:
+        """As `prompt_logprobs`, computed from now on, whenever any answer of this engine is read."""
+        self._turns.check()
+        _check_default_device()
+        if not (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS):
+            raise ConfigError(f"top={shown(top)}: must be between 0 and {MAX_TOP_LOGPROBS}")
+        scores = PromptScores(self.encode(prompt, raw=raw), top, self._turns)
+        self._turns.enqueue(scores)
+        return scores
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""

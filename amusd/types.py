@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import enum
+from typing import TypeAlias
+
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]
+"""The most likely tokens at one position with their log-probabilities under the target alone, most likely first."""
 
 
 class Role(str, enum.Enum):
@@ -21,6 +25,30 @@ class Mode(str, enum.Enum):
     """Draft and target take turns: propose `num_speculative_tokens`, verify them, repeat."""
     ASYNCHRONOUS = "asynchronous"
     """The draft runs ahead without pause; the target verifies what has arrived."""
+
+
+class DraftPresence(str, enum.Enum):
+    """Whether an engine has a draft now."""
+
+    PRESENT = "present"
+    AWAY = "away"
+    """It is lost, and the target goes on alone; `EngineStatus.draft_failure` says why if no other one is looked for."""
+    NONE = "none"
+    """The engine was made without one."""
+
+
+class TokenSource(str, enum.Enum):
+    """Who was first to say a token of an answer. Which one it is depends on timing; the token does not.
+
+    A lookup has no name of its own: in a tree it only makes the draft model's guesses likelier or less likely.
+    """
+
+    TARGET = "target"
+    """The target's own: in the place of a candidate that was rejected, behind all of them, or in plain decoding."""
+    CANDIDATE = "candidate"
+    """An accepted candidate of the likeliest path, or of a chain."""
+    ALTERNATIVE = "alternative"
+    """An accepted candidate beside the likeliest path."""
 
 
 class FinishReason(str, enum.Enum):

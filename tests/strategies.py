@@ -26,6 +26,7 @@ distributions = st.builds(
     min_p=st.floats(0, 1),
     repetition_penalty=st.floats(0, 1e6, exclude_min=True),
     presence_penalty=finite,
+    frequency_penalty=finite,
     logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), finite), max_size=4).map(tuple),
     seed=counts,
 )

@@ -103,6 +103,58 @@ def test_many_tasks_are_answered_at_a_time_and_more_wait() -> None:
     run(work())
 
 
+def test_prompts_are_scored_while_answers_are_computed() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=3) as (engine, own):
+            prompts = [(*PROMPT, *range(n, n + 30)) for n in range(5)]
+            answer = asyncio.create_task(engine.generate(PROMPT, params(40)))
+            scores = await asyncio.gather(*(engine.prompt_logprobs(prompt, top=2) for prompt in prompts))
+            assert list((await answer).token_ids) == answer_of(40)
+            assert [one.token_ids for one in scores] == prompts
+            assert scores == [own.prompt_logprobs(prompt, top=2) for prompt in prompts]
+            assert (own.status.num_running, num_at_work(own), len(own.worker._free_slots)) == (0, 0, 3)
+
+    run(work())
+
+
+def test_a_prompt_whose_task_is_cancelled_is_scored_no_further() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=1) as (engine, own):
+            enough = threading.Event()
+            with passes_counted(own, lambda _: enough.wait(0.005)) as passes:
+                task = asyncio.create_task(engine.prompt_logprobs([1] * 390))
+                await until(lambda: passes[-1] >= 3)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await engine.generate(PROMPT, params(2))
+            assert passes[-1] < 390 / 9
+            assert len(own.worker._free_slots) == 1
+
+    run(work())
+
+
+def test_the_status_is_read_while_another_thread_computes() -> None:
+    async def work() -> None:
+        async with launched(max_num_seqs=2) as (engine, own):
+            tasks = [asyncio.create_task(engine.generate(PROMPT, params(LONG))) for _ in range(5)]
+            await until(lambda: own.status.num_running == 2 and own.status.num_waiting == 3)
+            assert engine.engine.status.draft.value == "none"
+            assert 0 < engine.engine.status.counts.num_tokens < 5 * LONG
+            await asyncio.gather(*tasks)
+            status = own.status
+            assert (status.num_running, status.num_waiting, status.counts.num_tokens) == (0, 0, 5 * LONG)
+            assert status.counts.num_passes < 5 * LONG
+            assert status.counts.num_verified == 0
+
+    run(work())
+
+
+def test_the_status_cannot_be_read_before_the_engine_is_launched() -> None:
+    with pytest.raises(StateError, match="not launched"):
+        _ = AsyncEngine(plain_engine).engine
+
+
 @pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
 def test_answers_are_drafted_as_ever(mode: Mode) -> None:
     async def work(own: Engine) -> None:

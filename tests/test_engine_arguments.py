@@ -125,6 +125,8 @@ def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
         (lambda: SamplingParams(top_k=2**40), "sampling.top_k=1099511627776: must be below 2^31"),
         (lambda: SamplingParams(repetition_penalty=1e300), "sampling.repetition_penalty=1e+300: must be between 1e-06"),
         (lambda: SamplingParams(presence_penalty=-1e300), "sampling.presence_penalty=-1e+300: must be between -1e+06"),
+        (lambda: SamplingParams(top_logprobs=21), "sampling.top_logprobs=21: must be between 0 and 20"),
+        (lambda: SamplingParams(frequency_penalty=1e300), "sampling.frequency_penalty=1e+300: must be between -1e+06"),
         (lambda: SamplingParams(logit_bias={5: 1e300}), "sampling.logit_bias=[5, 1e+300]: the bias must be between"),
         (lambda: SamplingParams(logit_bias=5), "sampling.logit_bias=[5]: expected 2 values"),
         (lambda: SamplingParams(logit_bias={"a": 1}), "sampling.logit_bias=a: expected a whole number"),

@@ -16,6 +16,8 @@ AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 
 MAX_BIASES = 1 << 16
 """Entries of `sampling.logit_bias` at most."""
+MAX_TOP_LOGPROBS = 20
+"""Entries of `top_logprobs` of a token at most."""
 MAX_FAN_OUT = 1 << 12
 """Candidates behind one token of a tree, and nodes of one step, at most."""
 _LARGEST = 1e6
@@ -38,6 +40,8 @@ class Distribution:
     """Logits of tokens in prompt or answer are divided by this if positive, else multiplied; 1: none."""
     presence_penalty: float = 0.0
     """Taken off the logits of tokens that the answer holds already."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token once for each time that the answer holds it already."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs [token id, bias], or from Python a mapping: added to the token's logit before anything else."""
     acceptance: AcceptanceRule = "auto"
@@ -46,7 +50,7 @@ class Distribution:
     """Seeds all noise. With `matching`, an answer is a function of prompt, parameters and seed, not of the draft."""
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             require(math.isfinite(getattr(self, name)), f"sampling.{name}", getattr(self, name), "must be finite")
         require(self.temperature >= 0, "sampling.temperature", self.temperature, "must be at least 0")
         require(self.top_k >= 0, "sampling.top_k", self.top_k, "must be at least 0")
@@ -94,8 +98,13 @@ class Distribution:
         return self._leaves_logits and (self.temperature == 0 or not has_filters)
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens before a row change its logits."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+    @property
     def _leaves_logits(self) -> bool:
-        return (self.repetition_penalty, self.presence_penalty, self.logit_bias) == (1.0, 0.0, ())
+        return not (self.has_penalties or self.logit_bias)
 
 
 GREEDY = Distribution()
@@ -116,6 +125,8 @@ class SamplingParams(Distribution):
     """Go on after an end-of-sequence token (for measurements)."""
     logprobs: bool = False
     """Report the log-probability of each token of the answer: the target's own, before anything above is applied."""
+    top_logprobs: int = 0
+    """Report the most likely tokens, this many, with their log-probabilities, beside each token; sets `logprobs`."""
 
     def __new__(cls, **given: Any) -> SamplingParams:  # noqa: PYI034 - `Self` is not in Python 3.10
         """Raise `ConfigError` where both names are given with two numbers: `__post_init__` cannot tell a default."""
@@ -130,9 +141,13 @@ class SamplingParams(Distribution):
         if self.max_tokens is not None:
             object.__setattr__(self, "max_new_tokens", self.max_tokens)
             object.__setattr__(self, "max_tokens", None)
+        if self.top_logprobs:
+            object.__setattr__(self, "logprobs", True)
         super().__post_init__()
         self._check_sizes()
         require(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "must be at least 1")
+        allowed = f"must be between 0 and {MAX_TOP_LOGPROBS}"
+        require(0 <= self.top_logprobs <= MAX_TOP_LOGPROBS, "sampling.top_logprobs", self.top_logprobs, allowed)
         require(all(self.stop), "sampling.stop", list(self.stop), "a stop string must not be empty")
 
     def _check_sizes(self) -> None:
@@ -142,7 +157,8 @@ class SamplingParams(Distribution):
             allowed = f"must be between {1 / _LARGEST:g} and {_LARGEST:g}"
             require(is_off or 1 / _LARGEST <= value <= _LARGEST, f"sampling.{name}", value, allowed)
         allowed = f"must be between {-_LARGEST:g} and {_LARGEST:g}"
-        require(abs(self.presence_penalty) <= _LARGEST, "sampling.presence_penalty", self.presence_penalty, allowed)
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(abs(getattr(self, name)) <= _LARGEST, f"sampling.{name}", getattr(self, name), allowed)
         for token_id, bias in self.logit_bias:
             require(abs(bias) <= _LARGEST, "sampling.logit_bias", [token_id, bias], f"the bias {allowed}")
         require(self.top_k < 1 << 31, "sampling.top_k", self.top_k, "must be below 2^31")

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 from amusd.config import GREEDY, Distribution
 from amusd.types import FinishReason, Role
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 MAX_EPOCH = 1 << 32
 """Far more losses than a sequence has; and what follows an epoch always fits a frame."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from amusd.types import TokenSource
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -47,6 +49,15 @@ class Block:
                 break
             rows.append(row)
         return tuple(rows)
+
+    def sources_along(self, token_ids: Sequence[int], num_accepted: int) -> tuple[TokenSource, ...]:
+        """Where each of the tokens that a pass commits comes from; the first `num_accepted` were candidates."""
+        sources = [TokenSource.CANDIDATE] * num_accepted + [TokenSource.TARGET] * (len(token_ids) - num_accepted)
+        if self.alternatives:
+            for place, row in enumerate(self.path_along(token_ids[:num_accepted])[1:]):
+                if row > len(self.candidates):
+                    sources[place] = TokenSource.ALTERNATIVE
+        return tuple(sources)
 
     def num_accepted_alternatives(self, accepted: Sequence[int]) -> int:
         """How many of the accepted tokens are alternatives."""

@@ -60,8 +60,17 @@ MAX_ROW_BYTES = 1 << 15
 _MAGIC = b"AMSD"
 _HEADER = struct.Struct("<4sHHQQ")
 _LENGTH = struct.Struct("<I")  # of a tail, and of the checksum
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "top_k", "seed")
-_DISTRIBUTION = struct.Struct("<5dqqB")  # _NUMBERS, index in _RULES
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_k",
+    "seed",
+)
+_DISTRIBUTION = struct.Struct("<6dqqB")  # _NUMBERS, index in _RULES
 _BIAS = struct.Struct("<id")
 _RULES: tuple[AcceptanceRule, ...] = get_args(AcceptanceRule)
 

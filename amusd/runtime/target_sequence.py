@@ -39,6 +39,7 @@ class Request:
     """None: decode without a draft."""
     distribution: Distribution = GREEDY
     logprobs: bool = False
+    top_logprobs: int = 0
     max_silence_seconds: float = 0.3
     """How long the draft is waited for, all in all, while nothing is heard from it."""
     reference: tuple[int, ...] = ()
@@ -145,14 +146,15 @@ class TargetSequence:
         num_candidates = min(self.decision.num_candidates, self._room)
         return self.verifier.begin(self.session, num_candidates, self.request.policy.breadth, self.decision.min_chance)
 
-    def commit(self, acceptance: Acceptance) -> PassOutcome:
-        """Make the tokens final, up to the one that ends the answer, and cut the cache back to them."""
+    def commit(self, block: Block, acceptance: Acceptance) -> PassOutcome:
+        """Make the tokens of a pass over `block` final, up to the one that ends the answer; cut the cache back."""
         emission = self.stop.push(acceptance.token_ids)
-        if self.verifier.logprobs:
-            emission = replace(emission, logprobs=self.verifier.logprobs[: len(emission.token_ids)])
-        self._emissions.append(emission)
+        number = len(emission.token_ids)
+        logprobs, top_logprobs = self.verifier.logprobs[:number], self.verifier.top_logprobs[:number]
+        num_accepted = min(acceptance.num_accepted, number)
+        sources = block.sources_along(emission.token_ids, num_accepted)
+        self._emissions.append(replace(emission, logprobs=logprobs, top_logprobs=top_logprobs, sources=sources))
         self.finish_reason = emission.finish_reason
-        num_accepted = min(acceptance.num_accepted, len(emission.token_ids))
         outcome = self.session.commit(emission.token_ids, num_accepted, ends=emission.finish_reason is not None)
         self.cache.truncate(min(self.cache.length, self.session.committed_length - 1))
         return outcome

@@ -17,12 +17,13 @@ from amusd.policies.observer import Observer
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.prompt_scoring import PromptScoring
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
 from amusd.sampling.stopping import StopChecker
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
-from amusd.tracing.tally import Tally
+from amusd.tracing.tally import Tally, TargetCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,13 @@ class TargetWorker:
     recorder: Recorder
     client: DraftClient
     max_num_seqs: int = 1
+    counts: TargetCounts = field(default_factory=TargetCounts)
     _next_sequence_id: int = 1
     _free_slots: list[_Slot] = field(init=False)
     _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
     """By the sequences that are not finished, in the order of their admission."""
+    _scorings: dict[PromptScoring, _Slot] = field(default_factory=dict)
+    """By the prompts that are scored, in the order of their admission."""
     _finished: list[TargetSequence] = field(default_factory=list)
     """Those whose counts the draft still has to say."""
     _digests: Digests | None = field(init=False)
@@ -74,7 +78,12 @@ class TargetWorker:
             wants_rows=request.distribution.rule == "rejection",
         )
         verifier = Verifier(
-            self.model, request.distribution, request.prompt, logprobs=request.logprobs, digests=self._digests
+            self.model,
+            request.distribution,
+            request.prompt,
+            logprobs=request.logprobs,
+            top_logprobs=request.top_logprobs,
+            digests=self._digests,
         )
         self._next_sequence_id += 1
         slot.cache.truncate(0)
@@ -85,8 +94,20 @@ class TargetWorker:
         self._slots_in_use[sequence] = self._free_slots.pop()
         return sequence
 
+    def admit_prompt(self, prompt: tuple[int, ...], num_top: int) -> PromptScoring:
+        """Begin to score the tokens of a prompt, and the `num_top` likeliest ones; only where the worker `has_room`."""
+        slot = self._free_slots.pop()
+        scoring = PromptScoring(prompt, num_top, slot.cache, self._digests)
+        scoring.cache.truncate(0)
+        self._scorings[scoring] = slot
+        return scoring
+
     def step(self) -> None:
-        """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in."""
+        """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in.
+
+        Before it, one pass over all prompts that are scored.
+        """
+        self._score()
         self._prefill()
         sequences = self._next_sequences()
         if sequences:
@@ -94,8 +115,12 @@ class TargetWorker:
             self._verify(sequences, blocks)
         self._settle()
 
-    def end(self, sequence: TargetSequence) -> None:
+    def end(self, sequence: TargetSequence | PromptScoring) -> None:
         """End a sequence now, whatever is left of it. Idempotent."""
+        if isinstance(sequence, PromptScoring):
+            if sequence in self._scorings:
+                self._free_slots.append(self._scorings.pop(sequence))
+            return
         if sequence in self._slots_in_use:
             self._close(sequence)
         if sequence in self._finished:
@@ -114,13 +139,24 @@ class TargetWorker:
 
     # The steps, in their order
 
+    def _score(self) -> None:
+        """One pass over the next tokens of each prompt that is scored."""
+        scorings = [scoring for scoring in self._scorings if not scoring.is_over]
+        if scorings:
+            outputs = self.model.forward_batch([scoring.rows(self.model) for scoring in scorings])
+            for scoring, output in zip(scorings, outputs, strict=True):
+                scoring.take(output)
+        for scoring in tuple(self._scorings):
+            if scoring.is_over:
+                self.end(scoring)
+
     def _prefill(self) -> None:
         """One chunk of the first prompt that is not taken in; alone, all of it: no other sequence waits for it then."""
         sequence = next((sequence for sequence in self._slots_in_use if not sequence.is_prefilled), None)
         if sequence is None:
             return
         start, end = sequence.cache.length, len(sequence.request.prompt) - 1
-        if len(self._slots_in_use) > 1:
+        if len(self._slots_in_use) > 1 or self._scorings:
             end = self.model.chunk_end(start, end)
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
@@ -182,11 +218,12 @@ class TargetWorker:
                 sequence.error = error
                 self.end(sequence)
             else:
-                outcomes[sequence] = sequence.commit(acceptance)
+                outcomes[sequence] = sequence.commit(block, acceptance)
         for sequence in outcomes:  # together, so that the draft's next step is for all of them
             if sequence.tells_draft:
                 self.client.answer(sequence)
         committed_ns = self.recorder.now_ns()
+        self.counts.num_passes += 1
         num_rows = sum(len(block.token_ids) for block in blocks)
         for sequence, outcome in outcomes.items():
             self._observe(sequence, outcome, (start_ns, end_ns, committed_ns), num_rows, len(sequences))
@@ -206,6 +243,7 @@ class TargetWorker:
         if outcome.num_judged:
             self.client.verified()
         may_hear = self.client.may_hear(sequence)
+        self.counts.add(outcome, is_alone=sequence.uses_draft and not may_hear)
         sequence.observe(times_ns, outcome, may_hear=may_hear, num_rows=num_rows, num_sequences=num_sequences)
         self.recorder.span(
             "target_pass",
@@ -232,7 +270,7 @@ class TargetWorker:
     def _settle(self) -> None:
         """End what is finished and whose counts the draft has said. They are waited for where nothing else is to do."""
         for sequence in tuple(self._finished):
-            while (seconds := self.client.seconds_for_counts(sequence)) and not self._slots_in_use:
+            while (seconds := self.client.seconds_for_counts(sequence)) and not (self._slots_in_use or self._scorings):
                 self.client.take(seconds)
             if not seconds:
                 self.end(sequence)

@@ -13,6 +13,7 @@ from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import Acceptance, accept_along, accept_equal
 from amusd.sampling.digest import Digests
 from amusd.sampling.sampler import TargetSampler
+from amusd.types import TopLogprobs
 
 T = TypeVar("T")
 
@@ -36,21 +37,32 @@ class Verifier:
         prompt: Sequence[int],
         *,
         logprobs: bool = False,
+        top_logprobs: int = 0,
         digests: Digests | None = None,
     ) -> None:
-        """`logprobs`: keep the log-probabilities of the tokens; `digests`: of `prepare_to_verify`."""
+        """`logprobs`, `top_logprobs`: as of `TargetSampler`; `digests`: of `prepare_to_verify`."""
         self._model = model
         # None where each token is that of the largest logit: then logits need not leave the device.
         self._sampler: TargetSampler | None = None
         if logprobs or not distribution.is_argmax:
             self._sampler = TargetSampler(
-                distribution, model.vocab_size, prompt=prompt, logprobs=logprobs, digests=digests
+                distribution,
+                model.vocab_size,
+                prompt=prompt,
+                logprobs=logprobs,
+                top_logprobs=top_logprobs,
+                digests=digests,
             )
 
     @property
     def logprobs(self) -> tuple[float, ...]:
         """Log-probabilities of the tokens last judged; empty unless asked for."""
         return () if self._sampler is None else self._sampler.logprobs
+
+    @property
+    def top_logprobs(self) -> tuple[TopLogprobs, ...]:
+        """The most likely tokens in the place of each of those last judged; empty unless asked for."""
+        return () if self._sampler is None else self._sampler.top_logprobs
 
     @property
     def num_whole_rows(self) -> int:

@@ -20,7 +20,8 @@ from torch import Tensor
 from amusd.config import Distribution
 from amusd.errors import NotFiniteError
 from amusd.sampling.digest import Digest, RowDigest, Words
-from amusd.sampling.logits import Changes, Columns, LogitsProcessor, Row
+from amusd.sampling.logits import Changes, Columns, LogitsProcessor, Row, top_k_columns
+from amusd.types import TopLogprobs
 
 Mask = npt.NDArray[np.bool_]
 _Bounds = tuple[float, float]
@@ -46,6 +47,7 @@ class PassRows:
         self._outputs = outputs
         self._digests: dict[int, RowDigest] = {}
         self._whole: dict[int, Row] = {}
+        self._log_totals: dict[int, tuple[float, float]] = {}
 
     def digest(self, row: int) -> RowDigest | None:
         """The digest of a row that was not asked for as a whole. Raises `NotFiniteError` as `whole` does."""
@@ -68,11 +70,40 @@ class PassRows:
     def log_probability(self, row: int, column: int) -> float:
         """Under the softmax of the logits."""
         digest = self.digest(row)
+        logit = float(self.whole(row)[column]) if digest is None else digest.logit_of(column)
+        logit_of_one, log_total = self._log_total(row)
+        return logit - logit_of_one - log_total
+
+    def top_log_probabilities(self, row: int, number: int) -> TopLogprobs:
+        """The `number` most likely columns under the softmax of the logits; of equal ones the first that are known.
+
+        Fewer where fewer are possible. A digest must have likely columns.
+        """
+        digest = self.digest(row)
+        if digest is None:
+            logits = self.whole(row)
+            columns = top_k_columns(logits, min(number, len(logits)))
+            logits = logits[columns]
+        else:
+            columns, logits = digest.likely, digest.likely_logits
+        logit_of_one, log_total = self._log_total(row)
+        order = np.lexsort((columns, -logits))[:number]
+        return tuple(
+            (int(columns[place]), float(logits[place]) - logit_of_one - log_total)
+            for place in order
+            if logits[place] > -math.inf
+        )
+
+    def _log_total(self, row: int) -> tuple[float, float]:
+        """The logit of one column, and the logarithm of the sum of exp(logit - that one) over all columns."""
+        digest = self.digest(row)
         if digest is not None:
-            return digest.log_probability + digest.logit_of(column) - float(digest.winner_logit)
-        exact = self.whole(row).astype(np.float64)
-        largest = exact.max()
-        return float(exact[column] - largest - np.log(np.exp(exact - largest).sum()))
+            return float(digest.winner_logit), -digest.log_probability
+        if row not in self._log_totals:
+            exact = self.whole(row).astype(np.float64)
+            largest = exact.max()
+            self._log_totals[row] = float(largest), float(np.log(np.exp(exact - largest).sum()))
+        return self._log_totals[row]
 
 
 def check_largest(logit: np.float32) -> None:
@@ -139,9 +170,14 @@ class KnownRow:
         """The changes of known columns, by their places among them."""
         if self.columns is None:
             return changes
-        biased, is_known = self._places(changes.biased)
+        biased, has_bias = self._places(changes.biased)
+        written, is_written = self._places(changes.written)
         return Changes(
-            biased, changes.biases[is_known], self._places(changes.penalized)[0], self._places(changes.written)[0]
+            biased=biased,
+            biases=changes.biases[has_bias],
+            penalized=self._places(changes.penalized)[0],
+            written=written,
+            reductions=changes.reductions[is_written],
         )
 
     def knows(self, columns: Columns) -> bool:

@@ -6,7 +6,7 @@ its own logits.
 
 References:
     Order and meaning as in transformers' logits processors; penalties count as in vLLM: repetition over prompt and
-    answer, presence over the answer.
+    answer, presence and frequency over the answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Changes:
     penalized: Columns
     """By `repetition_penalty`; ascending."""
     written: Columns
-    """By `presence_penalty`; ascending."""
+    """By `presence_penalty` and `frequency_penalty`; ascending."""
+    reductions: Row
+    """What is taken off each of those written."""
 
     @property
     def size(self) -> int:
@@ -61,10 +63,10 @@ class LogitsProcessor:
         self._output_ids = output_ids
         self._row = np.empty(num_columns, dtype=np.float32)
         self._weights = np.empty(num_columns, dtype=np.float32)
-        known = [(column, bias) for token, bias in distribution.logit_bias for column in self._columns([token])]
+        known = [(column, bias) for token, bias in distribution.logit_bias for column in self._counted([token])[0]]
         columns = np.array([column for column, _ in known], dtype=np.intp)
         biases = np.array([bias for _, bias in known], dtype=np.float32)
-        self._bias_changes = Changes(columns, biases, _NONE, _NONE)
+        self._bias_changes = Changes(columns, biases, _NONE, _NONE, np.empty(0, dtype=np.float32))
         self.divisor: np.float32 = np.float32(distribution.temperature or 1.0)
         """What the temperature divides logits by."""
         self._leaves_rows = distribution.is_plain and distribution.temperature in (0, 1)
@@ -72,7 +74,7 @@ class LogitsProcessor:
     @property
     def needs_context(self) -> bool:
         """Whether `process` looks at the tokens before a row."""
-        return self._distribution.repetition_penalty != 1.0 or self._distribution.presence_penalty != 0.0
+        return self._distribution.has_penalties
 
     @property
     def has_filters(self) -> bool:
@@ -98,11 +100,13 @@ class LogitsProcessor:
         """The columns whose logits bias and penalties change after `prompt` and `answer`."""
         if not self.needs_context:
             return self._bias_changes
-        written = self._columns(answer)
+        written, counts = self._counted(answer)
         penalized = _NONE
         if self._distribution.repetition_penalty != 1:
-            penalized = np.union1d(self._columns(prompt), written)
-        return replace(self._bias_changes, penalized=penalized, written=written)
+            penalized = np.union1d(self._counted(prompt)[0], written)
+        presence, frequency = self._distribution.presence_penalty, self._distribution.frequency_penalty
+        reductions = (presence + frequency * counts).astype(np.float32)
+        return replace(self._bias_changes, penalized=penalized, written=written, reductions=reductions)
 
     def shaped(self, logits: Row, changes: Changes) -> Row:
         """`logits` with bias, penalties and temperature applied; `changes` holds places in it. Valid as of `process`.
@@ -120,17 +124,17 @@ class LogitsProcessor:
         if len(changes.penalized):
             penalty, seen = np.float32(self._distribution.repetition_penalty), row[changes.penalized]
             row[changes.penalized] = np.where(seen > 0, seen / penalty, seen * penalty)
-        row[changes.written] -= np.float32(self._distribution.presence_penalty)
+        row[changes.written] -= changes.reductions
         if self.divisor != 1:
             np.divide(row, self.divisor, out=row)
         return row
 
     def raised(self, changes: Changes) -> Columns:
-        """The columns whose logits may have become larger."""
+        """The columns whose logits may have become larger, also after a part of the answer alone."""
         raised = [changes.biased[changes.biases > 0]]
         if self._distribution.repetition_penalty < 1:
             raised.append(changes.penalized)
-        if self._distribution.presence_penalty < 0:
+        if self._distribution.presence_penalty < 0 or self._distribution.frequency_penalty < 0:
             raised.append(changes.written)
         return np.unique(np.concatenate(raised))
 
@@ -139,7 +143,7 @@ class LogitsProcessor:
         distribution = self._distribution
         columns: Columns | None = None
         if 0 < distribution.top_k < len(row):
-            columns = _top_k(row, distribution.top_k)
+            columns = top_k_columns(row, distribution.top_k)
         if distribution.top_p < 1:
             columns = self._top_p(row, columns)
         if distribution.min_p > 0:
@@ -176,13 +180,17 @@ class LogitsProcessor:
         column = int(self._column_of[token_id]) if token_id < len(self._column_of) else -1
         return column if column >= 0 else None
 
-    def _columns(self, token_ids: Sequence[int]) -> Columns:
-        """The columns of distinct tokens, ascending."""
-        ids = np.unique(np.asarray(token_ids, dtype=np.intp))
+    def _counted(self, token_ids: Sequence[int]) -> tuple[Columns, Columns]:
+        """The columns of distinct tokens, ascending, and how often each of these occurs."""
+        ids, counts = np.unique(np.asarray(token_ids, dtype=np.intp), return_counts=True)
         if self._output_ids is None:
-            return ids[ids < self._num_columns]
-        columns = self._column_of[ids[ids < len(self._column_of)]]
-        return np.sort(columns[columns >= 0])
+            is_known = ids < self._num_columns
+            return ids[is_known], counts[is_known]
+        is_known = ids < len(self._column_of)
+        columns, counts = self._column_of[ids[is_known]], counts[is_known]
+        order = np.argsort(columns)
+        order = order[columns[order] >= 0]
+        return columns[order], counts[order]
 
     @cached_property
     def _column_of(self) -> Columns:
@@ -193,8 +201,8 @@ class LogitsProcessor:
         return columns
 
 
-def _top_k(row: Row, top_k: int) -> Columns:
-    """The `top_k` largest; ties with the last of them stay."""
+def top_k_columns(row: Row, top_k: int) -> Columns:
+    """The `top_k` largest of a row that has as many, ascending; ties with the last of them stay."""
     likely = _likely_until(row, lambda columns: len(columns) >= top_k)
     values = row[likely]
     kept: Columns = likely[values >= np.partition(values, len(values) - top_k)[len(values) - top_k]]

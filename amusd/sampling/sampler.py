@@ -29,6 +29,7 @@ from amusd.sampling.known_rows import KnownRow, PassRows, keep
 from amusd.sampling.logits import Changes, Columns, LogitsProcessor, Row
 from amusd.sampling.matching import NoisyArgmax
 from amusd.sampling.noise import Domain, codes_of_columns, counters, gumbel, key_of, uniform
+from amusd.types import TopLogprobs
 
 DRAFT_SUPPORT = 1024
 """Tokens that a draft draws from at most under the ratio test: what its rows carry."""
@@ -249,16 +250,29 @@ class TargetSampler(TokenSampler):
         *,
         prompt: Sequence[int] = (),
         logprobs: bool = False,
+        top_logprobs: int = 0,
         digests: Digests | None = None,
     ) -> None:
-        """See `TokenSampler`. `logprobs`: keep the log-probabilities of the tokens."""
+        """See `TokenSampler`.
+
+        `logprobs`: keep the log-probabilities of the tokens; `top_logprobs`: and of this many most likely ones.
+        """
         rule = distribution.rule
         domain = Domain.RESAMPLE if rule == "rejection" else Domain.MATCHING
         super().__init__(distribution, vocab_size, prompt=prompt, domain=domain, digests=digests)
         self._rejects = rule == "rejection"
         self._wants_logprobs = logprobs
+        self._num_top = top_logprobs
         self.logprobs: tuple[float, ...] = ()
         """Log-probabilities of the tokens last accepted, under the model alone; empty unless asked for."""
+        self.top_logprobs: tuple[TopLogprobs, ...] = ()
+        """One entry for each of these tokens; empty unless asked for."""
+
+    @property
+    def digest(self) -> Digest | None:
+        """As of `TokenSampler`; where the most likely tokens are asked for, the one that holds them."""
+        digest = super().digest
+        return self._digests.many if digest is not None and self._digests is not None and self._num_top else digest
 
     def path_inputs(self, block: Block) -> npt.NDArray[np.int64]:
         """`inputs` for the rows of a pass over several paths."""
@@ -323,8 +337,10 @@ class TargetSampler(TokenSampler):
 
     def _keep_logprobs(self, seen: PassRows, rows: Iterable[int], acceptance: Acceptance) -> None:
         if self._wants_logprobs:
-            scored = zip(rows, acceptance.token_ids, strict=True)
+            scored = list(zip(rows, acceptance.token_ids, strict=True))
             self.logprobs = tuple(seen.log_probability(row, token_id) for row, token_id in scored)
+            if self._num_top:
+                self.top_logprobs = tuple(seen.top_log_probabilities(row, self._num_top) for row, _ in scored)
 
     def _test_ratios(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from amusd.types import FinishReason
+from amusd.types import FinishReason, TokenSource, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,10 @@ class Emission:
     finish_reason: FinishReason | None
     logprobs: tuple[float, ...] = ()
     """Log-probabilities of `token_ids` under the target alone; empty unless asked for."""
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    """One entry for each of `token_ids`; empty unless asked for."""
+    sources: tuple[TokenSource, ...] = ()
+    """Where each of `token_ids` comes from."""
 
 
 @dataclass

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from amusd.answer import Generation
+from amusd.engine import EngineStatus
 from amusd.serving.responses import FINISH_REASONS
+from amusd.types import DraftPresence
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
@@ -16,13 +20,45 @@ _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 """Upper bounds of the buckets in seconds, as vLLM has them."""
 
 
+class _EngineFigures(Collector):
+    """What the engine counts itself, read when somebody asks."""
+
+    def __init__(self, labels: dict[str, str], read: Callable[[], EngineStatus]) -> None:
+        self._labels = labels
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The figures of now."""
+        status = self._read()
+        counts = status.counts
+        gauges = (
+            ("vllm:num_requests_running", "Answers that are computed.", status.num_running),
+            ("vllm:num_requests_waiting", "Answers that wait for others.", status.num_waiting),
+            ("amusd:draft_present", "1 while a draft is connected.", status.draft is DraftPresence.PRESENT),
+        )
+        counters = (
+            ("vllm:spec_decode_num_drafts", "Target passes that had candidates to judge.", counts.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Candidates that a pass judged.", counts.num_verified),
+            ("vllm:spec_decode_num_accepted_tokens", "Candidates that were accepted.", counts.num_accepted),
+            ("amusd:target_passes", "Passes of the target, each over all answers.", counts.num_passes),
+            ("amusd:tokens_alone", "Tokens that came while the draft was lost or silent.", counts.num_tokens_alone),
+            ("amusd:draft_restarts", "Drafts that took the place of a lost one.", status.num_draft_restarts),
+        )
+        for kind, figures in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, text, value in figures:
+                family = kind(name, text, labels=[*self._labels])
+                family.add_metric([*self._labels.values()], float(value))
+                yield family
+
+
 class ServerMetrics:
     """Counts since the server began. For the event loop's thread; gauges are read when somebody asks."""
 
-    def __init__(self, model: str, gauges: dict[str, tuple[str, Callable[[], float]]]) -> None:
-        """`gauges`: what each one means, and what reads it, by name."""
+    def __init__(self, model: str, read: Callable[[], EngineStatus]) -> None:
+        """`read`: what the engine says of itself."""
         self._registry = CollectorRegistry()
-        labels = {"model_name": model, "engine": "0"}
+        self._labels = labels = {"model_name": model, "engine": "0"}
+        self._registry.register(_EngineFigures(labels, read))
 
         def counter(name: str, text: str) -> Counter:
             return Counter(name, text, (*labels,), registry=self._registry).labels(**labels)
@@ -31,8 +67,6 @@ class ServerMetrics:
             found = Histogram(name, text, (*labels,), buckets=buckets, registry=self._registry)
             return found.labels(**labels)
 
-        for name, (text, read) in gauges.items():
-            Gauge(name, text, (*labels,), registry=self._registry).labels(**labels).set_function(read)
         self._prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self._tokens = counter("vllm:generation_tokens", "Tokens of answers.")
         self._first_token = histogram(
@@ -44,19 +78,13 @@ class ServerMetrics:
             _BETWEEN_TOKENS,
         )
         self._latency = histogram("vllm:e2e_request_latency_seconds", "From the request to its end.", _WHOLE)
-        self._drafts = counter("vllm:spec_decode_num_drafts", "Target passes that had candidates to judge.")
-        self._judged = counter("vllm:spec_decode_num_draft_tokens", "Candidates that a pass judged.")
-        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Candidates that were accepted.")
         self._accepted_at = Counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Accepted candidates by their place in the pass, from 0.",
             (*labels, "position"),
             registry=self._registry,
         )
-        self._labels = labels
-        self._passes = counter("amusd:target_passes", "Target passes of finished answers.")
         self._drafted = counter("amusd:drafted_tokens", "Tokens that the draft computed, judged or not.")
-        self._alone = counter("amusd:tokens_alone", "Tokens of answers whose draft was lost or silent.")
         success = Counter(
             "vllm:request_success", "Finished answers.", (*labels, "finished_reason"), registry=self._registry
         )
@@ -85,11 +113,6 @@ class ServerMetrics:
         """An answer is complete."""
         metrics = generation.metrics
         self._success[FINISH_REASONS[generation.finish_reason]].inc()
-        self._drafts.inc(metrics.num_drafts)
-        self._judged.inc(metrics.num_verified)
-        self._accepted.inc(metrics.num_accepted)
-        self._passes.inc(metrics.num_passes)
-        self._alone.inc(metrics.num_tokens_alone)
         if metrics.draft is not None:
             self._drafted.inc(metrics.draft.num_drafted)
         for position, number in enumerate(metrics.accepted_by_position):

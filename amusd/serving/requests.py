@@ -15,14 +15,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from amusd.config import DecodingConfig, SamplingParams
+from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, SamplingParams
 from amusd.engine import Prompt
 from amusd.errors import ConfigError
 from amusd.settings import nearest, shown
 from amusd.types import Mode
 
-MAX_LOGPROBS = 20
-"""Alternatives of one token that can be asked for."""
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no number, as in OpenAI's protocol."""
@@ -161,7 +159,7 @@ class ChatRequest(_Request):
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     parallel_tool_calls: bool | None = Field(default=None, description="Taken and dropped: there are no tools.")
     audio: Annotated[None, _unless()] = None
     function_call: Annotated[None, _unless("none")] = None
@@ -184,7 +182,7 @@ class CompletionRequest(_Request):
 
     prompt: str | list[str] | _TokenIds | list[_TokenIds]
     echo: bool | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: Annotated[None, _unless(1)] = None
     suffix: Annotated[None, _unless("")] = None
 
@@ -293,15 +291,15 @@ def _plan(
         "top_k": None if request.top_k is None else max(request.top_k, 0),
         "min_p": request.min_p,
         "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
         "repetition_penalty": request.repetition_penalty,
         "logit_bias": _biases(request.logit_bias),
         "seed": secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed & _SEED_MASK,
         "stop": (request.stop,) if isinstance(request.stop, str) else request.stop,
         "ignore_eos": request.ignore_eos,
         "logprobs": top_logprobs is not None,
+        "top_logprobs": top_logprobs,
     }
-    if request.frequency_penalty:
-        raise RequestError("frequency_penalty: is not supported by this server", param="frequency_penalty")
     try:
         params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
         decoding = _decoding(request, decoding, limits)

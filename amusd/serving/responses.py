@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amusd.answer import Generation, Token
+from amusd.answer import Generation, PromptLogprobs, Token
 from amusd.serving.requests import Plan
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason
 
 DONE = b"data: [DONE]\n\n"
 """The end of a stream."""
+LEAST_LOGPROB = -9999.0
+"""What stands for a token that cannot come, as in OpenAI's protocol."""
 FINISH_REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 """OpenAI's word for why an answer ended."""
 
@@ -33,10 +35,8 @@ class PromptText:
     """A prompt that is echoed."""
 
     text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...] = ()
-    """Of each token; the first has none. Empty unless they were asked for."""
-    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    scores: PromptLogprobs | None = None
+    """None: nobody asked for them."""
 
 
 @dataclass
@@ -170,8 +170,9 @@ class Writer:
     def _echo(self, index: int, echo: PromptText) -> dict[str, Any]:
         choice = self._choice(index)
         logprobs = None
-        if echo.logprobs:
-            logprobs = self._text_logprobs_of(choice, echo.token_ids, echo.logprobs, echo.top_logprobs)
+        if echo.scores is not None:
+            scores = echo.scores
+            logprobs = self._text_logprobs_of(choice, scores.token_ids, scores.logprobs, scores.top_logprobs)
         choice.num_characters = len(echo.text)
         return {"index": index, "text": echo.text, "logprobs": logprobs}
 
@@ -180,7 +181,7 @@ class Writer:
             return None
         content = []
         for token in tokens:
-            top = [self._entry(token_id, logprob) for token_id, logprob in _top(token)]
+            top = [self._entry(token_id, logprob) for token_id, logprob in token.top_logprobs]
             content.append({**self._entry(token.token_id, token.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
 
@@ -188,14 +189,16 @@ class Writer:
         """One token; `bytes` is None where it is only part of a character."""
         text = self._text_of(token_id)
         is_whole = "\ufffd" not in text
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if is_whole else None}
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if is_whole else None}
 
     def _text_logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if self._plan.top_logprobs is None:
             return None
         token_ids = [token.token_id for token in tokens]
         logprobs = [token.logprob for token in tokens]
-        return self._text_logprobs_of(self._choice(index), token_ids, logprobs, [_top(token) for token in tokens])
+        return self._text_logprobs_of(
+            self._choice(index), token_ids, logprobs, [token.top_logprobs for token in tokens]
+        )
 
     def _text_logprobs_of(
         self,
@@ -211,11 +214,16 @@ class Writer:
             choice.num_characters += len(text)
         found = []
         for position, logprob in enumerate(logprobs):
-            top = {self._text_of(token_id): value for token_id, value in (tops[position] if tops else ())}
+            top = {self._text_of(token_id): _finite(value) for token_id, value in (tops[position] if tops else ())}
             if logprob is not None:  # the token itself is always there, as in OpenAI's protocol
-                top.setdefault(texts[position], logprob)
+                top.setdefault(texts[position], _finite(logprob))
             found.append(None if logprob is None else top)
-        return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": found, "text_offset": offsets}
+        return {
+            "tokens": texts,
+            "token_logprobs": [*map(_finite, logprobs)],
+            "top_logprobs": found,
+            "text_offset": offsets,
+        }
 
 
 def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
@@ -238,13 +246,13 @@ def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str
     return counts
 
 
-def _top(token: Token) -> tuple[tuple[int, float], ...]:
-    """The likeliest tokens in the place of this one, as far as they were asked for."""
-    return getattr(token, "top_logprobs", ())
+def _finite(logprob: float | None) -> float | None:
+    """JSON has no infinity."""
+    return None if logprob is None else max(logprob, LEAST_LOGPROB)
 
 
 def _sources(tokens: Sequence[Token]) -> list[dict[str, str]]:
-    return [{"text": token.text, "source": getattr(token, "source", "target")} for token in tokens]
+    return [{"text": token.text, "source": token.source.value} for token in tokens]
 
 
 def _joined(first: dict[str, list[Any]] | None, second: dict[str, list[Any]] | None) -> dict[str, list[Any]] | None:

@@ -20,7 +20,7 @@ from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import Limits, Plan, RequestError, config_error
 from amusd.serving.responses import DONE, PromptText, Writer, event
-from amusd.types import Mode
+from amusd.types import DraftPresence, Mode
 
 T = TypeVar("T")
 _PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
@@ -57,15 +57,7 @@ class Service:
         """Answers that have a place, and are not submitted yet."""
         self._may_be_broken = False
         """The engine has failed at the last answer that came to its end."""
-        self.metrics = ServerMetrics(
-            model,
-            {
-                "vllm:num_requests_running": ("Answers that are computed.", lambda: self.num_running),
-                "vllm:num_requests_waiting": ("Answers that wait for others.", lambda: self.num_waiting),
-                "amusd:draft_present": ("1 while a draft is connected.", lambda: self.draft == "present"),
-                "amusd:draft_restarts": ("Drafts that took the place of a lost one.", self._num_restarts),
-            },
-        )
+        self.metrics = ServerMetrics(model, lambda: engine.engine.status)
 
     # What it says of itself
 
@@ -76,29 +68,8 @@ class Service:
         return len(self._answers) + self._num_promised
 
     @property
-    def num_running(self) -> int:
-        """Answers that are computed."""
-        return min(self.num_in_flight, self._max_num_seqs)
-
-    @property
-    def num_waiting(self) -> int:
-        """Answers that wait for others."""
-        return max(0, self.num_in_flight - self._max_num_seqs)
-
-    @property
-    def draft(self) -> str:
-        """`present`; `away` while the next one is looked for; `none` where there is or will be none."""
-        client = self.engine.engine.worker.client
-        if client.has_draft:
-            return "present"
-        return "none" if client.draft_restart is None or client.failure is not None else "away"
-
-    @property
     def _max_num_seqs(self) -> int:
         return self.engine.engine.worker.max_num_seqs
-
-    def _num_restarts(self) -> int:
-        return self.engine.engine.num_draft_restarts
 
     async def health(self) -> tuple[int, dict[str, Any]]:
         """Status and document: 200 only when a token could be made. Behind a failure, one is made to find out."""
@@ -113,12 +84,13 @@ class Service:
                     self._may_be_broken = False
             except Exception as error:  # noqa: BLE001 - whatever it is, there are no tokens
                 state = f"failing: {type(error).__name__}"
+        status = self.engine.engine.status
         document = {
             "status": state,
-            "draft": self.draft,
-            "num_draft_restarts": self._num_restarts(),
-            "num_requests_running": self.num_running,
-            "num_requests_waiting": self.num_waiting,
+            "draft": DraftPresence.NONE.value if status.draft_failure is not None else status.draft.value,
+            "num_draft_restarts": status.num_draft_restarts,
+            "num_requests_running": status.num_running,
+            "num_requests_waiting": status.num_waiting,
         }
         return (200 if state == "ok" else 503), document
 
@@ -247,18 +219,21 @@ class _Request:
                 for answer in self._answers:
                     await answer.submit()
                 self._service.keep(self._answers)
+                if plan.echo:
+                    echoes = [await self._echo(*both) for both in zip(plan.prompts, prompts, strict=True)]
+                    self._echoes = [echo for echo in echoes for _ in range(plan.num_choices)]
         except Exception as error:
             raise self._service.error_of(error, plan) from error
         self._num_prompt_tokens = sum(map(len, prompts))
-        if plan.echo:
-            echoes = [await self._echo(*both) for both in zip(plan.prompts, prompts, strict=True)]
-            self._echoes = [echo for echo in echoes for _ in range(plan.num_choices)]
         self._service.metrics.begun(self._num_prompt_tokens)
 
     async def _echo(self, prompt: Prompt, token_ids: tuple[int, ...]) -> PromptText:
         tokenizer = self._service.engine.engine.tokenizer
         text = prompt if isinstance(prompt, str) else await asyncio.to_thread(tokenizer.decode, token_ids)
-        return PromptText(text, token_ids)
+        if self._plan.top_logprobs is None:
+            return PromptText(text)
+        scores = await self._service.engine.prompt_logprobs(token_ids, top=self._plan.top_logprobs)
+        return PromptText(text, scores)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         writer = self._writer

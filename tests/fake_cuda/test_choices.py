@@ -17,6 +17,7 @@ DISTRIBUTIONS = {
     "top-p": Distribution(temperature=0.2, top_p=0.9, seed=3),
     "wide top-p": Distribution(temperature=2.0, top_p=0.99, seed=3),
     "penalty": Distribution(repetition_penalty=1.5, presence_penalty=0.2),
+    "counts": Distribution(temperature=0.7, frequency_penalty=0.4, presence_penalty=-0.3, seed=3),
     "bias": Distribution(temperature=0.7, logit_bias=((9, 4.0), (3000, -100.0)), seed=3),
     "ratio test": Distribution(temperature=0.7, acceptance="rejection", seed=3),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fake_cuda import builders
@@ -13,6 +14,10 @@ from fake_cuda.workers import Target, TreeDraft
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.prompt_scoring import PromptScoring
+from amusd.runtime.target_worker import TargetWorker
+from amusd.tracing.recorder import Recorder
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
 FILTERS = {
@@ -42,14 +47,14 @@ def stops(part: Record) -> tuple[int, int]:
     return len(part.waits), len(part.blocking_copies)
 
 
-def pass_of_the_target(gpus: FakeGpus, distribution: Distribution, *, logprobs: bool = False) -> Record:
+def pass_of_the_target(gpus: FakeGpus, distribution: Distribution, **wanted: Any) -> Record:
     """A pass whose three candidates are accepted."""
     target = Target(builders.small("cuda:0"))
-    target.open(PROMPT, distribution, logprobs=logprobs)
+    target.open(PROMPT, distribution, **wanted)
     for _ in range(4):
         target.verify(())
     candidates = target.tokens[len(PROMPT) : len(PROMPT) + 3]
-    target.open(PROMPT, distribution, logprobs=logprobs)
+    target.open(PROMPT, distribution, **wanted)
     with gpus.recorded() as part:
         acceptance = target.verify(candidates)
     assert distribution.rule == "rejection" or acceptance.num_accepted == 3
@@ -110,12 +115,44 @@ def test_the_ratio_test_has_whole_rows_copied_once() -> None:
 
 
 @pytest.mark.parametrize("distribution", [GREEDY, TEMPERATURE], ids=["greedy", "temperature"])
+def test_the_most_likely_tokens_come_with_the_one_wait(distribution: Distribution) -> None:
+    with fake_cuda(values=True) as gpus:
+        part = pass_of_the_target(gpus, distribution, logprobs=True, top_logprobs=20)
+    assert stops(part) == (1, 0)
+    assert len(part.replays) == 1
+    assert part.bytes_out <= MAX_BYTES_OUT
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, TEMPERATURE], ids=["greedy", "temperature"])
 def test_log_probabilities_cost_no_copy_for_each_token(distribution: Distribution) -> None:
     with fake_cuda(values=True) as gpus:
         part = pass_of_the_target(gpus, distribution, logprobs=True)
     waits, copies = stops(part)
     assert waits == 1
     assert copies <= 1
+
+
+def test_a_chunk_of_a_prompt_is_scored_from_what_comes_with_its_pass() -> None:
+    def scored(device: str) -> tuple[TargetWorker, PromptScoring]:
+        recorder = Recorder("target")
+        model = builders.small(device)
+        worker = TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size), 2)
+        return worker, worker.admit_prompt(tuple(PROMPT), 5)
+
+    worker, expected = scored("cpu")
+    while not expected.is_over:
+        worker.step()
+    with fake_cuda(values=True) as gpus:
+        worker, found = scored("cuda:0")
+        while not found.is_over:
+            with gpus.recorded() as part:
+                worker.step()
+            assert stops(part) == (1, 0)
+            assert part.bytes_out <= MAX_BYTES_OUT * 2  # rows of both caches
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    ids = [[[token_id for token_id, _ in top] for top in one.top_logprobs] for one in (found, expected)]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == len(PROMPT) - 1
 
 
 def test_a_pass_that_is_not_captured_stops_the_host_once() -> None:

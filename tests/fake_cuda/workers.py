@@ -24,11 +24,20 @@ class Target:
         self._cache = model.new_cache(model.max_length)
         self._digests = prepare_to_verify(model, self._cache)
 
-    def open(self, prompt: Sequence[int], distribution: Distribution = GREEDY, *, logprobs: bool = False) -> None:
+    def open(
+        self,
+        prompt: Sequence[int],
+        distribution: Distribution = GREEDY,
+        *,
+        logprobs: bool = False,
+        top_logprobs: int = 0,
+    ) -> None:
         """Prefill."""
         self.tokens = tuple(prompt)
         self._distribution = distribution
-        self._verifier = Verifier(self._model, distribution, prompt, logprobs=logprobs, digests=self._digests)
+        self.verifier = Verifier(
+            self._model, distribution, prompt, logprobs=logprobs, top_logprobs=top_logprobs, digests=self._digests
+        )
         self._cache.truncate(0)
         self._model.prefill(prompt[:-1], self._cache)
 
@@ -37,9 +46,9 @@ class Target:
         session = self._session(tuple(candidates), tuple(alternatives))
         limit = min(session.remaining, self._model.max_rows(len(self.tokens) - 1)) - 1
         breadth = 3 if alternatives else 1
-        block = self._verifier.begin(session, min(len(candidates), limit), breadth)
-        [output] = self._model.forward_batch([self._verifier.rows(block, self._cache)])
-        acceptance = self._verifier.judge(session, block, output, self._cache)
+        block = self.verifier.begin(session, min(len(candidates), limit), breadth)
+        [output] = self._model.forward_batch([self.verifier.rows(block, self._cache)])
+        acceptance = self.verifier.judge(session, block, output, self._cache)
         session.commit(acceptance.token_ids, acceptance.num_accepted)
         self.tokens = session.committed
         self._cache.truncate(min(self._cache.length, len(self.tokens) - 1))

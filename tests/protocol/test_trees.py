@@ -15,7 +15,8 @@ from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import Reception, TargetSession
-from amusd.protocol.verification import PassOutcome, Tracks
+from amusd.protocol.verification import Block, PassOutcome, Tracks
+from amusd.types import TokenSource
 
 PROMPT = (1, 2, 3)
 OPENING = Open(1, 1, PROMPT, 20, "test", 6, 1, fan_out=2, rows_per_step=2)
@@ -485,6 +486,12 @@ def test_what_is_judged_is_the_path_that_was_taken() -> None:
     assert block.judged_along(()) == block.judged_along((5,)) == (5, 7)
     assert block.judged_along((6,)) == (6, 8, 9)
     assert [block.num_accepted_alternatives(path) for path in ((5,), (5, 7), (6,), (6, 8))] == [0, 0, 1, 2]
+    found = {
+        (tokens, accepted): "".join(source.value[0] for source in block.sources_along(tokens, accepted))
+        for tokens, accepted in (((5, 7, 1), 2), ((5, 8), 1), ((6, 8, 1), 2), ((6, 1), 1), ((6,), 0))
+    }
+    assert list(found.values()) == ["cct", "ct", "aat", "at", "t"]
+    assert Block(4, 3, (5,)).sources_along((5, 7), 2) == (TokenSource.CANDIDATE,) * 2  # the second came late
     for tokens, num_accepted in (((7,), 1), ((6, 7), 2), ((5, 8, 1), 2)):
         with pytest.raises(InvariantError):
             session.commit(tokens, num_accepted)

@@ -44,35 +44,36 @@ NONCE = 0x0123456789ABCDEF
 FRAMES = {type(message).__name__: encode(message, NONCE) for message in EXAMPLES}
 BODIES = {name: frame[:-4] for name, frame in FRAMES.items()}
 """Without their checksum."""
-DRAWN = Distribution(temperature=0.5, top_k=3, seed=9, logit_bias=((4, -1.5), (5, 2.0)))
+DRAWN = Distribution(temperature=0.5, frequency_penalty=-1.0, top_k=3, seed=9, logit_bias=((4, -1.5), (5, 2.0)))
 CANDIDATE = Candidate(7, 1, 10, 9, 2**64 - 1, 4, (0, 4), (5, 6), (), more=True)
 TREE = Candidate(7, 1, 10, 9, 5, 4, (0, 4), (5, 6), (60_000, 1), more=False)
 VERDICT = Verdict(7, 1, 3, 9, (5, 6), 2)
 GOLDEN = {
-    CANDIDATE: "414d5344 0600 0300 efcdab8967452301 1500000000000000"
+    CANDIDATE: "414d5344 0700 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 ffffffffffffffff 0400000000000000"
     "02000000 02000000 00000000 01 00000000 00000000 04000000 05000000 06000000",
-    TREE: "414d5344 0600 0300 efcdab8967452301 1500000000000000"
+    TREE: "414d5344 0700 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 0500000000000000 0400000000000000"
     "02000000 02000000 02000000 00 00000000 00000000 04000000 05000000 06000000 60ea0000 01000000",
-    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8): "414d5344 0600 0200 efcdab8967452301 1500000000000000"
+    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8): "414d5344 0700 0200 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
     "02000000 0300000000000000 0800000000000000 05000000 61 06000000 08000000"
     "000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
-    "0000000000000000 0300000000000000 0900000000000000 00 04000000 000000000000f8bf 05000000 0000000000000040",
-    Close(7, FinishReason.LENGTH): "414d5344 0600 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
-    Failed(Role.DRAFT, "E", "ü"): "414d5344 0600 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
-    Hello(6, Role.DRAFT, 1, 10, "ab", ("a", "bc"), ("a",)): "414d5344 0600 0100 efcdab8967452301 1500000000000000"
-    "0600000000000000 01 0100000000000000 0a00000000000000 02000000 02000000 01000000"
+    "0000000000000000 000000000000f0bf 0300000000000000 0900000000000000 00"
+    "04000000 000000000000f8bf 05000000 0000000000000040",
+    Close(7, FinishReason.LENGTH): "414d5344 0700 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
+    Failed(Role.DRAFT, "E", "ü"): "414d5344 0700 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
+    Hello(7, Role.DRAFT, 1, 10, "ab", ("a", "bc"), ("a",)): "414d5344 0700 0100 efcdab8967452301 1500000000000000"
+    "0700000000000000 01 0100000000000000 0a00000000000000 02000000 02000000 01000000"
     "6162 01000000 61 02000000 6263 01000000 61",
-    VERDICT: "414d5344 0600 0400 efcdab8967452301 1500000000000000"
+    VERDICT: "414d5344 0700 0400 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0300000000000000 0900000000000000 02000000 0200000000000000 05000000 06000000",
-    Progress(Role.DRAFT, 1, 2, 3, 4, 5, 6, 7, 8): "414d5344 0600 0600 efcdab8967452301 1500000000000000"
+    Progress(Role.DRAFT, 1, 2, 3, 4, 5, 6, 7, 8): "414d5344 0700 0600 efcdab8967452301 1500000000000000"
     "01 0100000000000000 0200000000000000 0300000000000000 0400000000000000"
     "0500000000000000 0600000000000000 0700000000000000 0800000000000000",
-    Shutdown(): "414d5344 0600 0800 efcdab8967452301 1500000000000000",
+    Shutdown(): "414d5344 0700 0800 efcdab8967452301 1500000000000000",
 }
-"""Frames of version 6 of every kind, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
+"""Frames of version 7 of every kind, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
 
 
 def with_a_bit_flipped(frame: bytes) -> Iterator[bytes]:
@@ -170,7 +171,7 @@ def test_bytes_behind_the_end_are_refused(name: str) -> None:
     ("offset", "value", "reason"),
     [
         (0, b"AMSE", "not a frame"),
-        (4, b"\x01\x00", "protocol version 1, this side speaks 6"),
+        (4, b"\x01\x00", "protocol version 1, this side speaks 7"),
         (6, b"\x00\x00", "unknown message kind 0"),
         (6, b"\x63\x00", "unknown message kind 99"),
         (24, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
@@ -231,23 +232,23 @@ def test_the_longest_open_fits_a_frame() -> None:
 
 def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
     frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE)[:-4])
-    frame[-85:-81] = struct.pack("<I", MAX_TOKENS + 1)
+    frame[-93:-89] = struct.pack("<I", MAX_TOKENS + 1)
     with pytest.raises(WireError, match=f"{MAX_TOKENS + 1} token ids, at most"):
         decode(seal(bytes(frame)))
-    frame[-85:-81] = struct.pack("<I", 20)
-    with pytest.raises(WireError, match="20 token ids announced, 61 bytes left"):
+    frame[-93:-89] = struct.pack("<I", 20)
+    with pytest.raises(WireError, match="20 token ids announced, 69 bytes left"):
         decode(seal(bytes(frame)))
 
 
 @pytest.mark.parametrize(
     ("offset", "value", "reason"),
     [
-        (-57, struct.pack("<d", -1.0), "temperature=-1.0: must be at least 0"),
-        (-57, struct.pack("<d", float("nan")), "temperature=nan: must be finite"),
-        (-49, struct.pack("<d", 0.0), "top_p=0.0: must be above 0"),
+        (-65, struct.pack("<d", -1.0), "temperature=-1.0: must be at least 0"),
+        (-65, struct.pack("<d", float("nan")), "temperature=nan: must be finite"),
+        (-57, struct.pack("<d", 0.0), "top_p=0.0: must be above 0"),
         (-1, b"\x09", "9 stands for none of"),
-        (-81, struct.pack("<I", 1), "1 biases announced, 57 bytes left"),
-        (-81, struct.pack("<I", 2**31), "biases, at most"),
+        (-89, struct.pack("<I", 1), "1 biases announced, 65 bytes left"),
+        (-89, struct.pack("<I", 2**31), "biases, at most"),
     ],
 )
 def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value: bytes, reason: str) -> None:

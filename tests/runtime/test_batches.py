@@ -94,6 +94,7 @@ def asked(draw: random.Random, number: int) -> Asked:
             stop=draw.choice(((), (), ("b",), ("ca", "d"))),
             ignore_eos=draw.random() < 0.5,
             logprobs=draw.random() < 0.3,
+            top_logprobs=draw.choice((0, 0, 3)),
             **(filters if temperature and rule != "greedy" else {}),
         ),
         decoding=schedule,
@@ -104,7 +105,8 @@ def asked(draw: random.Random, number: int) -> Asked:
 
 def as_seen(generation: Generation) -> tuple[Any, ...]:
     """What its reader gets of a finished answer."""
-    return generation.token_ids, generation.text, generation.finish_reason, generation.logprobs
+    scores = generation.logprobs, generation.top_logprobs
+    return generation.token_ids, generation.text, generation.finish_reason, scores
 
 
 def logprobs_alone(prompt: tuple[int, ...], token_ids: tuple[int, ...]) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from amusd.protocol.messages import CERTAINTY, Candidate, Message
 from amusd.testing.memory import MemoryTransport
 from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
-from amusd.types import FinishReason, Mode
+from amusd.types import FinishReason, Mode, TokenSource
 
 NUM_TOKENS = 40
 PLAIN = decoding(Mode.AUTOREGRESSIVE)
@@ -37,6 +38,7 @@ FILTERS: list[dict[str, Any]] = [
     {"top_p": 0.9},
     {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": ((3, 1.5), (7, -4.0))},
+    {"frequency_penalty": 0.6, "presence_penalty": -0.4},
 ]
 TREES: dict[str, Callable[[], Drafter]] = {
     "spread": lambda: TableTreeDrafter(places=spread(1)),
@@ -171,7 +173,7 @@ def test_a_pass_over_several_paths_accepts_what_only_a_second_guess_foresaw() ->
 def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
     temperature: float, filters: dict[str, Any]
 ) -> None:
-    wanted = sampled(temperature, logprobs=True, **filters)
+    wanted = sampled(temperature, top_logprobs=4, **filters)
     num_accepted_alternatives = 0
     with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.003) as (engine, _):
         expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
@@ -179,8 +181,18 @@ def test_several_paths_give_the_tokens_and_logprobs_of_plain_decoding(
             answer = engine.generate(PROMPT, wanted, decoding=branching(lookahead, fan_out=4, min_candidates=2))
             assert answer.token_ids == expected.token_ids
             assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-9)
+            assert answer.top_logprobs == expected.top_logprobs
             num_accepted_alternatives += answer.metrics.num_accepted_alternatives
     assert num_accepted_alternatives > 0
+
+
+def test_each_token_of_a_tree_says_where_it_comes_from() -> None:
+    with pair({}, {"spread": TREES["spread"]}, pass_seconds=0.003) as (engine, _):
+        stream = engine.stream(PROMPT, sampled(0.9), decoding=branching(5, fan_out=4, min_candidates=2))
+        counts, metrics = Counter(token.source for token in stream), stream.generation.metrics
+    assert counts[TokenSource.ALTERNATIVE] == metrics.num_accepted_alternatives > 0
+    assert counts[TokenSource.CANDIDATE] == metrics.num_accepted - metrics.num_accepted_alternatives > 0
+    assert counts.total() == metrics.num_tokens
 
 
 class Uneven(TableTreeDrafter):

@@ -22,7 +22,7 @@ from amusd.protocol.messages import Candidate, Message
 from amusd.sampling.acceptance import certain
 from amusd.testing.memory import MemoryTransport
 from amusd.testing.table import TableModel
-from amusd.types import Mode
+from amusd.types import Mode, TokenSource
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]
 NUM_TOKENS = 60
@@ -32,6 +32,7 @@ FILTERS: list[dict[str, Any]] = [
     {"top_p": 0.9},
     {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": ((3, 1.5), (7, -4.0))},
+    {"frequency_penalty": 0.6, "presence_penalty": -0.4},
 ]
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "same": lambda: AutoregressiveDrafter(target_model()),
@@ -127,24 +128,43 @@ def test_a_low_temperature_is_greedy_decoding_in_the_limit() -> None:
 
 
 @pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("changes", [{}, {"acceptance": "rejection"}, {"stop": ("f",)}], ids=str)
+def test_each_token_says_where_it_comes_from(mode: Mode, changes: dict[str, Any]) -> None:
+    with pair({"stranger": DRAFTERS["stranger"]}) as (engine, _):
+        stream = engine.stream(PROMPT, params(1.0, **changes), decoding=decoding(mode, 4))
+        sources, metrics = [token.source for token in stream], stream.generation.metrics
+    assert sources.count(TokenSource.CANDIDATE) == metrics.num_accepted
+    assert sources.count(TokenSource.TARGET) == metrics.num_tokens - metrics.num_accepted
+    assert (metrics.num_accepted > 0) == (mode is not Mode.AUTOREGRESSIVE)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature: float) -> None:
     with pair({"stranger": DRAFTERS["stranger"]}) as (engine, _):
-        answer = engine.generate(PROMPT, replace(params(temperature), logprobs=True), decoding=decoding(mode, 4))
+        answer = engine.generate(PROMPT, replace(params(temperature), top_logprobs=3), decoding=decoding(mode, 4))
         without = engine.generate(PROMPT, params(temperature), decoding=decoding(mode, 4))
     assert answer.token_ids == without.token_ids
     assert without.logprobs == ()
-    assert "logprobs" not in without.as_dict()
+    assert without.top_logprobs == ()
+    assert not {"logprobs", "top_logprobs"} & without.as_dict().keys()
     model = target_model()
     tokens = [*PROMPT, *answer.token_ids]
     rows: list[float] = []
+    best: list[tuple[int, float]] = []
     for position in range(len(PROMPT), len(tokens)):
         cache = model.new_cache(len(tokens))
         model.prefill(tokens[: position - 1], cache)
         row = model.forward(tokens[position - 1 : position], cache).logits[0].log_softmax(0)
         rows.append(float(row[tokens[position]]))
+        best += zip(row.topk(3).indices.tolist(), row.topk(3).values.tolist(), strict=True)
     assert answer.logprobs == pytest.approx(rows, abs=1e-5)
     assert answer.as_dict()["logprobs"] == list(answer.logprobs)
+    found = [pair for top in answer.top_logprobs for pair in top]
+    assert len(answer.top_logprobs) == len(answer.token_ids)
+    assert [token_id for token_id, _ in found] == [token_id for token_id, _ in best]
+    assert [logprob for _, logprob in found] == pytest.approx([logprob for _, logprob in best], abs=1e-5)
+    assert answer.as_dict()["top_logprobs"] == [[list(pair) for pair in top] for top in answer.top_logprobs]
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)

@@ -123,6 +123,7 @@ filters = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.001, 0.05, 0.5, 1.0]),
         "repetition_penalty": st.sampled_from([0.7, 1.2, 5.0]),
         "presence_penalty": st.sampled_from([-1.5, 0.4, 8.0]),
+        "frequency_penalty": st.sampled_from([-1.0, 0.3, 2.0]),
         "logit_bias": st.lists(
             st.tuples(st.integers(0, 50), st.sampled_from([-100.0, -1.0, 0.5, 30.0])), max_size=6
         ).map(tuple),
@@ -176,7 +177,15 @@ def texts(rows: int, columns: int = 30_000) -> Tensor:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {"presence_penalty": 1.0}, {"logit_bias": ((3, 9.0),)}],
+    [
+        {},
+        {"top_k": 40},
+        {"top_p": 0.9},
+        {"min_p": 0.05},
+        {"presence_penalty": 1.0},
+        {"frequency_penalty": 1.0},
+        {"logit_bias": ((3, 9.0),)},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -292,6 +301,28 @@ def test_log_probabilities_come_with_the_digest() -> None:
         assert away.num_whole_rows == 0
         assert len(away.logprobs) == 4
         assert away.logprobs == pytest.approx(near.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "distribution", [GREEDY, Distribution(temperature=0.7), Distribution(temperature=1, top_p=0.9)]
+)
+def test_the_most_likely_columns_come_with_the_digest(distribution: Distribution) -> None:
+    logits = texts(4)
+    logits[:, 7] = logits[:, 9]  # equal ones stand in their order
+    logits[2, 100:] = -torch.inf
+    logits[3, 3:] = -torch.inf  # barred: not reported
+    near, away = (
+        TargetSampler(distribution, 30_000, logprobs=True, top_logprobs=20, digests=digests)
+        for digests in (None, Digests(30_000, None, CPU))
+    )
+    candidates = TokenSampler(distribution, 30_000).choose(logits, 0, [0] * 4)[:3]
+    for sampler in (near, away):
+        sampler.accept(logits, 0, [0, *candidates], candidates)
+    assert away.num_whole_rows <= 1  # the last one: of three columns
+    assert [len(top) for top in away.top_logprobs] == [20, 20, 20, 3]
+    for ours, theirs in zip(away.top_logprobs, near.top_logprobs, strict=True):
+        assert [column for column, _ in ours] == [column for column, _ in theirs]
+        assert [logprob for _, logprob in ours] == pytest.approx([logprob for _, logprob in theirs], abs=1e-5)
 
 
 def test_the_ratio_test_and_a_sampler_without_digests_see_whole_rows() -> None:

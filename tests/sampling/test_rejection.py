@@ -129,10 +129,11 @@ def test_the_first_tokens_follow_the_targets_law(asynchronous: bool, number: int
         Experiment(replace(PLAIN, top_p=0.8)),
         Experiment(replace(PLAIN, temperature=1.5, min_p=0.2)),
         Experiment(replace(PLAIN, presence_penalty=1.0, repetition_penalty=1.3, logit_bias=((2, 0.7),))),
+        Experiment(replace(PLAIN, frequency_penalty=0.8)),
         Experiment(PLAIN, target=(against := PrefixModel(1)), draft=PrefixModel(2, of=against, sign=-1.0)),
         Experiment(PLAIN, target=(larger := PrefixModel(3)), draft=PrefixModel(2, 3, of=larger)),
     ],
-    ids=["plain", "one", "four", "top-p", "min-p", "penalties", "draft against target", "draft of fewer ids"],
+    ids=["plain", "one", "four", "top-p", "min-p", "penalties", "counts", "draft against target", "draft of fewer ids"],
 )
 @pytest.mark.parametrize("number", [FEW, pytest.param(200_000, marks=pytest.mark.long)])
 def test_the_law_holds_under_every_parameter(experiment: Experiment, number: int) -> None:

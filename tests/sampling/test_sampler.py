@@ -110,6 +110,38 @@ def test_penalties_and_bias_are_those_of_the_definition() -> None:
     assert row == [1.0, -1.0, 0.25, 0.5, 3.5, 0.25]
 
 
+@settings(deadline=None, max_examples=200)
+@given(
+    prompt=st.lists(st.integers(0, 11), max_size=12),
+    answer=st.lists(st.integers(0, 11), max_size=12),
+    repetition=st.sampled_from([0.5, 1.0, 2.0]),
+    presence=st.sampled_from([-1.5, 0.0, 0.25]),
+    frequency=st.sampled_from([-0.5, 0.0, 0.75]),
+    ids=st.sampled_from([None, (5, 2, 9, 0, 11, 3)]),
+)
+def test_penalties_are_those_of_counting_token_by_token(
+    prompt: list[int],
+    answer: list[int],
+    repetition: float,
+    presence: float,
+    frequency: float,
+    ids: tuple[int, ...] | None,
+) -> None:
+    """OpenAI's and vLLM's definition; tokens that no column scores are not looked at."""
+    distribution = Distribution(
+        temperature=1, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
+    )
+    processor = LogitsProcessor(distribution, len(LOGITS), None if ids is None else np.array(ids))
+    row, columns = processor.process(LOGITS, prompt, answer)
+    expected = []
+    for logit, token_id in zip(LOGITS.tolist(), ids or range(len(LOGITS)), strict=True):
+        if token_id in prompt + answer:
+            logit = logit / repetition if logit > 0 else logit * repetition  # noqa: PLW2901
+        expected.append(logit - frequency * answer.count(token_id) - presence * (token_id in answer))
+    assert columns is None
+    assert row.tolist() == expected  # all of them are numbers of few bits
+
+
 def test_a_model_of_fewer_ids_applies_them_to_the_right_columns() -> None:
     distribution = Distribution(temperature=1, logit_bias=((40, 1.0), (7, 9.0)), presence_penalty=1.0)
     processor = LogitsProcessor(distribution, 3, np.array([5, 40, 60]))
@@ -252,6 +284,32 @@ def test_logprobs_are_the_models_own() -> None:
     assert acceptance.num_accepted == 1
     expected = torch.from_numpy(LOGITS).double().log_softmax(0)[1].item()
     assert sampler.logprobs == pytest.approx([expected, expected], abs=1e-9)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from(SIZES),
+    scale=st.sampled_from([0.0, 0.5, 8.0, 300.0]),
+    number=st.integers(1, 20),
+    rule=st.sampled_from(["greedy", "matching", "rejection"]),
+)
+def test_the_most_likely_tokens_are_those_of_sorting_everything(
+    seed: int, size: int, scale: float, number: int, rule: Any
+) -> None:
+    row = np.round(random_row(seed, size, scale), 1)  # some are equal
+    distribution = Distribution(
+        temperature=0.0 if rule == "greedy" else 0.8, acceptance=rule, presence_penalty=3.0, seed=seed
+    )
+    sampler = TargetSampler(distribution, size, logprobs=True, top_logprobs=number)
+    acceptance = sampler.accept(torch.from_numpy(row).unsqueeze(0), 0, [0], [])
+    exact = row.astype(np.float64)
+    exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
+    expected = sorted(range(size), key=lambda column: (-row[column], column))[:number]
+    [top] = sampler.top_logprobs
+    assert [column for column, _ in top] == expected
+    assert [logprob for _, logprob in top] == pytest.approx(exact[expected].tolist(), abs=1e-9)
+    assert dict(top).get(acceptance.token_ids[0], sampler.logprobs[0]) == sampler.logprobs[0]
 
 
 def test_greedy_is_the_argmax() -> None:

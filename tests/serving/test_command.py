@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -136,7 +137,7 @@ def test_a_draft_that_is_killed_under_eight_streams_costs_no_token_and_is_told(t
         assert texts == plain
         health = own.get("/health")
         assert (health.status_code, health.json()["num_draft_restarts"]) == (200, 1)
-        assert (own.figure("amusd:draft_restarts"), own.figure("amusd:draft_present")) == (1, 1)
+        assert (own.figure("amusd:draft_restarts_total"), own.figure("amusd:draft_present")) == (1, 1)
         assert own.end(signal.SIGTERM) == 0
         assert "Story" not in own.errors
 
@@ -169,9 +170,10 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, small: list[str]) -> No
         with httpx.stream(
             "POST", f"{own.url}/v1/completions", json={**body, "stream": True}, timeout=SECONDS
         ) as answer:
-            next(answer.iter_raw())
+            pieces = answer.iter_raw()  # which ends the request when nobody refers to it
+            next(pieces)
             own.process.send_signal(signal.SIGTERM)
-            until(lambda: "ending: no new requests" in own.errors, SECONDS)
+            until(lambda: "ending: no new requests" in own.errors or own.process.poll() is not None, SECONDS)
             assert own.end(signal.SIGTERM) == 128 + signal.SIGTERM
 
 
@@ -185,7 +187,8 @@ def test_a_key_is_kept_out_of_files_and_may_come_from_the_environment(tmp_path: 
         assert len(files) >= 3
         assert not any("very-secret" in text for text in [*files, own.errors])
         assert own.end(signal.SIGTERM) == 0
-    copied = run(amusd_command("serve", "--config-dir=out", "--config-name=config"), tmp_path)
+    shutil.copy(own.folder / "config.yaml", tmp_path / "again.yaml")
+    copied = run(amusd_command("serve", "--config-dir=.", "--config-name=again", "run_dir=again"), tmp_path)
     assert (copied.returncode, copied.stdout) == (2, "")
     assert "serve.api_key=(hidden): a run does not keep its key" in copied.stderr
 
