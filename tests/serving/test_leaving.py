@@ -13,6 +13,7 @@ import pytest
 from openai import APIError, InternalServerError
 from runtime.pair import PROMPT, on_pass, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving
+from typing_extensions import Self
 
 from amusd.testing.table import TableTokenizer
 from amusd.types import Mode
@@ -47,7 +48,7 @@ class Paused:
     def go_on(self) -> None:
         self._steps.release()
 
-    def __enter__(self) -> Paused:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

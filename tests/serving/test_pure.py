@@ -1,0 +1,240 @@
+"""The pure part: whatever a client sends is a plan or a named mistake, and a stream adds up to the whole answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from amusd.answer import Generation, PromptLogprobs, Token
+from amusd.config import DecodingConfig
+from amusd.serving.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Limits,
+    Plan,
+    RequestError,
+    plan_chat,
+    plan_completion,
+    validation_error,
+)
+from amusd.serving.responses import PromptText, Writer, event
+from amusd.tracing.metrics import GenerationMetrics
+from amusd.types import FinishReason, Mode, TokenSource
+
+LIMITS = Limits(max_length=400, max_speculative_tokens=7)
+CHAT_FIELDS, TEXT_FIELDS = ([*model.model_fields] for model in (ChatRequest, CompletionRequest))
+
+ODD: list[Any] = [None, True, 0, 1, -1, 2**70, 0.5, 1e9, -0.1, float("nan"), float("inf")]
+ODD += ["", "a", "5", "stop", "text", "auto", "none", "\ud800", "synchronous", [], {}, {"role": "user", "content": "a"}]
+ODD += [{"type": "text", "text": "a"}, {"include_usage": True}, {"5": 1.5}, {"\ud800": 1}, {"type": "image_url"}]
+values: Any = st.sampled_from(ODD) | st.lists(st.sampled_from(ODD), max_size=3)
+checked = settings(deadline=None, max_examples=200)
+
+
+def plan(body: Any, is_chat: bool) -> Plan:
+    """What a body asks for. Raises `RequestError`."""
+    request: type[ChatRequest | CompletionRequest] = ChatRequest if is_chat else CompletionRequest
+    try:
+        read = request.model_validate(body)
+    except ValidationError as error:
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise validation_error(found, lambda: [*request.model_fields]) from None
+    if isinstance(read, ChatRequest):
+        return plan_chat(read, DecodingConfig(), LIMITS)
+    return plan_completion(read, DecodingConfig(), LIMITS)
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}
+
+
+@checked
+@given(st.booleans(), st.dictionaries(st.sampled_from([*CHAT_FIELDS, *TEXT_FIELDS, "other"]), values, max_size=4))
+def test_any_body_is_a_plan_or_a_mistake_of_a_named_field(is_chat: bool, fields: dict[str, Any]) -> None:
+    base = chat() if is_chat else {"model": "m", "prompt": "a"}
+    mistake = None
+    try:
+        found = plan({**base, **fields}, is_chat)
+        assert found.num_answers >= (found.generates and 1)
+        assert found.params_of(0) == found.params
+    except RequestError as error:
+        mistake = error
+    if mistake is not None:
+        assert (mistake.status, (mistake.param or "").split(".")[0] in {*fields, *base}) == (400, True)
+        json.dumps(mistake.body, ensure_ascii=False).encode()
+
+
+@checked
+@given(values)
+def test_a_body_that_is_no_object_is_refused(body: Any) -> None:
+    with pytest.raises(RequestError):
+        plan([body], is_chat=True)
+
+
+def test_every_field_reaches_the_engine_under_its_name() -> None:
+    found = plan(
+        chat(
+            max_completion_tokens=7,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=-1,
+            min_p=0.1,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            repetition_penalty=1.5,
+            logit_bias={"5": -100},
+            seed=2**63 - 1,
+            stop=["a", "b"],
+            n=2,
+            logprobs=True,
+            top_logprobs=3,
+            stream=True,
+            stream_options={"include_usage": True},
+            mode="synchronous",
+            num_speculative_tokens=7,
+            token_sources=True,
+            ignore_eos=True,
+        ),
+        is_chat=True,
+    )
+    params = found.params
+    assert (params.max_new_tokens, params.temperature, params.top_p, params.top_k, params.min_p) == (
+        7,
+        0.5,
+        0.9,
+        0,
+        0.1,
+    )
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -0.5, 1.5)
+    assert (params.logit_bias, params.stop, params.ignore_eos) == (((5, -100.0),), ("a", "b"), True)
+    assert (params.logprobs, params.top_logprobs, found.top_logprobs) == (True, 3, 3)
+    assert [found.params_of(choice).seed for choice in range(2)] == [2**63 - 1, 0]
+    assert (found.decoding.mode, found.decoding.num_speculative_tokens) == (Mode.SYNCHRONOUS, 7)
+    assert (found.streams, found.includes_usage, found.token_sources, found.num_choices) == (True, True, True, 2)
+
+
+def test_what_is_left_out_is_as_in_openais_protocol() -> None:
+    params = plan(chat(), is_chat=True).params
+    assert (params.temperature, params.top_p, params.max_new_tokens, params.stop) == (1.0, 1.0, 400, ())
+    assert plan({"model": "m", "prompt": "a"}, is_chat=False).params.max_new_tokens == 16
+    assert len({plan(chat(), is_chat=True).params.seed for _ in range(3)}) > 1
+
+
+def test_the_parts_of_a_message_are_lines_and_a_developer_is_the_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    found = plan(chat(messages=[{"role": "developer", "content": parts}]), is_chat=True)
+    assert found.prompts == ([{"role": "system", "content": "a\nb"}],)
+
+
+# An answer of single characters; None shows no text
+
+tokens = st.lists(st.sampled_from(["a", "bc", "", "é"]), min_size=1, max_size=12)
+cuts = st.lists(st.integers(1, 4), min_size=1)
+
+
+def text_of(token_id: int) -> str:
+    return chr(97 + token_id)
+
+
+def made(shown: list[str]) -> tuple[list[Token], Generation]:
+    found = [
+        Token(i % 9, text, -float(i + 1), ((i % 9, -float(i + 1)), (10, -50.0)), [*TokenSource][i % 3])
+        for i, text in enumerate(shown)
+    ]
+    generation = Generation(
+        text="".join(shown),
+        token_ids=tuple(token.token_id for token in found),
+        finish_reason=FinishReason.EOS,
+        mode=Mode.ASYNCHRONOUS,
+        policy="chain",
+        drafter="ngram",
+        seed=0,
+        metrics=GenerationMetrics(num_tokens=len(shown)),
+        sequence_id=1,
+    )
+    return found, generation
+
+
+def writer(is_chat: bool, **fields: Any) -> Writer:
+    base = chat() if is_chat else {"model": "m", "prompt": "pq"}
+    asked = plan({**base, **fields}, is_chat)
+    return Writer(asked, identity="1", created=5, model="m", fingerprint="fp", text_of=text_of)
+
+
+def streamed(out: Writer, found: list[Token], generation: Generation, widths: list[int]) -> list[dict[str, Any]]:
+    """The choices of all chunks behind the opening."""
+    chunks, begin = [], 0
+    while begin < len(found):
+        width = widths[len(chunks) % len(widths)]
+        piece = out.piece(0, found[begin : begin + width])
+        chunks += [] if piece is None else [piece]
+        begin += width
+    return [choice for chunk in (*chunks, *out.closing(0, generation)) for choice in chunk["choices"]]
+
+
+@checked
+@given(tokens, cuts)
+def test_the_pieces_of_a_chat_add_up(shown: list[str], widths: list[int]) -> None:
+    fields = {"logprobs": True, "top_logprobs": 2, "token_sources": True}
+    found, generation = made(shown)
+    *pieces, last = streamed(writer(True, **fields), found, generation, widths)
+    (whole,) = writer(True, **fields).whole(3, [(found, generation)])["choices"]
+    assert "".join(piece["delta"]["content"] for piece in pieces) == whole["message"]["content"] == "".join(shown)
+    assert [entry for piece in pieces for entry in piece["logprobs"]["content"]] == whole["logprobs"]["content"]
+    assert [entry for piece in pieces for entry in piece["tokens"]] == whole["tokens"]
+    assert len(whole["tokens"]) == len(shown)
+    assert {entry["source"] for entry in whole["tokens"]} <= {"target", "candidate", "alternative"}
+    assert (last["delta"], last["finish_reason"], whole["finish_reason"]) == ({}, "stop", "stop")
+    assert all(piece["finish_reason"] is None for piece in pieces)
+
+
+@checked
+@given(tokens, cuts)
+def test_no_piece_of_a_plain_stream_is_without_text(shown: list[str], widths: list[int]) -> None:
+    found, generation = made(shown)
+    *pieces, _ = streamed(writer(True), found, generation, widths)
+    assert all(piece["delta"]["content"] for piece in pieces)
+    assert all(set(piece) == {"index", "delta", "logprobs", "finish_reason"} for piece in pieces)
+    assert "".join(piece["delta"]["content"] for piece in pieces) == "".join(shown)
+
+
+@checked
+@given(tokens, cuts, st.booleans())
+def test_the_pieces_of_a_completion_add_up(shown: list[str], widths: list[int], echo: bool) -> None:
+    fields = {"logprobs": 2, "echo": echo}
+    scores = PromptLogprobs((15, 16), (None, -2.0), ((), ((16, -2.0), (3, -float("inf")))))
+    echoes = [PromptText("pq", scores)] if echo else []
+    found, generation = made(shown)
+    out = writer(False, **fields)
+    opening = [choice for chunk in out.opening(echoes) for choice in chunk["choices"]]
+    pieces = [*opening, *streamed(out, found, generation, widths)]
+    (whole,) = writer(False, **fields).whole(2, [(found, generation)], echoes)["choices"]
+    assert "".join(piece["text"] for piece in pieces) == whole["text"] == "pq" * echo + "".join(shown)
+    parts = [piece["logprobs"] for piece in pieces if piece["logprobs"] is not None]
+    for name, entries in whole["logprobs"].items():
+        assert [entry for part in parts for entry in part[name]] == entries
+        assert len(entries) == len(shown) + 2 * echo
+    if echo:
+        assert whole["logprobs"]["token_logprobs"][:2] == [None, -2.0]
+        assert whole["logprobs"]["top_logprobs"][:2] == [None, {"q": -2.0, "d": -9999.0}]
+        assert whole["logprobs"]["text_offset"][:3] == [0, 1, 2]
+    json.loads(event({"choices": pieces}).removeprefix(b"data: "))
+
+
+def test_part_of_a_character_has_no_bytes() -> None:
+    found, generation = made(["a"])
+    out = Writer(
+        plan(chat(logprobs=True), is_chat=True),
+        identity="1",
+        created=5,
+        model="m",
+        fingerprint="fp",
+        text_of=lambda _: "\ufffd",
+    )
+    (choice,) = out.whole(1, [(found, generation)])["choices"]
+    assert choice["logprobs"]["content"][0]["bytes"] is None
