@@ -30,7 +30,12 @@ TOLERANCE = 2e-3
 
 def evaluated(folder: Path, model: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Results by task, and the samples of each task in the order of the file."""
-    offline = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "huggingface")}
+    offline = {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_HOME": str(folder / "huggingface"),
+    }
     words = ",".join(f"{name}={value}" for name, value in arguments.items())
     command = [sys.executable, "-m", "lm_eval", "run", "--model", model, "--model_args", words]
     command += ["--tasks", ",".join(TASKS), "--include_path", str(ROOT / "tests" / "serving" / "lm_eval_tasks")]
