@@ -34,15 +34,15 @@ from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import DraftSource
-from amusd.runtime.rank_layout import num_ranks_of
+from amusd.runtime.placement import num_ranks_of
 from amusd.runtime.startup import connect_target, load_with_followers, make_leader, make_recorder
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, StopChecker
 from amusd.settings import from_mapping, nearest, shown
+from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import Recorder
-from amusd.tracing.tally import TargetCounts
 from amusd.types import DraftPresence, Mode, Role
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose, and whose fault it was.
+"""The errors that this package raises on purpose. The tree says whose fault each of them is.
 
     AmusdError
     +-- ConfigError            the user's: a key, a value or a combination that cannot work, or an output that fails

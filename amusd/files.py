@@ -36,7 +36,7 @@ def read_json(path: Path) -> Any:
 
 
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:
-    """What to tell the user of an output that failed: the disk is full, the folder read-only, the file too large."""
+    """A line for the user about an output that failed: the disk is full, the folder read-only, the file too large."""
     return ConfigError(f"{path}: cannot be written ({error.strerror})")
 
 

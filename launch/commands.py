@@ -24,7 +24,7 @@ from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, create_run_
 from .terminal import tell
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
-"""What reading a file raises that is not what a run has written."""
+"""Errors of reading a file that is not what a run has written."""
 
 
 def run_bench(config: RunConfig) -> int:

@@ -22,7 +22,7 @@ from .overrides import OPTIONAL_GROUPS, check_for_hydra, is_file, is_text, settl
 
 _PRIMARY = "config"
 _FROM_A_FILE = "_from_a_file"
-"""What an experiment is called that is named by its path."""
+"""The name of an experiment that is given by its path."""
 
 
 def compose_config(overrides: Sequence[str]) -> RunConfig:

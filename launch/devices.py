@@ -24,7 +24,7 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
-"""What torch's NCCL groups read when they are made, for links (`transport=nccl`) and for ranks that share a model.
+"""Settings that torch's NCCL groups read when they are made, for links (`transport=nccl`) and ranks that share a model.
 
 TORCH_NCCL_ASYNC_ERROR_HANDLING: by default, and as torchrun sets it (1), torch ends the process when the peer of a
 transfer dies or is late; 2: only the transfer ends, and we say what happened.

@@ -99,14 +99,14 @@ def _drafts(options: Options, place: Place, group: Group, lives: Lives) -> Itera
 
 
 def own_transport(options: Options) -> TransportConfig:
-    """What this worker's own arguments say of the link. Raises `ConfigError`."""
+    """The link as this worker's own arguments describe it. Raises `ConfigError`."""
     from .compose import compose_config
 
     return compose_config(options.overrides).transport
 
 
 def _told_group(place: Place, store: Store) -> Group | None:
-    """What the target says is to be done; None when there is nothing."""
+    """The group of jobs that the target tells; None when there is nothing to do."""
     with waiting_for("the target's job", CONNECT_SECONDS) if place.is_away else nullcontext():
         text = store.get("group", CONNECT_SECONDS)
     if text is None and place.is_away:

@@ -43,7 +43,7 @@ _READ_SECONDS = 1.0  # for a value that is there
 _PIDS_SECONDS = 60.0
 """How long they may take to arrive after the draft itself."""
 BOTH_LOADED = "both models to load (startup_timeout_seconds, once one of them has)"
-"""What two machines wait for before the first token."""
+"""Words for what two machines wait for before the first token."""
 
 
 class ChildDrafts(DraftProcess):

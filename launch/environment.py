@@ -21,7 +21,7 @@ _PROBE_SECONDS = 5.0
 
 
 def describe_environment() -> dict[str, Any]:
-    """What `environment.json` holds."""
+    """The content of `environment.json`."""
     model, features = _cpu()
     return {
         "date": dt.datetime.now().astimezone().date().isoformat(),
@@ -79,7 +79,7 @@ def _commit() -> str | None:
 
 
 def _output_of(command: list[str]) -> str:
-    """What a short command prints; nothing when it fails."""
+    """The output of a short command; empty when it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):

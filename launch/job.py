@@ -171,7 +171,9 @@ class Options:
         if rest and "=" not in rest[0]:
             values["command"] = rest.pop(0)
             if values["command"] not in COMMANDS:
-                raise ConfigError(f"{values['command']}: under torchrun the command is {' or '.join(COMMANDS)}")
+                raise ConfigError(
+                    f"{values['command']}: under torchrun the command is {', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}"
+                )
         return cls(**values, overrides=tuple(rest))
 
 

@@ -1,4 +1,4 @@
-"""What one `key=value` means: free text, a group's choice, a sweep, or a value for Hydra.
+"""Reads each `key=value`: free text, a group's choice, a sweep, or a value for Hydra.
 
 Free text (`prompt=`, paths, model names, `sampling.stop=`) never reaches Hydra's grammar: commas, quotes, braces
 and `${...}` arrive as typed. Two forms keep Hydra's meaning: a complete quoted string, and `null`
@@ -36,7 +36,7 @@ _INSTEAD = {
     "hydra.sweep.dir": "write run_dir=FOLDER",
     "hydra": "Hydra's own settings are not used",
 }
-"""What a key of Hydra's own is answered with, by the longest beginning of its name."""
+"""Answers to keys of Hydra's own, by the longest beginning of the key."""
 
 
 def split(argument: str) -> tuple[str, str]:
@@ -82,7 +82,7 @@ def is_text(key: str) -> bool:
 
 
 def text_value(key: str, value: str) -> Any:
-    """What a text key is set to: the text as typed; None for `null`; a complete quoted string without its quotes."""
+    """The value of a text key: the text as typed; None for `null`; a complete quoted string without its quotes."""
     if key in TEXT_LISTS:
         if value == "null":
             return []

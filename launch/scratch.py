@@ -61,7 +61,7 @@ def _remove_left_over() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the target has told of a group's jobs, a line each, once it was known."""
+    """The target's report on a group's jobs, a line each, written once it is known."""
 
     job_codes: tuple[int, ...] = ()
     """Exit codes of the jobs that ended, in order."""
@@ -91,7 +91,7 @@ def tell_exit_code(path: Path | None, code: int) -> None:
 
 
 def read_outcome(path: Path) -> Outcome:
-    """What has been told."""
+    """The outcome as it was told."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     ends = _codes(lines, "end")
     return Outcome(

@@ -22,7 +22,7 @@ from .process_tree import state_of
 from .terminal import tell
 
 GRACE_SECONDS = 1.0
-"""From a signal to the certain end."""
+"""Time from a signal to the certain end."""
 GRACE_SECONDS_AFTER_PEER = 10.0
 """The same when the other worker failed: nobody is waiting at a keyboard."""
 PEER_FAILED = signal.SIGUSR1
@@ -52,7 +52,7 @@ def end_with_parent(signum: int = signal.SIGTERM) -> None:
 
 
 def raise_on_signals() -> None:
-    """From now on SIGINT, SIGTERM, SIGHUP and `PEER_FAILED` raise `Interrupted`, once, and start the countdown."""
+    """Have SIGINT, SIGTERM, SIGHUP and `PEER_FAILED` raise `Interrupted`, once, and start the countdown."""
 
     def on_signal(signum: int, _frame: FrameType | None) -> None:
         if signum != PEER_FAILED and _is_loading("torch"):
@@ -121,7 +121,7 @@ def interrupt_main_thread() -> None:
 
 @contextmanager
 def watching(is_there: Callable[[], bool], react: Callable[[], None], name: str) -> Iterator[None]:
-    """While inside: call `react`, once and in another thread, when `is_there` says so.
+    """Call `react`, once and in another thread, if `is_there` says so while this context is open.
 
     The thread has ended when it is left, unless `is_there` does not return.
     """

@@ -1,4 +1,4 @@
-"""What two ranks tell each other before they have a link: a few JSON values in torchrun's store, or the target's own.
+"""The store in which two ranks meet before they have a link: a few JSON values in torchrun's, or the target's own.
 
 Whoever reaches the store's port can read and write there. So no value is a secret, none is a prompt, and each is sealed
 (HMAC-SHA256 over its name and text) with a secret that the workers have from files: a forged one is refused.
@@ -36,7 +36,7 @@ _PERMISSIONS = ("transport.keys=", "transport.insecure=true")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where torchrun, or `two_nodes.sh`, put this process."""
+    """The place of this process as torchrun or `two_nodes.sh` set it."""
 
     rank: int
     """0 is the target, 1 the draft."""
@@ -56,7 +56,7 @@ class Place:
 
     @property
     def endpoint(self) -> str:
-        """Where the store is, for people."""
+        """The address of the store, for people."""
         return f"{self.address}:{self.port}"
 
     def check_address(self, overrides: Sequence[str]) -> None:
@@ -193,7 +193,7 @@ def join_store(address: str, port: int, *, listener: int | None = None) -> TCPSt
 
 
 def _await_port(address: str, port: int, deadline: float) -> None:
-    """Until somebody listens there, or the deadline. torch itself waits where no signal is handled."""
+    """Wait until the store listens, or for the deadline. torch itself waits where no signal is handled."""
     while (left := deadline - time.monotonic()) > 0:
         with suppress(OSError), socket.create_connection((address, port), timeout=left):
             return

@@ -56,7 +56,7 @@ class _Sweep:
         self._num_earlier = len(self.exit_codes)
 
     def head_start(self) -> str:
-        """What an earlier attempt has left, for the first line."""
+        """Words about what an earlier attempt has left, for the first line."""
         return f", {self._num_earlier} of them done before" if self._num_earlier else ""
 
     def run(self) -> int | None:

@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def swept_keys(self) -> tuple[str, ...]:
-        """In the order in which they were typed."""
+        """The keys in the order in which they were typed."""
         return tuple(self.jobs[0].swept)
 
 
@@ -113,7 +113,7 @@ def is_done(job: SweepJob, directory: Path) -> bool:
 
 
 def read_result(directory: Path) -> dict[str, Any]:
-    """What the job left as its result; nothing when it did not come that far."""
+    """The result that the job left; empty when it did not come that far."""
     path = directory / RESULT_FILE
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return result

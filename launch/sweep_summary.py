@@ -1,4 +1,4 @@
-"""What a sweep has measured, in one place: `sweep.json`, `sweep.csv`, all answers, `report.html` and a table."""
+"""The measurements of a sweep in one place: `sweep.json`, `sweep.csv`, all answers, `report.html` and a table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Summary:
     folder: Path
     jobs: tuple[dict[str, Any], ...]
     environment: Mapping[str, Any]
-    """Of the first job that has a result."""
+    """The environment of the first job that has a result."""
 
     def document(self) -> dict[str, Any]:
         """`sweep.json`."""
@@ -79,7 +79,7 @@ class Summary:
         return [{"job": job["job"], **json.loads(line)} for job in self.jobs for line in self._lines(job, ANSWERS_FILE)]
 
     def prompts(self) -> list[dict[str, Any]]:
-        """What every answer took, as the `prompts.csv` of the jobs have it."""
+        """The time and counts of every answer, as the `prompts.csv` of the jobs have them."""
         return [
             {"job": job["job"], **_swept(job), **row}
             for job in self.jobs

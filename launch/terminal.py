@@ -27,7 +27,7 @@ def tell(line: str) -> None:
 
 @contextmanager
 def waiting_for(what: str, seconds: float | None = None) -> Iterator[None]:
-    """While inside: say what is waited for and how much longer, at once and every few seconds; then, that it is done.
+    """Say what is waited for and how much longer, at once and every few seconds while inside; then, that it is done.
 
     `seconds`: the deadline, if it is known. A wait that an exception ends says no more. Leaves no thread.
     """

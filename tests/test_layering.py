@@ -36,6 +36,8 @@ STANDARD_LIBRARY_ONLY = {
 }  # fmt: skip
 OPTIONAL = {"amusd.reporting.plots": {"matplotlib"}}
 """What a module of them may import all the same, where it is needed: nothing else may."""
+SERVING = {"fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn"}
+"""What only `amusd serve` needs: an extra."""
 NEVER_IMPORTED = {"hydra", "omegaconf", "launch", "amusd_launch", "experiments", "tests"}
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 
@@ -68,7 +70,7 @@ def violations(source: str, module: str) -> list[str]:
             downwards = other in LEVELS and LEVELS[other] < LEVELS[own]
             if other not in (own, "__version__") and not downwards:
                 found.append(f"{module} imports {name}")
-        elif (
+        elif (top in SERVING and own != "serving") or (
             top != "amusd"
             and own in STANDARD_LIBRARY_ONLY
             and top not in sys.stdlib_module_names
@@ -120,6 +122,7 @@ def test_every_module_keeps_to_its_layer(path: Path) -> None:
         ("amusd.commands.run", "from os import getenv"),
         ("amusd.helpers", ""),
         ("amusd.reporting.map", "import matplotlib"),
+        ("amusd.commands.serve", "import uvicorn"),
     ],
 )
 def test_the_check_finds_a_violation(module: str, source: str) -> None:

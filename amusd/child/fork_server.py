@@ -30,7 +30,7 @@ _STANDARD_INPUT = 0
 
 
 class Channel:
-    """What this process says to its parent, and hears of it."""
+    """The two-way line of text to the parent of this process."""
 
     def orders(self) -> Iterator[Orders]:
         """The settings, then the orders of one life after another, until the parent hangs up."""

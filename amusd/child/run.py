@@ -1,4 +1,4 @@
-"""What such a process runs, as a file: `run.py MODULE`.
+"""The file that such a process runs: `run.py MODULE`.
 
 The folder that the package lies in is all that is added to where modules are looked for, and only if it is missing
 there; the current directory is not looked in. What the child imports first is its module's affair.

@@ -137,7 +137,7 @@ class _Drafts:
             self._answer(contestant, WARM_UP_TOKENS)
 
     def wait(self) -> None:
-        """Where the draft was lost: until the next one is there, or `startup_timeout_seconds` are over."""
+        """Wait for the next draft after a loss, up to `startup_timeout_seconds`."""
         if not self._is_one_missing() or len(self.engine.draft_losses) == self.num_given_up:
             return
         self.note("the draft was lost; nothing is measured before the next one is there")

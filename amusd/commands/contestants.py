@@ -42,7 +42,7 @@ class Contestant:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name for people."""
         parts = [self.decoding.mode.value]
         if self.decoding.mode is Mode.SYNCHRONOUS:
             parts.append(f"{self.decoding.num_speculative_tokens} tokens")
@@ -57,7 +57,7 @@ class Contestant:
 
 @dataclass
 class Comparison:
-    """What the contestants did, answer by answer. `answers[c][p]` belongs to contestant c and prompt p.
+    """The answers of all contestants. `answers[c][p]` belongs to contestant c and prompt p.
 
     Several at a time, answers go on with the first prompt behind the last one, if there are fewer prompts than places.
     """
@@ -67,7 +67,7 @@ class Comparison:
     encoded: list[tuple[int, ...]] = field(default_factory=list)
     answers: list[list[Generation]] = field(default_factory=list)
     seconds: dict[int, float] = field(default_factory=dict)
-    """By contestant: what its loads took, where it makes several at a time."""
+    """Time that each contestant's loads took, by its index; only of those with several answers at a time."""
     refused: list[tuple[int, str]] = field(default_factory=list)
     """Prompts that did not fit: line number, reason."""
     repeatable: bool = True
@@ -123,7 +123,7 @@ def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of one batch size: plain decoding, then for each drafter the best synchronous length and asynchronous."""
+    """The rows of one batch size: plain decoding, then each drafter with the best synchronous length and asynchronous."""
     plain, *others = rows
     shown = [plain]
     for row in rows:
@@ -141,7 +141,7 @@ def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
-    """For each prompt that was answered, how long every contestant took for a token: the synchronous lengths too.
+    """The time per token of every contestant, for each prompt that was answered: the synchronous lengths too.
 
     A row names its contestant, which is the key here.
     """

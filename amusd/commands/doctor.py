@@ -24,14 +24,13 @@ from amusd.runtime.advice import Machine, advise
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, device_of, devices_of
 from amusd.runtime.gpus import look_at_gpus
-from amusd.runtime.placement import gpu_number, sharing
-from amusd.runtime.rank_layout import rank_layout
+from amusd.runtime.placement import gpu_number, rank_layout, sharing
 from amusd.runtime.startup import describe_capacity, link_devices
 from amusd.transport.factory import ON_ONE_MACHINE, choose_here
 from amusd.transport.latency import measure_one_way
 from amusd.types import Role
 
-PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf")
+PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "fastapi", "uvicorn")
 SELF_TEST_TOKENS = 32
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 LINK_MESSAGES = 400
@@ -90,7 +89,7 @@ def _devices(config: EngineConfig, machine: Machine) -> list[Finding]:
 
 
 def _placement(config: EngineConfig, places: Sequence[str], machine: Machine, num_cores: int) -> Finding:
-    """Where each rank computes; neither good nor bad where ranks share what they compute on."""
+    """The device of each rank; neither good nor bad where ranks share one."""
     names = _rank_names(config)
     text = ", ".join(f"{name} on {_place(place, machine)}" for name, place in zip(names, places, strict=True))
     if set(places) != {"cpu"}:
@@ -106,7 +105,7 @@ def _place(device: str, machine: Machine) -> str:
 
 
 def _rank_names(config: EngineConfig) -> list[str]:
-    """What each rank does, in the order of `devices_of`."""
+    """The role of each rank, in the order of `devices_of`."""
     if config.num_ranks == 2:
         return ["target", "draft"]
     several = config.draft_tensor_parallel_size > 1

@@ -1,4 +1,4 @@
-"""`amusd export-draft`: the embedded draft as a transformers checkpoint, for other systems."""
+"""`amusd export-draft` writes the embedded draft as a transformers checkpoint, for other systems."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ PARTIAL_FILE = "partial.txt"
 
 
 class Done(NamedTuple):
-    """What a command has to show for itself."""
+    """The result of a command, in the forms in which it is shown."""
 
     result: dict[str, Any]
     text: str
-    """What standard output still lacks, for a person."""
+    """The text that standard output still lacks, for a person."""
     notes: Sequence[str]
     """Lines about the run."""
     records: Sequence[Record] = ()
@@ -86,7 +86,7 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
 
 @dataclass
 class _FileRun:
-    """What one run adds to a file of answers. A place is an index into `prompts`."""
+    """The answers that one run adds to a file. A place is an index into `prompts`."""
 
     out: AnswersFile
     file: BinaryIO
@@ -94,15 +94,15 @@ class _FileRun:
     max_num_seqs: int
     begin: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
-    """From `begin` to the last answer."""
+    """Seconds from `begin` to the last answer."""
     num_done: int = 0
     """Places that are written or refused, and so are all before them."""
     num_tokens: int = 0
     num_answers: int = 0
     refused: dict[int, str] = field(default_factory=dict)
-    """By place: prompts that do not fit, and why."""
+    """Prompts that do not fit, and why, by place."""
     waiting: dict[int, Generation] = field(default_factory=dict)
-    """By place: answers behind one that is not there yet."""
+    """Answers behind one that is not there yet, by place."""
 
     def submitted(self, engine: Engine, config: RunConfig) -> Iterator[tuple[int, Answer]]:
         """Places and answers; each prompt is submitted when its answer is asked for."""
@@ -134,7 +134,7 @@ class _FileRun:
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """The result in a line, for a person."""
         return (
             f"{self.out.path}: {self.num_answers} answers, {self.num_tokens} tokens in {self.seconds:.1f} s: "
             f"{self.tokens_per_second:.1f} tokens/s"
@@ -174,7 +174,7 @@ def in_flight(
 
 
 def live_view(config: RunConfig, engine: Engine, console: Console) -> LiveView | None:
-    """What shows an answer with `view=live`; None, with a reason, where there is no terminal."""
+    """The view that shows an answer with `view=live`; None, with a reason, where there is no terminal."""
     if config.view == "plain":
         return None
     if console.terminal is None:
@@ -205,7 +205,7 @@ def _accepted(figures: dict[str, Any]) -> str:
 
 
 def _append(path: Path, text: str) -> None:
-    """Nothing where the file cannot take it: the answer goes on, and its end says so if its result fails too."""
+    """Append to a file if it can take more: else the answer goes on, and its end says so if its result fails too."""
     if text:
         with suppress(OSError), path.open("a", encoding="utf-8") as file:
             file.write(text)

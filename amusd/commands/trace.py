@@ -85,7 +85,7 @@ def summary_lines(part: Timeline) -> list[str]:
 
 
 def account_line(role: str, account: Account) -> str:
-    """Where the wall time of a worker went, the largest part first."""
+    """The parts of a worker's wall time, the largest first."""
     parts = sorted(account.fractions().items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in parts if share > 0)
     return f"{role}, {account.wall_ns / 1e6:.0f} ms: {shares}"

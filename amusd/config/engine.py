@@ -27,6 +27,8 @@ ModelShape: TypeAlias = Literal[
 
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
+_PROMPT_STEP = 128
+"""Chunks of a prompt end at its multiples: attention on a CPU has a border there (`models/numerics.py`)."""
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
 
 
@@ -194,6 +196,9 @@ class EngineConfig:
     """Longest sequence, prompt included; the model's own limit still holds."""
     max_num_seqs: int = 8
     """Answers that are computed at a time; further ones wait. Each has room for `max_model_len` tokens."""
+    max_num_batched_tokens: int | None = None
+    """Prompt tokens that one step takes in at most while other answers are computed: these wait so long for their next
+    tokens. A multiple of 128; None: 128 on a CPU, 1024 on a GPU."""
     startup_timeout_seconds: float = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: int = 1
@@ -206,6 +211,13 @@ class EngineConfig:
         require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
         require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "must be at least 2")
         require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "must be at least 1")
+        batched = self.max_num_batched_tokens
+        require(
+            batched is None or (batched >= _PROMPT_STEP and batched % _PROMPT_STEP == 0),
+            "max_num_batched_tokens",
+            batched,
+            f"must be a multiple of {_PROMPT_STEP}, or null",
+        )
         check_seconds("startup_timeout_seconds", self.startup_timeout_seconds)
         require(
             self.target_tensor_parallel_size >= 1,

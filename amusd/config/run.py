@@ -67,6 +67,7 @@ class RunConfig:
     """None: the smallest multiple of 8 that holds the longest synchronous block and the token before it."""
     max_model_len: int = EngineConfig.max_model_len
     max_num_seqs: int = EngineConfig.max_num_seqs
+    max_num_batched_tokens: int | None = EngineConfig.max_num_batched_tokens
     startup_timeout_seconds: float = EngineConfig.startup_timeout_seconds
     target_tensor_parallel_size: int = EngineConfig.target_tensor_parallel_size
     draft_tensor_parallel_size: int = EngineConfig.draft_tensor_parallel_size
@@ -174,6 +175,7 @@ class RunConfig:
             max_verify_width=width,
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs if max_num_seqs is None else max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             startup_timeout_seconds=self.startup_timeout_seconds,
             target_tensor_parallel_size=self.target_tensor_parallel_size,
             draft_tensor_parallel_size=self.draft_tensor_parallel_size,

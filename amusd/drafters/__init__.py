@@ -1,1 +1,1 @@
-"""What proposes candidates."""
+"""Drafters: the objects that propose candidates."""

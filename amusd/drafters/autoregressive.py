@@ -11,7 +11,6 @@ cache     [0, cache_length)      keys and values present; at most length - 1, so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from typing_extensions import Self
 
@@ -19,24 +18,17 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import NoRoomError, NotFiniteError
-from amusd.models.cached_model import ChainRows
-from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.language_model import ChainRows, KVCache, LanguageModel
 from amusd.sampling.digest import Digests
 from amusd.sampling.sampler import DraftSampler, TokenSampler
-
-
-class DraftModel(LanguageModel, Protocol):
-    """A `LanguageModel` whose passes go on with several sequences at once."""
-
-    def extend_batch(self, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:
-        """`extend` of several sequences, whose caches share their memory."""
-        ...
 
 
 class AutoregressiveDrafter(ChainDrafter):
     """Drafts with `model`. Its cache holds the longest sequence the model supports, and is kept between sequences."""
 
-    def __init__(self, model: DraftModel, lookup: NgramDrafter | None = None, *, cache: KVCache | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, lookup: NgramDrafter | None = None, *, cache: KVCache | None = None
+    ) -> None:
         """`lookup`: proposes first; the model drafts where it has no continuation. `cache`: one of `new_caches`."""
         super().__init__()
         self.model = model
@@ -63,11 +55,11 @@ class AutoregressiveDrafter(ChainDrafter):
         return self._cache.length
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """What the next sequence is drawn from; with the same noise as the target, so that the two agree often."""
+        """Draw the next sequence from it with the noise of the target, so that the two agree often."""
         self._distribution = distribution
 
     def take_rows(self) -> tuple[bytes, ...]:
-        """What the last tokens were drawn from, under the ratio test."""
+        """The rows that the last tokens were drawn from, under the ratio test."""
         return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
@@ -104,7 +96,7 @@ class AutoregressiveDrafter(ChainDrafter):
         return [tokens or () for tokens in proposed]
 
     def propose_known(self, max_tokens: int) -> tuple[int, ...] | None:
-        """What is proposed without the model: a continuation, or nothing where no room is left; None: ask the model."""
+        """Propose without the model: a continuation, or nothing where no room is left; None: ask the model."""
         num_tokens = min(max_tokens, self._capacity - self.length)
         if num_tokens < 1:
             return ()
@@ -113,14 +105,14 @@ class AutoregressiveDrafter(ChainDrafter):
         return found or None
 
     def rows(self, max_tokens: int) -> ChainRows:
-        """What the model goes on with."""
+        """The end of the sequence, for the model to go on with."""
         pending = self._catch_up()
         if self._sampler is not None:
             self._sampler.see(self._context)
         return ChainRows(pending, self._cache, min(max_tokens, self._capacity - self.length), self._sampler)
 
     def undo_rows(self) -> None:
-        """Forget what a pass that failed has left: it may be no numbers."""
+        """Forget what a failed pass has written: it may not be numbers."""
         self.take_rows()
         self._cache.truncate(min(self._cache.length, self.length - 1))
         self._cache.wipe()
@@ -145,12 +137,12 @@ class AutoregressiveDrafter(ChainDrafter):
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """What the model proposes for each."""
+        """The model's proposal for each."""
         if not drafters:
             return []
         rows = [drafter.rows(number) for drafter, number in zip(drafters, max_tokens, strict=True)]
         try:
-            found = _extended(drafters[0].model, rows)
+            found = drafters[0].model.extend_batch(rows)
         except NotFiniteError as error:
             for drafter in drafters:
                 drafter.undo_rows()
@@ -171,10 +163,3 @@ class AutoregressiveDrafter(ChainDrafter):
             if start + len(pending) == self.length:
                 return pending
             self.model.prefill(pending, self._cache)
-
-
-def _extended(model: DraftModel, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:
-    if len(batch) > 1:
-        return model.extend_batch(batch)
-    (rows,) = batch
-    return [model.extend(rows.token_ids, rows.cache, rows.num_tokens, rows.chooser)]

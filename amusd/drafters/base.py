@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from typing_extensions import Self
 
@@ -55,7 +55,10 @@ class Drafter(abc.ABC):
         return 1
 
     def set_distribution(self, distribution: Distribution) -> None:  # noqa: B027 - a lookup draws nothing
-        """What the target draws the tokens of the sequence from that is opened next, to guess right more often."""
+        """Set what the target draws the tokens of the next sequence from, so that guesses are right more often."""
+
+    def set_reference(self, token_ids: Sequence[int]) -> None:  # noqa: B027 - a draft that is one does not look at it
+        """Set the target's whole text of the next sequence, prompt included, for a synthetic draft."""
 
     @abc.abstractmethod
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
@@ -66,7 +69,7 @@ class Drafter(abc.ABC):
 
     @abc.abstractmethod
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
-        """What may follow each of `nodes`: the root alone, or nodes whose parents were computed.
+        """Guess the tokens behind each of `nodes`: the root alone, or nodes whose parents were computed.
 
         A chain goes on behind its own guess, up to `num_tokens` in all: an entry for each, none where it has no
         proposal.
@@ -173,24 +176,15 @@ class ChainDrafter(Drafter):
             self.commit(transition.token_ids)
 
 
-@runtime_checkable
-class ReferenceDrafter(Protocol):
-    """A `Drafter` that has to know the target's answer in advance."""
-
-    def set_reference(self, token_ids: Sequence[int]) -> None:
-        """The target's whole text of the sequence that is opened next, prompt included."""
-        ...
-
-
 class DrafterKind(NamedTuple):
-    """What an `Open` asks for."""
+    """The kind of drafter that an `Open` asks for."""
 
     name: str
     drafts_trees: bool = False
 
 
 DrafterFactory = Callable[[int], Sequence[Drafter]]
-"""Makes that many drafters of one class, which share their model and the memory of their caches."""
+"""Makes that many drafters of one class, which share their model and the memory of their caches. Called once."""
 
 
 def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:

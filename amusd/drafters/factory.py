@@ -1,7 +1,8 @@
-"""From the configuration to drafters that can be made, some for each of several sequences, over models loaded once."""
+"""Loads the models of the configured drafters once, and makes drafters over them, one for each of several sequences."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,10 +22,11 @@ from amusd.protocol.draft_session import MAX_NODES
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafters:
-    """What a draft worker offers."""
+    """The drafters that a draft worker offers."""
 
     factories: Mapping[DrafterKind, DrafterFactory]
-    """The makers of drafters. A name is the configuration's `kind`; those with a model draft trees, too."""
+    """The makers of drafters. A name is the configuration's `kind`; those with a model draft trees, too.
+    Drafters of one name share their caches: the i-th of chains and the i-th of trees take turns."""
     vocab_size: int
     """The models' vocabulary size; 0 without one."""
     tokenizer_hash: str
@@ -46,11 +48,12 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     for config in engine.drafters:
         if config.kind == "ngram":
-            factories[DrafterKind(config.kind)] = _ngram_factory(config)
+            factories[DrafterKind(config.kind)] = one_by_one(
+                functools.partial(NgramDrafter, config.min_ngram, config.max_ngram)
+            )
             continue
         model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
-        factories[DrafterKind(config.kind)] = _model_factory(config, model)
-        factories[DrafterKind(config.kind, drafts_trees=True)] = _tree_factory(config, model)
+        factories |= _model_factories(config, model)
         if tokenizer is None:
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
@@ -60,28 +63,25 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids)
 
 
-def _ngram_factory(config: DrafterConfig) -> DrafterFactory:
-    return one_by_one(lambda: NgramDrafter(config.min_ngram, config.max_ngram))
+def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterKind, DrafterFactory]:
+    """The makers of chains and of trees over one set of caches: the i-th drafters of both have the same one."""
+    looks_up = config.kind == "embedded" and config.min_lookup > 0
+    caches = functools.cache(lambda number: model.new_caches(number, model.max_length, spare=MAX_NODES))
 
-
-def _model_factory(config: DrafterConfig, model: CachedModel) -> DrafterFactory:
-    def make(cache: KVCache) -> Drafter:
+    def chain(cache: KVCache) -> Drafter:
         if config.kind == "synthetic":
             return SyntheticDrafter(AutoregressiveDrafter(model, cache=cache), config.accept, model.vocab_size)
-        looks_up = config.kind == "embedded" and config.min_lookup > 0
         lookup = NgramDrafter(config.min_lookup, config.max_lookup) if looks_up else None
         return AutoregressiveDrafter(model, lookup, cache=cache)
 
-    return lambda number: [make(cache) for cache in model.new_caches(number, model.max_length)]
-
-
-def _tree_factory(config: DrafterConfig, model: CachedModel) -> DrafterFactory:
-    def make(cache: KVCache) -> Drafter:
+    def tree(cache: KVCache) -> Drafter:
         if config.kind == "synthetic":
             drafter = ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache)
             return SyntheticTreeDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
-        looks_up = config.kind == "embedded" and config.min_lookup > 0
         ngrams = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
         return ModelTreeDrafter(model, ngrams, cache=cache)
 
-    return lambda number: [make(cache) for cache in model.new_caches(number, model.max_length, spare=MAX_NODES)]
+    return {
+        DrafterKind(config.kind): lambda number: [chain(cache) for cache in caches(number)],
+        DrafterKind(config.kind, drafts_trees=True): lambda number: [tree(cache) for cache in caches(number)],
+    }

@@ -1,4 +1,4 @@
-"""What a text says of its own next token: prompt lookup, and the cache that a small model's distribution is mixed with.
+"""Prompt lookup, and the n-gram cache of a text that a small model's distribution is mixed with.
 
 Prompt lookup proposes what followed the longest suffix of the text when that occurred before. It needs no weights.
 
@@ -26,7 +26,7 @@ embedded pair (`experiments/embedded_draft/mixture.py`)."""
 MAX_CONTINUATIONS = 3
 """Different tokens that are thought likely at once."""
 _MAX_OCCURRENCES = 32
-"""That are looked at, the latest ones; of a single token as many as there may be continuations."""
+"""Most occurrences that are looked at, the latest ones; of a single token `MAX_CONTINUATIONS` and one."""
 
 
 class NgramCache:
@@ -78,7 +78,7 @@ class NgramCache:
         return list(found.items())
 
     def continuation(self, max_tokens: int) -> tuple[int, ...]:
-        """What followed the longest suffix of the committed tokens, if `min_match` agree: `max_tokens` tokens, or none.
+        """`max_tokens` tokens that followed the longest suffix of the committed ones, or none unless `min_match` agree.
 
         Where that runs into the end of the text it goes on through what it has just proposed, as a loop does.
         """
@@ -179,7 +179,7 @@ class NgramDrafter(ChainDrafter):
 
 
 def shares_of(continuations: Sequence[tuple[int, int]], shares: Sequence[float] = SHARES) -> list[tuple[int, float]]:
-    """What each of a cache's `continuations` gets of the probability."""
+    """The share of the probability that each of a cache's `continuations` gets."""
     rest, weight, found = 1.0, 1.0, []
     for token_id, agreement in continuations:
         share = rest * weight * shares[min(agreement, len(shares) - 1)]

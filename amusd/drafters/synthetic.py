@@ -104,7 +104,7 @@ class SyntheticDrafter(ChainDrafter):
 
 
 class SyntheticTreeDrafter(Drafter):
-    """A `Drafter` and a `ReferenceDrafter`. `model` spends the time; its guesses are replaced."""
+    """Replaces the guesses of `model`, which spends the time."""
 
     def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
         """`vocab_size`: ids of the model; those of the target are reduced to that range for it."""

@@ -70,7 +70,7 @@ class ModelTreeDrafter(Drafter):
         self._slots: dict[Node, int] = {}
         """The slot of each computed node."""
         self._paths: dict[Node, tuple[int, ...]] = {}
-        """For each computed node: the slots behind the prefix that lead to it, its own last."""
+        """The slots behind the prefix that lead to each computed node, its own last."""
 
     @property
     def length(self) -> int:
@@ -141,7 +141,7 @@ class ModelTreeDrafter(Drafter):
             self._ngrams.commit(self._context[self._ngrams.length :])
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
-        """What followed the longest suffix when it occurred before."""
+        """The tokens that followed the longest suffix when it occurred before."""
         found = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)
         return found, LOOKUP_WEIGHT if found else 0.0
 
@@ -192,7 +192,7 @@ class ModelTreeDrafter(Drafter):
         return TreePart(TreeRows(tokens, prefix, paths, self._cache, wanted), positions, contexts, mixtures)
 
     def rank(self, part: TreePart, output: ModelOutput) -> Sequence[Guesses]:
-        """What follows the last rows, by the logits of the pass."""
+        """Rank the tokens behind the last rows by the logits of the pass."""
         number = len(part.positions)
         digests = None if output.digests is None else output.digests[-number:]
         try:

@@ -17,6 +17,7 @@ from amusd.models.eager import EagerPasses
 from amusd.models.graphs import Capture
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import (
+    ChainRows,
     Chooser,
     DigestRequest,
     KVCache,
@@ -42,23 +43,21 @@ from amusd.models.split_attention import stored_dtype
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """The nodes of one tree in a pass: the arguments of `CachedModel.forward_tree`."""
+    """The nodes of one tree in a pass: a part of `CachedModel.forward_trees`.
+
+    After `prefill` of n tokens, slots [0, n) are theirs. The others are the caller's, who may give a slot to another
+    node at any time; `new_cache(capacity, spare=...)` has `capacity + spare` in all, and `spare` is the longest path.
+    Low slots are cheap on a CPU.
+    """
 
     token_ids: Sequence[int]
     prefix: Slots
+    """[positions] int64: the slots of the tokens before the tree."""
     paths: Sequence[Sequence[int]]
+    """For each row, the slots that lead from there to it, its own last, where its keys and values go. An ancestor was
+    computed before, or is a row of this pass."""
     cache: KVCache
     wanted: DigestRequest | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChainRows:
-    """The end of one chain that goes on: the arguments of `CachedModel.extend`."""
-
-    token_ids: Sequence[int]
-    cache: KVCache
-    num_tokens: int
-    chooser: Chooser | None = None
 
 
 class _CapturedMemory(KVMemory):
@@ -110,15 +109,17 @@ class CachedModel:
         self.implementation = network.implementation
         """The forward pass's author: `amusd` or `transformers`."""
         self.device = network.device
-        """Where the weights are."""
+        """The device of the weights."""
         self.captured_on = None if capture is None else network.device
         """The device whose passes are captured; None: each is computed anew, and logits are on the host."""
         self.max_length = max_length
         """Longest sequence, in tokens."""
         self.width = numerics.width
         """Most rows of one pass."""
+        self.prefill_chunk = numerics.prefill_chunk
+        """Prompt tokens of one pass at most; chunks end at its multiples."""
         self.tokens_per_step = tokens_per_step
-        """Tokens that `extend` makes in one replay."""
+        """Tokens that `extend_batch` makes in one replay."""
         self.vocab_size = network.vocab_size
         """Columns of the logits."""
         self.output_ids = output_ids
@@ -151,7 +152,7 @@ class CachedModel:
     def new_cache(self, capacity: int, *, spare: int = 0) -> PreallocatedCache:
         """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`.
 
-        `spare`: slots for nodes of a tree beside these tokens; see `forward_tree`.
+        `spare`: slots for nodes of a tree beside these tokens; see `TreeRows`.
         """
         return self.new_caches(1, capacity, spare=spare)[0]
 
@@ -197,10 +198,6 @@ class CachedModel:
             wanted = None if digest is None else DigestRequest(digest, np.zeros((0, digest.num_inputs), dtype=np.int64))
             self.run(Pass([Part(cache, wanted=wanted)], steps=steps))
 
-    def chunk_end(self, start: int, end: int) -> int:
-        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
-        return self._numerics.prefill_end(start, end)
-
     def max_rows(self, start: int) -> int:
         """Most tokens of one path in a pass at position `start`."""
         return self._numerics.max_rows(start)
@@ -243,7 +240,8 @@ class CachedModel:
             parts.append(Part(cache, sequence.token_ids, rows, sequence.wanted))
         outputs = self._outputs(parts)
         for part in parts:
-            part.cache.path_slots = () if part.rows is None else part.rows.slots
+            if part.rows is not None:
+                part.cache.path_slots = part.rows.slots
         return outputs
 
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
@@ -256,11 +254,11 @@ class CachedModel:
     def extend(
         self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
     ) -> list[int]:
-        """`num_tokens` tokens after `token_ids`, each chosen behind the one before; see `LanguageModel`."""
+        """`extend_batch` of one sequence."""
         return self.extend_batch([ChainRows(token_ids, cache, num_tokens, chooser)])[0]
 
     def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
-        """`extend` of several sequences, whose caches share their memory, in as many passes as the longest needs."""
+        """Tokens behind several chains, in as many passes as the longest needs; see `LanguageModel`."""
         ends = []
         for chain in batch:
             if chain.num_tokens < 1:
@@ -279,30 +277,13 @@ class CachedModel:
             chain.cache.truncate(end)
         return [tokens[: chain.num_tokens] for chain, tokens in zip(batch, chosen, strict=True)]
 
-    def forward_tree(
-        self,
-        token_ids: Sequence[int],
-        prefix: Slots,
-        paths: Sequence[Sequence[int]],
-        cache: KVCache,
-        wanted: DigestRequest | None = None,
-    ) -> ModelOutput:
-        """One pass over 1 to `width` nodes of a tree. Logits that are captured are valid until the next pass.
-
-        `prefix` [positions] int64: the slots of the tokens before the tree. `paths`: of each row, the slots that lead
-        from there to it, its own last, where its keys and values go. An ancestor was computed before, or is a row of
-        this pass.
-
-        After `prefill` of n tokens, slots [0, n) are theirs. The others are the caller's, who may give a slot to
-        another node at any time; `new_cache(capacity, spare=...)` has `capacity + spare` in all, and `spare` is the
-        longest path. Low slots are cheap on a CPU. `cache.length` neither matters nor changes; `prefill` and `forward`
-        write from there on, padding included, whatever lies there. Raises `ValueError`, before any change, for what no
-        path can be.
-        """
-        return self.forward_trees([TreeRows(token_ids, prefix, paths, cache, wanted)])[0]
-
     def forward_trees(self, batch: Sequence[TreeRows]) -> list[ModelOutput]:
-        """One pass over nodes of several trees, whose caches share their memory; each as of `forward_tree`."""
+        """One pass over 1 to `width` nodes of each tree; the caches share their memory.
+
+        Logits that are captured are valid until the next pass. `cache.length` neither matters nor changes; `prefill`
+        and `forward` write from there on, padding included, whatever lies there. Raises `ValueError`, before any
+        change, for what no path can be.
+        """
         parts = []
         for tree in batch:
             cache = self._checked((), tree.cache)

@@ -43,7 +43,7 @@ class PassShape:
     digest: LogitsDigest | None = None
     """Computed of each row's logits; None: the most likely token alone."""
     sequences: int = 1
-    """With padding."""
+    """Sequences of the pass, padding included."""
 
 
 class _DigestBuffers:
@@ -158,8 +158,8 @@ class CapturedPasses:
         """Compute a pass and wait for it.
 
         Returns the logits [tokens, vocab] of each part, and [1, vocab] for each further step, valid until the next
-        pass; nothing for a prompt in order. Of several steps the last token stays outside the cache, and so do those
-        that do not fit, which are of no use.
+        pass; nothing for a prompt in order. After several steps the cache holds neither the last token nor
+        those that do not fit.
         """
         first = work.parts[0]
         if not first.token_ids:
@@ -238,7 +238,7 @@ class CapturedPasses:
         return digest is None or self._num_caches > 1
 
     def _step_rows(self, step: int, shape: PassShape) -> slice:
-        """Where results and inputs of a further step stand: behind those of all rows."""
+        """The places of the results and inputs of a further step: behind those of all rows."""
         first = self._num_caches * (self._max_rows + step)
         return slice(first, first + shape.sequences)
 
@@ -270,7 +270,7 @@ class CapturedPasses:
         return logits
 
     def _wait(self) -> None:
-        """Until the device is done. Raises `DeviceError` when it takes too long, `RankLostError` for several ranks."""
+        """Wait for the device. Raises `DeviceError` when it takes too long, `RankLostError` for several ranks."""
         try:
             self._completion.wait(self._ranks.check)
         except DeviceError as error:

@@ -132,7 +132,7 @@ def _check_files(path: str | Path, folder: Path) -> None:
 
 
 def _instead_of_checkpoint(folder: Path, names: Sequence[str]) -> str:
-    """What a folder without a configuration is, and what to do with it."""
+    """Say what a folder without a configuration is, and what to do with it."""
     if "adapter_config.json" in names:
         return f"a LoRA adapter, no model; {_MERGE_ADAPTER}"
     if any(name.endswith(".gguf") for name in names):
@@ -142,7 +142,7 @@ def _instead_of_checkpoint(folder: Path, names: Sequence[str]) -> str:
 
 
 def _instead_of_weights(folder: Path) -> str:
-    """What a folder holds beside its configuration instead of weights, and what to do with it."""
+    """Say what a folder holds beside its configuration instead of weights, and what to do with it."""
     names = sorted(file.name for file in folder.iterdir())
     if "adapter_model.safetensors" in names:
         return f"; it holds a LoRA adapter: {_MERGE_ADAPTER}"

@@ -38,7 +38,7 @@ _METHODS: Mapping[str, tuple[str, str]] = {
     "torchao": ("torchao", "its weights are stored as objects of that library"),
     "fbgemm_fp8": ("FBGEMM FP8", "its products clip activations at a bound of their own"),
 }
-"""By `quant_method`: the method's usual name, and why it cannot run."""
+"""The usual name of each `quant_method`, and why it cannot run."""
 _WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 _ACTIVATIONS = {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True}
 

@@ -49,7 +49,7 @@ class HuggingFaceNetwork:
 
     implementation = "transformers"
     fills_vectors = False
-    """Not known of other authors' layers."""
+    """False: it is not known of other authors' layers."""
 
     def __init__(self, model: Any) -> None:
         """`model` is on its device and ready for inference."""

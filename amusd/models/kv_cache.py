@@ -38,8 +38,8 @@ class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.num_slots = num_slots
         self.dtype = dtype
         self.slots_of_pass: range | Tensor = range(0)
-        """Where the first rows of the running pass are written: neighbours, or [rows] int64 on the device. What comes
-        behind them is padding, and is not written."""
+        """The slots that the first rows of the running pass are written to: neighbours, or [rows] int64 on the device.
+        Further rows are padding, and are not written."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
         """[heads, slots, dim] of each layer: "keys" and "values", or "joint", the keys' heads first."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
@@ -175,7 +175,7 @@ class PreallocatedCache:
         self.memory.wipe(self.first + torch.from_numpy(self.slots[self._length :]))
 
     def memory_slots(self, rows: int) -> range:
-        """Where the memory has the next `rows` rows, of a cache in order. Raises `ValueError` beyond the region."""
+        """Slots in the memory of the next `rows` rows of a cache in order. Raises `ValueError` beyond the region."""
         self.check_allocated(self._length + rows)
         start = self.first + self._length
         return range(start, start + rows)

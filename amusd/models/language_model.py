@@ -148,6 +148,16 @@ class Chooser(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ChainRows:
+    """The end of one chain that goes on: a part of `LanguageModel.extend_batch`."""
+
+    token_ids: Sequence[int]
+    cache: KVCache
+    num_tokens: int
+    chooser: Chooser | None = None
+
+
 @runtime_checkable
 class LanguageModel(Protocol):
     """A causal language model on one device.
@@ -178,12 +188,17 @@ class LanguageModel(Protocol):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that `extend` makes at once: 1, or as many as a device makes without the host."""
+        """Tokens that `extend_batch` makes at once: 1, or as many as a device makes without the host."""
         ...
 
     @property
     def width(self) -> int:
         """Most rows of one pass."""
+        ...
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens of one pass at most; chunks end at its multiples."""
         ...
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -204,10 +219,6 @@ class LanguageModel(Protocol):
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens whose logits nobody needs, in chunks whose borders depend on the position alone."""
-        ...
-
-    def chunk_end(self, start: int, end: int) -> int:
-        """Where the chunk of a prompt ends that begins at position `start`, if the prompt ends at `end`."""
         ...
 
     def max_rows(self, start: int) -> int:
@@ -255,15 +266,14 @@ class LanguageModel(Protocol):
         """
         ...
 
-    def extend(
-        self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
-    ) -> list[int]:
-        """Take in `token_ids`, then choose `num_tokens` tokens one after another; returns those.
+    def extend_batch(self, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:
+        """Take in the rows of each sequence, then choose `num_tokens` tokens one after another; returns those of each.
 
-        Each is the most likely one, or what `chooser` chooses from logits, which leave the device for it.
+        Each token is the most likely one, or what `chooser` chooses from logits, which leave the device for it. The
+        caches share their memory, so that one pass serves all.
 
         The last token stays outside the cache, whose length grows by `len(token_ids) + num_tokens - 1`. Raises
-        `ValueError` as `forward` does, and `NotFiniteError` as `ModelOutput.choose` does; the cache is longer then.
+        `ValueError` as `forward` does, and `NotFiniteError` as `ModelOutput.choose` does; the caches are longer then.
         """
         ...
 

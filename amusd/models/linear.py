@@ -1,4 +1,4 @@
-"""Linear layers of few rows: packed or plain in the weights' dtype, in FP8, and in int8 for drafts.
+"""Linear layers for passes of few rows: packed or plain in the weights' dtype, in FP8, and in int8 for drafts.
 
 Packed. oneDNN multiplies from a blocked layout. `torch.nn.functional.linear` converts the weights to it at every call;
 packed beforehand, the linear layers of the embedded target take 16 instead of 25 ms for one row, and 16 instead of 31
@@ -12,7 +12,7 @@ rows. Such a product is rounded to that dtype once more before it is scaled.
 
 int8, for drafts on CPUs. Half the bytes of bfloat16, and four products of bytes in each lane. Weights have a scale per
 output, inputs one scale per product: a row's result depends on the other rows, which a draft may and a target must not.
-Where they are of several sequences each row has its own scale (`InputScales`), which takes 15 us a product more. The
+In a pass over several sequences each row has its own scale (`InputScales`), which takes 15 us a product more. The
 rounding costs a draft some agreement (docs/log.md); the text is verified. The operators are those of torch's dynamic
 quantization (FBGEMM).
 

@@ -1,4 +1,4 @@
-"""From the engine's configuration to a loaded model and its tokenizer, or to a line about its forward pass."""
+"""Loads the models and tokenizers of a configuration, and says in a line which forward pass each would get."""
 
 from __future__ import annotations
 
@@ -45,7 +45,12 @@ def load_target(
     processes that share the model.
     """
     options = LoadOptions(
-        numerics=Numerics.for_device(device, width=config.max_verify_width, fixed=config.verify_width == "fixed"),
+        numerics=Numerics.for_device(
+            device,
+            width=config.max_verify_width,
+            fixed=config.verify_width == "fixed",
+            prefill_chunk=config.max_num_batched_tokens,
+        ),
         max_model_len=config.max_model_len,
         dtype=target_dtype(config, device),
         device=device,

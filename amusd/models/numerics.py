@@ -35,19 +35,20 @@ class Numerics:
     border: int | None = 128
     """With `fixed`: attention reads keys up to the next multiple of this, and no block crosses one. None: the sums of
     attention do not depend on how many keys are read (`row_attention.py`), which is so on GPUs."""
-    prefill_chunk: int = 256
+    prefill_chunk: int = 128
     """Prompt tokens per pass; chunks end at its multiples. A multiple of `border`."""
     num_tracks: int = 1
     """Rows of one position that a pass may hold. With a border they stand in tracks of slots that lie `track_stride`
     apart, and need a fixed width."""
 
     @classmethod
-    def for_device(cls, device: str, *, width: int, fixed: bool) -> Numerics:
-        """The rule for a kind of device (`cpu`, `cuda:0` ...)."""
+    def for_device(cls, device: str, *, width: int, fixed: bool, prefill_chunk: int | None = None) -> Numerics:
+        """The rule for a kind of device (`cpu`, `cuda:0` ...). `prefill_chunk`: None is the device's own."""
         if device == "cpu":
             # With `bucketed` each row costs time there: none is free for another path.
-            return cls(width=width, fixed=fixed, num_tracks=NUM_TRACKS if fixed else 1)
-        return cls(width=width, fixed=fixed, border=None, prefill_chunk=1024, num_tracks=NUM_TRACKS)
+            num_tracks = NUM_TRACKS if fixed else 1
+            return cls(width=width, fixed=fixed, prefill_chunk=prefill_chunk or 128, num_tracks=num_tracks)
+        return cls(width=width, fixed=fixed, border=None, prefill_chunk=prefill_chunk or 1024, num_tracks=NUM_TRACKS)
 
     def __post_init__(self) -> None:
         if min(self.width, self.border or 1, self.prefill_chunk, self.num_tracks) < 1:

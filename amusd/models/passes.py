@@ -128,7 +128,7 @@ class Network(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         ...
 
     @property

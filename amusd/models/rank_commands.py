@@ -122,7 +122,7 @@ def _as_mapping(of: RankCommand | PartCommand) -> dict[str, Any]:
 
 
 def _packed(rows: PathRows) -> dict[str, Any]:
-    """For JSON: the prefix as runs of slots that follow each other."""
+    """The prefix as runs of slots that follow each other, for JSON."""
     breaks = np.flatnonzero(np.diff(rows.prefix, prepend=-2) != 1)
     counts = np.diff(breaks, append=len(rows.prefix))
     runs = np.stack((rows.prefix[breaks], counts), axis=1)

@@ -44,7 +44,7 @@ class _ConnectedRanks(Ranks):
     """A rank that meets the others in a process group."""
 
     _others: str
-    """Those at the other end of this rank's sockets."""
+    """The ranks at the other end of this rank's sockets."""
 
     def __init__(self, role: Role, rank: int, size: int, backend: Backend) -> None:
         super().__init__(role, rank, size)

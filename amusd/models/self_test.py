@@ -25,7 +25,7 @@ class WidthInvariance:
     """Outcome of `measure_width_invariance`."""
 
     num_rows: int
-    """That were compared."""
+    """Rows that were compared."""
     num_equal: int
     """Rows whose logits are equal bit for bit."""
     max_difference: float

@@ -1,4 +1,4 @@
-"""What the draft may do next in one sequence, given the verdicts it has heard. Pure: values in, values out.
+"""The draft's state of one sequence: what it may do next, given the verdicts it has heard. Pure: values in, values out.
 
     [0, base)      committed, as far as the draft knows
     behind it      a tree of nodes, each one token; the root stands for the last committed token
@@ -29,8 +29,8 @@ from dataclasses import dataclass, field, replace
 
 from amusd.config import MAX_FAN_OUT
 from amusd.errors import PeerProtocolError
-from amusd.protocol.committed_prefix import CommittedPrefix
 from amusd.protocol.messages import CERTAINTY, MAX_EPOCH, Candidate, Open, Verdict
+from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.wire import MAX_TOKENS
 
 MIN_PROBABILITY = 0.005
@@ -51,9 +51,9 @@ class Node:
     token_id: int
     position: int
     probability: float
-    """That the text goes through it, given the root."""
+    """Probability that the text goes through it, given the root."""
     weight: float
-    """That it follows its parent."""
+    """Probability that it follows its parent."""
     number: int = 0
     """Names it towards the target, from 1; 0 as long as it has not been offered."""
     step: int = 0
@@ -80,7 +80,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What a verdict does to the tree. `num_discarded > 0` is a rollback."""
+    """The change that a verdict makes to the tree. `num_discarded > 0` is a rollback."""
 
     kept: tuple[Node, ...]
     """Nodes on the committed path, in its order: they become part of the prefix."""
@@ -261,7 +261,7 @@ class DraftSession:
         )
 
     def preview(self, verdict: Verdict) -> Transition | None:
-        """What `apply` would do; None for a stale verdict. Changes nothing but the count of stale ones.
+        """The transition that `apply` would carry out; None for a stale verdict, whose count alone changes.
 
         Raises `PeerProtocolError` for a verdict that no correct target sends.
         """
@@ -360,7 +360,7 @@ class DraftSession:
         return node
 
     def _make(self, node: Node, guesses: Sequence[tuple[int, float, int]]) -> None:
-        """Those that are worth it; what is known (by a lookup) is not guessed twice."""
+        """Guess those that are worth it; what is known (by a lookup) is not guessed twice."""
         node.unmade = []
         known = {child.token_id for child in node.children}
         for token_id, weight, step in guesses:

@@ -1,10 +1,12 @@
-"""A 64-bit rolling hash of a token prefix, so that a candidate can prove which prefix it was drafted from.
+"""The committed prefix of a sequence, and the hash by which a candidate proves which prefix it was drafted from.
 
-Not a defence against an adversary: it detects our own mistakes. One multiplication and one addition per token, the same
-number on every machine.
+The hash is a rolling one of 64 bits: one multiplication and one addition per token, the same number on every machine.
+It detects our own mistakes, and is no defence against an adversary.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 EMPTY = 0xCBF29CE484222325
 """Hash of the empty prefix."""
@@ -17,3 +19,41 @@ def extend(prefix_hash: int, token_id: int) -> int:
     """Hash of the prefix with `token_id` appended."""
     mixed = ((prefix_hash ^ (token_id + 1)) * _MULTIPLIER) & _MASK
     return mixed ^ (mixed >> 29)
+
+
+class CommittedPrefix:
+    """Tokens that the target chose for one sequence, and that are never changed again: the prefix only grows.
+
+    Every position keeps the hash of the prefix that ends there, so that any earlier prefix can be recognised.
+    """
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._token_ids: list[int] = []
+        self._hashes: list[int] = [EMPTY]
+        self.append(token_ids)
+
+    @property
+    def length(self) -> int:
+        """Number of committed tokens."""
+        return len(self._token_ids)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All committed tokens."""
+        return tuple(self._token_ids)
+
+    def slice(self, start: int, stop: int) -> tuple[int, ...]:
+        """Tokens at `[start, stop)`."""
+        return tuple(self._token_ids[start:stop])
+
+    def hash_before(self, position: int) -> int:
+        """Rolling hash of `[0, position)`."""
+        return self._hashes[position]
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Make these tokens final."""
+        value = self._hashes[-1]
+        for token_id in token_ids:
+            value = extend(value, token_id)
+            self._token_ids.append(token_id)
+            self._hashes.append(value)

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amusd.errors import InvariantError, PeerProtocolError
-from amusd.protocol.committed_prefix import CommittedPrefix
 from amusd.protocol.messages import CERTAINTY, Candidate, Verdict
+from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.verification import Block, PassOutcome, Tracks
 
 MAX_NODES = 4096
@@ -42,7 +42,7 @@ MAX_NUMBERS = 4 * MAX_NODES
 
 
 class Reception(enum.Enum):
-    """What became of a candidate message."""
+    """The fate of a candidate message."""
 
     TAKEN = "taken"
     """Some of its tokens are in the tree, or agree with what was committed meanwhile."""
@@ -62,7 +62,7 @@ class _Node:
     weight: int
     row: Any
     children: dict[int, _Node] = field(default_factory=dict)
-    """By token."""
+    """Nodes that follow it, by token."""
 
 
 class TargetSession:
@@ -71,7 +71,7 @@ class TargetSession:
     _children: dict[int, _Node]
     """Nodes that follow the committed prefix, by token."""
     _nodes: dict[int, _Node]
-    """Everything in the tree, by number."""
+    """All nodes of the tree, by number."""
     _passed: dict[int, int]
     """Number of a node that was committed -> its position."""
 
@@ -300,12 +300,12 @@ class TargetSession:
         return candidate.prefix_hash == self._prefix.hash_before(candidate.root)
 
     def _note_numbers(self, first: int, number: int) -> None:
-        """T4."""
+        """Count the numbers of a message (T4)."""
         self._epoch += first > self._next_number
         self._next_number = max(self._next_number, first + number)
 
     def _nodes_of(self, candidate: Candidate, rows: Sequence[Any]) -> list[tuple[_Node, int]]:
-        """Not yet placed, each with the number of its parent."""
+        """The nodes of a message, not yet placed, each with the number of its parent."""
         number = len(candidate.token_ids)
         return [
             (_Node(token_id, 0, candidate.first + index, weight, row), parent)
@@ -349,7 +349,7 @@ class TargetSession:
         return Reception.TAKEN
 
     def _compare(self, node: _Node) -> Reception:
-        """With the token that was committed in its place."""
+        """Compare the node with the token that was committed in its place."""
         if self._prefix.slice(node.position, node.position + 1)[0] != node.token_id:
             return Reception.CONTRADICTED
         self._passed[node.number] = node.position

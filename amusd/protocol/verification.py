@@ -10,7 +10,7 @@ from amusd.types import TokenSource
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one target pass takes in: the last committed token, then candidates."""
+    """The tokens that one target pass takes in: the last committed one, then candidates."""
 
     start: int
     """Position of the last committed token, `committed_length - 1`."""
@@ -76,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOutcome:
-    """What came of one target pass."""
+    """The outcome of one target pass."""
 
     num_candidates: int
     """Candidates on the likeliest path."""

@@ -17,7 +17,7 @@ MEASURES = ("tokens", "ms", "accepted", "identical")
 """Columns of `prompts.csv`: tokens of the answer, its time, candidates accepted, whether it is plain decoding's."""
 
 CONTENT = ("text", "token_ids", "finish_reason")
-"""What `prompts.csv` leaves out."""
+"""Columns that `prompts.csv` leaves out."""
 
 Record = Mapping[str, Any]
 """One answer: `KEYS`, `CONTENT` and `MEASURES`."""

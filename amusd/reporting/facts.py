@@ -46,7 +46,7 @@ def models_name(config: RunConfig) -> str:
 
 
 def prompts_name(config: RunConfig) -> str:
-    """Where they come from; not what they say."""
+    """The origin of the prompts, without their text."""
     workload = config.workload
     source = "prompts that come with amusd" if workload.path is None else f"prompts of {PurePath(workload.path).name}"
     number = workload.num_prompts or f"{DEFAULT_PROMPTS} (or fewer)"

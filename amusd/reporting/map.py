@@ -42,7 +42,7 @@ _LINE = 20
 _LETTER_WIDTH = 8.6
 """Average width of a letter of 15 pixels, in a wide font."""
 _BASELINES = ((20.0, 54.0), (17.0, 33.0), (40.0, 56.0))
-"""Where the two texts of a cell may stand."""
+"""Baselines, in pixels from the top of a cell, of its two texts."""
 _TEXT_HALF_WIDTH = 24
 
 

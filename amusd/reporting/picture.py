@@ -47,7 +47,7 @@ _TARGET, _DRAFT = (84, 30), (30, 20)
 """Bottom and height of each lane, in pixels above the bottom of its line's axes."""
 
 Place: TypeAlias = "float | Sequence[float]"
-"""Where something is drawn; nowhere, for a sample of the legend."""
+"""The place of a mark on an axis; an empty sequence for a sample of the legend."""
 
 
 def draw(timeline: Timeline, title: str, subtitle: Sequence[str]) -> str:
@@ -80,7 +80,7 @@ def draw(timeline: Timeline, title: str, subtitle: Sequence[str]) -> str:
 
 
 def _stretches(timeline: Timeline) -> tuple[list[tuple[int, int]], bool]:
-    """When each line begins and ends, in nanoseconds, and whether the answer goes on behind the last one.
+    """The begin and end of each line, in nanoseconds, and whether the answer goes on behind the last one.
 
     The first line begins shortly before the first pass or draft step, so that a long prefill does not fill lines with
     nothing. All lines but the last are equally long.

@@ -113,7 +113,7 @@ def _figures(keys: Sequence[str], jobs: Sequence[JobSummary]) -> Iterator[tuple[
 def _series(
     measure: str, key: str, values: Sequence[str], jobs: Sequence[JobSummary]
 ) -> list[tuple[str, list[float | None], int]]:
-    """For each way to decode the measure at each value of the key; None where it was not measured."""
+    """The measure at each value of the key, for each way to decode; None where it was not measured."""
     found: dict[str, dict[str, float]] = {}
     for job in jobs:
         for row in job["rows"]:

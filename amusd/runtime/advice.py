@@ -1,4 +1,4 @@
-"""What would run better elsewhere: a pure function of the machine, and of where each rank is to compute.
+"""Advice on devices: a pure function of the machine and of the device of each rank.
 
 It judges by what the driver says of the GPUs, not by measurement. An asynchronous pair gains from computing at the same
 time, and every token waits for the target: the draft wants a GPU of its own, and the target the fastest one.
@@ -12,25 +12,24 @@ from pathlib import Path
 
 from amusd.config import EngineConfig
 from amusd.runtime.gpus import Gpu
-from amusd.runtime.placement import drafts_with_model, gpu_number, sharing
-from amusd.runtime.rank_layout import in_role
+from amusd.runtime.placement import drafts_with_model, gpu_number, in_role, sharing
 from amusd.types import Role
 
 FASTER = 1.1
-"""From this ratio on a GPU counts as faster, or as larger."""
+"""Least ratio at which a GPU counts as faster, or as larger."""
 BUSY_BYTES = 1 << 30
-"""From this memory in use on, a GPU counts as one that other processes use."""
+"""Least memory in use with which a GPU counts as one that other processes use."""
 BUSY_SHARE = 0.1
-"""From this share of time with work on it does as well."""
+"""Least share of time with work on it that counts so as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the advice rests on."""
+    """The facts that the advice rests on."""
 
     gpus: Sequence[Gpu] = ()
     mps_folder: Path | None = None
-    """Where an MPS daemon has its pipes; None: there is none."""
+    """The folder of an MPS daemon's pipes; None: there is none."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def _quality(gpu: Gpu) -> tuple[float, int]:
 
 
 def _advantage(gpu: Gpu, other: Gpu) -> str | None:
-    """What makes `gpu` better for the target; None where nothing does."""
+    """The reason why `gpu` is better for the target; None without one."""
     if gpu.bandwidth is not None and other.bandwidth is not None:
         ratio = gpu.bandwidth / other.bandwidth
         if ratio >= FASTER:
@@ -163,7 +162,7 @@ def _is_busy(gpu: Gpu) -> bool:
 
 
 def _no_peers(placed: _Placed) -> Iterator[str]:
-    """What ranks tell each other has to be copied through the host's memory."""
+    """Messages between ranks have to be copied through the host's memory."""
     for role in placed.roles:
         gpus = placed.gpus_of(role)
         if _strangers(placed.machine.gpus, gpus):

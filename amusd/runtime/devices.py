@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.errors import ConfigError
-from amusd.runtime.placement import gpu_number, place, sharing
-from amusd.runtime.rank_layout import in_role
+from amusd.runtime.placement import gpu_number, in_role, place, sharing
 from amusd.types import Role
 
 

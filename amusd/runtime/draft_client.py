@@ -10,7 +10,7 @@ link of a stopped process must not fill.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +23,6 @@ from amusd.runtime.handshake import told
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.sampling.acceptance import ProbabilityRow, unpack_rows
 from amusd.tracing.messages import RECEIVE, SEND, record_message
-from amusd.tracing.metrics import DraftCounts
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import FinishReason
@@ -43,6 +42,9 @@ MAX_DRAIN_SECONDS = 0.02
 MAX_NONSENSE = 100
 """After this many messages in a row that the protocol forbids, the draft counts as lost."""
 
+EVERY_SEQUENCE = -1
+"""In the place of a sequence's id: all of them."""
+
 
 class Reminder:
     """When a draft that does not answer is told again. Times in seconds of one clock."""
@@ -51,15 +53,12 @@ class Reminder:
         """It is told now; without an answer again after `first_seconds`, then after twice that, and so on."""
         self.is_answered = False
         """The draft has answered at least once, so it has got what it was told first."""
-        self.silent_ns = 0
-        """How long an answer was waited for since the last one."""
         self._first_seconds = self._seconds = first_seconds
         self._due = now + first_seconds
 
     def heard(self, now: float) -> None:
         """The draft answered."""
         self.is_answered = True
-        self.silent_ns = 0
         self._seconds = self._first_seconds
         self._due = now + self._seconds
 
@@ -102,8 +101,8 @@ class DraftClient:
     """Those whose counts are awaited, by id, and until when."""
     _unanswered: deque[Close] = field(default_factory=lambda: deque(maxlen=MAX_UNANSWERED))
     """What this draft may not have got: it answers a `Close` with its counts."""
-    _silent_ns: int = 0
-    """How long it was waited for since the draft was last heard."""
+    _silent_ns: Counter[int] = field(default_factory=Counter)
+    """How long the draft was waited for since it was last heard: of each sequence, by id, and of `EVERY_SEQUENCE`."""
     _num_nonsense: int = 0
     """Messages in a row that the protocol forbids."""
 
@@ -115,7 +114,7 @@ class DraftClient:
     @property
     def patience_seconds(self) -> float:
         """How much longer the draft may be waited for; 0: not at all, it is silent."""
-        return max(0, round(self._max_silence_seconds * 1e9) - self._silent_ns) / 1e9
+        return max(0, round(self._max_silence_seconds * 1e9) - self._silent_ns[EVERY_SEQUENCE]) / 1e9
 
     @property
     def _max_silence_seconds(self) -> float:
@@ -127,10 +126,10 @@ class DraftClient:
 
         It may have no room for one sequence while it serves others, which must not wait for that one in each pass.
         """
-        reminder = self._reminders.get(sequence.sequence_id)
-        if reminder is None or not sequence.session.attached or not self.patience_seconds:
+        number = sequence.sequence_id
+        if number not in self._reminders or not sequence.session.attached or not self.patience_seconds:
             return False
-        return reminder.silent_ns < (sequence.request.max_silence_seconds + self.round_trip_seconds) * 1e9
+        return self._silent_ns[number] < (sequence.request.max_silence_seconds + self.round_trip_seconds) * 1e9
 
     # What the draft is told
 
@@ -152,7 +151,7 @@ class DraftClient:
         if found is None:
             return False
         self.link, self.peer = found
-        self._silent_ns = 0
+        self._silent_ns.clear()
         self._num_nonsense = 0
         self.num_restarts += 1
         by_need = sorted(self._sequences.values(), key=lambda sequence: -sequence.session.remaining)
@@ -194,6 +193,7 @@ class DraftClient:
         sequence.session.detach()
         self._sequences.pop(sequence.sequence_id, None)
         self._reminders.pop(sequence.sequence_id, None)
+        self._silent_ns.pop(sequence.sequence_id, None)
 
     def seconds_for_counts(self, sequence: TargetSequence) -> float:
         """How much longer the draft's counts of a closed sequence are waited for; 0: no longer, or they have come."""
@@ -241,10 +241,8 @@ class DraftClient:
             return False
         if timeout > 0:
             waited_ns = self.recorder.now_ns() - start_ns
-            self._silent_ns += waited_ns
-            for sequence in waiting:
-                if (reminder := self._reminders.get(sequence.sequence_id)) is not None:
-                    reminder.silent_ns += waited_ns
+            for number in (EVERY_SEQUENCE, *(sequence.sequence_id for sequence in waiting)):
+                self._silent_ns[number] += waited_ns
         if message is not None:
             self._handle(message)
         return message is not None
@@ -283,13 +281,12 @@ class DraftClient:
             return
         self._judge_sense(makes_sense=isinstance(message, Progress))
         if isinstance(message, Progress):
-            for reminder in self._reminders.values():  # it is at long work, for any of them
-                reminder.silent_ns = 0
+            self._silent_ns.clear()  # it is at long work, for any of them
             sequence, _ = self._closed.pop(message.sequence_id, (sequence, 0))
             for close in [close for close in self._unanswered if close.sequence_id == message.sequence_id]:
                 self._unanswered.remove(close)
             if sequence is not None:
-                sequence.tally.draft = DraftCounts.of(message)
+                sequence.tally.reported(message)
 
     def _receive_candidate(self, message: Candidate) -> str:
         """Take it in; return what became of it, for the record."""
@@ -320,11 +317,12 @@ class DraftClient:
         reminder = self._reminders.get(message.sequence_id)
         if reminder is not None and self.peer is not None and message.incarnation == self.peer.incarnation:
             reminder.heard(self._now())
+            self._silent_ns[message.sequence_id] = 0
 
     def _judge_sense(self, *, makes_sense: bool) -> None:
         """A draft that sends nonsense counts as silent, and in the end as lost."""
         if makes_sense:
-            self._silent_ns = 0
+            self._silent_ns[EVERY_SEQUENCE] = 0
             self._num_nonsense = 0
             return
         self._num_nonsense += 1
@@ -347,7 +345,7 @@ class DraftClient:
         self._reminders.clear()
         for sequence in (*self._sequences.values(), *(sequence for sequence, _ in self._closed.values())):
             sequence.session.detach()
-            sequence.tally.num_draft_losses += 1
+            sequence.tally.lost_draft()
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         self._closed.clear()
         self._unanswered.clear()

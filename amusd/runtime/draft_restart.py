@@ -1,4 +1,4 @@
-"""From a lost draft to the next one, while the target goes on decoding: nothing here waits.
+"""Replaces a lost draft by the next one while the target goes on decoding: nothing here waits.
 
     lost ──▶ a new process waits ──▶ listen on a fresh link, tell it where ──▶ Hello ──▶ handed to the target worker
 
@@ -21,11 +21,11 @@ from amusd.transport.base import Rendezvous, Transport
 
 FIRST_INCARNATION = 1
 MAX_RESTARTS = 5
-"""Lives in a row of which no candidate was verified."""
+"""Most lives in a row that end before a candidate of theirs was verified."""
 BACK_OFF_SECONDS = 0.25
-"""Before the second of these; twice as long before each further one."""
+"""Pause before the second of these lives; twice as long before each further one."""
 LOOK_SECONDS = 0.05
-"""How often it is looked whether a process waits."""
+"""Time between two looks whether a process waits."""
 
 
 class DraftSource(Protocol):
@@ -46,7 +46,7 @@ class DraftSource(Protocol):
         ...
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """Where it finds the target; None: it and those behind it are not wanted."""
+        """Tell the newest draft where the target listens; None: it and those behind it are not wanted."""
         ...
 
     def met(self) -> None:

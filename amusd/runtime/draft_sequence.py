@@ -5,10 +5,10 @@ Those whose drafters were made together are a forest: one step serves them all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter
+from amusd.drafters.base import Drafter, DrafterKind
 from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.messages import Candidate, Progress, Verdict
@@ -23,11 +23,13 @@ class DraftSequence:
 
     manager: RollbackManager
     forest: Forest
+    drafters: Mapping[DrafterKind, Drafter]
+    """Its own and that of the other kind, which has the same cache."""
     drafter_name: str
     recorder: Recorder
     opened_ns: int
     heard_ns: int
-    """When the target last told of it."""
+    """The time of the target's last message about it."""
     verdict: Verdict | None = None
     """The newest that has come and was not applied yet. Verdicts are cumulative, so it replaces those before it."""
     busy_ns: int = 0
@@ -119,7 +121,7 @@ class DraftSequence:
         end_ns = self.recorder.now_ns()
         self.recorder.span("sequence", self.opened_ns, end_ns, self.sequence_id, drafter=self.drafter_name)
         self.manager.close()
-        self.forest.free.append(self.manager.drafter)
+        self.forest.free.append(self.drafters)
 
     def account(self, name: str, start_ns: int, **fields: object) -> None:
         """Count and record work that began at `start_ns` and ends now."""
@@ -132,10 +134,10 @@ class DraftSequence:
 
 @dataclass(slots=True)
 class Forest:
-    """Drafters that were made together, and what their steps cost."""
+    """Drafters of one kind, which were made together, and what their steps cost."""
 
-    free: list[Drafter]
-    """Those that no open sequence has."""
+    free: list[Mapping[DrafterKind, Drafter]]
+    """Those that no open sequence has, one of each kind of the same name."""
     step_cost: RowCost = field(default_factory=lambda: RowCost(DRAFT_ROW_SHARE))
 
     def step(self, sequences: Sequence[DraftSequence], recorder: Recorder) -> None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, ReferenceDrafter
+from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Message, Open, Shutdown, Verdict
@@ -51,7 +51,7 @@ class DraftWorker:
     name a sequence that is not open: dropped, and they change nothing."""
     _has_complained: bool = False
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
-    """Those that are open, by number."""
+    """The open sequences, by number."""
     _known: set[int] = field(default_factory=set)
     """The highest numbers of sequences that were opened or closed."""
     _over: int = -1
@@ -78,8 +78,13 @@ class DraftWorker:
 
     def prepare(self) -> None:
         """Make the drafters before the first sequence needs one: a GPU takes seconds to prepare. Idempotent."""
-        if not self._forests:
-            self._forests = {kind: Forest([*make(self.max_num_seqs)]) for kind, make in self.drafters.items()}
+        if self._forests:
+            return
+        for name in dict.fromkeys(kind.name for kind in self.drafters):
+            kinds = [kind for kind in self.drafters if kind.name == name]
+            made = zip(*(self.drafters[kind](self.max_num_seqs) for kind in kinds), strict=True)
+            free: list[Mapping[DrafterKind, Drafter]] = [dict(zip(kinds, each, strict=True)) for each in made]
+            self._forests |= {kind: Forest(free) for kind in kinds}
 
     @property
     def has_work(self) -> bool:
@@ -157,14 +162,16 @@ class DraftWorker:
         try:
             check_opening(opening)
             self._check_ids((*opening.token_ids, *opening.reference, *biased))
-            forest = self._forest(opening)
+            kind = DrafterKind(opening.drafter, drafts_trees=opening.fan_out > 1)
+            forest = self._forest(opening, kind)
             self._note(opening.sequence_id)
-            manager = self._manage(opening, forest.free)
+            manager = self._manage(opening, forest.free[-1][kind])
+            drafters = forest.free.pop()
         except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self.num_ignored += 1
             self._say_once(f"opened no sequence: {error}")
             return
-        sequence = DraftSequence(manager, forest, opening.drafter, self.recorder, opened_ns=start_ns, heard_ns=start_ns)
+        sequence = DraftSequence(manager, forest, drafters, opening.drafter, self.recorder, start_ns, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
 
@@ -178,7 +185,7 @@ class DraftWorker:
         if self.num_ids and max(token_ids, default=0) >= self.num_ids:
             raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
-    def _forest(self, opening: Open) -> Forest:
+    def _forest(self, opening: Open, kind: DrafterKind) -> Forest:
         """Return where a free drafter of that name is; where there is none, the quietest sequence gives up its own.
 
         That is the one that was heard of the longest ago. A target that has no more sequences than there are drafters
@@ -186,28 +193,23 @@ class DraftWorker:
 
         Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where all sequences are newer.
         """
-        kind = DrafterKind(opening.drafter, drafts_trees=opening.fan_out > 1)
         forest = self._forests.get(kind)
         if forest is None:
             names = ", ".join(name for name, drafts_trees in self._forests if drafts_trees == kind.drafts_trees)
             asked = f"the target asks for a drafter{' of trees' * kind.drafts_trees} {opening.drafter[:MAX_SHOWN]!r}"
             raise PeerProtocolError(f"{asked}; this draft has: {names or 'none'}")
         if not forest.free:
-            having = [each for each in self._sequences.values() if each.forest is forest]
+            having = [each for each in self._sequences.values() if each.forest.free is forest.free]
             if opening.sequence_id < min(each.sequence_id for each in having):
                 raise NoRoomError(f"all {self.max_num_seqs} drafters {opening.drafter!r} are at work")
             self._forget(min(having, key=lambda each: each.heard_ns))
         return forest
 
-    def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:
+    def _manage(self, opening: Open, drafter: Drafter) -> RollbackManager:
         """Have a free drafter work on the sequence. Raises `NoRoomError`."""
-        drafter = free[-1]
-        if isinstance(drafter, ReferenceDrafter):
-            drafter.set_reference((*opening.token_ids, *opening.reference))
+        drafter.set_reference((*opening.token_ids, *opening.reference))
         drafter.set_distribution(opening.distribution)
-        manager = RollbackManager(opening, drafter)
-        free.pop()
-        return manager
+        return RollbackManager(opening, drafter)
 
     def _roll_back(self, sequence: DraftSequence) -> bool:
         """Bring the sequence in line with the verdict that has come; whether there was one to follow."""

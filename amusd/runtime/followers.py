@@ -20,7 +20,7 @@ from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.runtime.cores import pin_rank
 from amusd.runtime.devices import device_of
-from amusd.runtime.rank_layout import RoleRank, num_ranks_of
+from amusd.runtime.placement import RoleRank, num_ranks_of
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Role
 
@@ -40,7 +40,7 @@ class Followers:
         self._lives: dict[RoleRank, Lives] = {}
         self._are_started = False
         self._told: set[RoleRank] = set()
-        """Those whose end is no loss, or was told."""
+        """Ranks whose end is no loss, or was told."""
 
     @property
     def pids(self) -> list[int]:

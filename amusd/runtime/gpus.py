@@ -1,4 +1,4 @@
-"""What is known of the GPUs of this machine, to judge where models should go. Looking at them opens no context."""
+"""The GPUs of this machine and what is known of them, to judge where models should go. Opens no context."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _bandwidth(properties: Any) -> float | None:
 
 
 def _usage() -> dict[str, tuple[int | None, float | None]]:
-    """By UUID: bytes in use, and share of time with work; empty where nvidia-smi is missing or fails."""
+    """Bytes in use and share of time with work, by UUID; empty where nvidia-smi is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}

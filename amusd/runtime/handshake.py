@@ -35,7 +35,7 @@ class Handshake:
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline; 0 or less behind it."""
+        """Seconds until the deadline; 0 or less behind it."""
         return self._deadline - time.monotonic()
 
     def receive(self, timeout: float) -> Hello | None:
@@ -81,7 +81,7 @@ def await_hello(link: Transport, own: Hello, timeout_seconds: float, ending: End
 
 
 def told(failure: Failed) -> str:
-    """What the peer says of its failure, without characters that would do something to a terminal."""
+    """The peer's words about its failure, without characters that would do something to a terminal."""
     return "".join(character if character.isprintable() or character in "\n\t" else "?" for character in failure.text)
 
 

@@ -1,4 +1,11 @@
-"""Which device each rank computes on: pure functions of how many GPUs and how many ranks there are.
+"""The role of each rank of the world, and the device it computes on.
+
+    world    0 .. T-1    T .. T+D-1      T, D: target_tensor_parallel_size, draft_tensor_parallel_size
+    role     target      draft
+    rank     0 .. T-1    D-1 .. 0        among those of the role; 0 leads
+
+The first rank of the world leads the target and the last one the draft. Lists with an entry for each rank, such as
+`hardware.devices`, are in the order of the world.
 
     GPUs of the machine                the target's ranks         the draft's ranks
     none                               on the CPU                 on the CPU
@@ -6,17 +13,49 @@
     one for each rank of the target    on the first ones          on the last ones, which the target has too
     fewer                              spread over all of them    on the last ones, which the target has too
 
-Where each role has a machine of its own, its ranks are on the first GPUs of that machine. Standard library only: knows
-neither torch nor what is free, and refuses nothing (`devices.py` does).
+Where each role has a machine of its own, its ranks are on the first GPUs of that machine. Pure functions of how many
+GPUs and how many ranks there are, by the standard library alone: `devices.py` knows what is there, and refuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from amusd.config import EngineConfig
-from amusd.runtime.rank_layout import in_role, num_ranks_of
 from amusd.types import Role
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRank:
+    """A rank among those of its role."""
+
+    role: Role
+    rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of the {self.role.value}"
+
+
+def num_ranks_of(config: EngineConfig, role: Role) -> int:
+    """Number of processes that share a role's model."""
+    return config.target_tensor_parallel_size if role is Role.TARGET else config.draft_tensor_parallel_size
+
+
+def rank_layout(config: EngineConfig) -> list[RoleRank]:
+    """One entry for each rank of the world."""
+    targets = [RoleRank(Role.TARGET, rank) for rank in range(config.target_tensor_parallel_size)]
+    drafts = [RoleRank(Role.DRAFT, rank) for rank in reversed(range(config.draft_tensor_parallel_size))]
+    return [*targets, *drafts]
+
+
+def in_role(of_world: Sequence[_T], config: EngineConfig, role: Role) -> list[_T]:
+    """Select, from one value per rank of the world, the values of `role`, in the order of its ranks."""
+    size = config.target_tensor_parallel_size
+    return list(of_world[:size]) if role is Role.TARGET else list(reversed(of_world[size:]))
 
 
 def place(

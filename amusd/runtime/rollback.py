@@ -1,4 +1,4 @@
-"""The rollback manager: the tree of a draft and what its drafter keeps of it go back together, or not at all.
+"""The rollback manager takes the tree of a draft and the cache of its drafter back together, or not at all.
 
     session           [0, base) committed, and a tree behind it
     drafter           the same committed tokens, and keys and values of the nodes that it has computed
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What one step did for one sequence."""
+    """The work of one step for one sequence."""
 
     num_rows: int
     """Nodes that were computed; 0: the step was for other sequences."""
     num_tokens: int
-    """The same of a tree; the tokens that were added to a chain."""
+    """Nodes that were computed of a tree, or tokens that were added to a chain."""
     has_root: bool
     """Its root was computed."""
 
@@ -110,7 +110,7 @@ class RollbackManager:
         self.drafter.close()
 
     def _reopened(self, transition: Transition) -> Transition:
-        """With a drafter that has taken in what the verdict commits, and nothing else."""
+        """Open the drafter again with what the verdict commits alone; returns the transition without a tree."""
         transition = self.session.without_tree(transition)
         try:
             self.drafter.open((*self.session.committed, *transition.token_ids), self._capacity, self._fan_out)
@@ -125,7 +125,7 @@ class RollbackManager:
         self.num_looked_up += self.session.guess_path(*self.drafter.look_up())
 
     def _rows(self, found: Sequence[Guesses]) -> tuple[bytes, ...]:
-        """What each token was drawn from. One that was not drawn, but looked up, was certain."""
+        """The row that each token was drawn from. A token that was looked up was certain."""
         return self.drafter.take_rows() or tuple(certain(token_id) for ((token_id, _),) in found)
 
     def _check_agreement(self, committed_length: int, num_nodes: int = 0) -> None:

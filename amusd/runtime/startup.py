@@ -1,4 +1,4 @@
-"""From a configuration to a running draft worker, and from a rendezvous to a connected target worker."""
+"""Starts a draft worker from a configuration, and connects a target worker at a rendezvous."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRe
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.followers import Followers
 from amusd.runtime.handshake import await_hello
-from amusd.runtime.rank_layout import RoleRank, in_role, num_ranks_of
+from amusd.runtime.placement import RoleRank, in_role, num_ranks_of
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder, RunsRecorder
 from amusd.transport.base import Rendezvous, Transport
@@ -44,7 +44,7 @@ _FOLLOWER_SECONDS = 1.0
 
 
 def link_devices(config: EngineConfig) -> tuple[str, str]:
-    """Where the two ends of the link compute: the target's first rank, and the draft."""
+    """The devices at the two ends of the link: the target's first rank, and the draft."""
     return device_of(config, Role.TARGET), device_of(config, Role.DRAFT)
 
 
@@ -128,7 +128,7 @@ def meet_draft(
 
 
 def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
-    """What the target says first on every link."""
+    """The first message of the target on every link."""
     return Hello(
         protocol_version=PROTOCOL_VERSION,
         role=Role.TARGET,
@@ -218,7 +218,7 @@ def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
 
 
 def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
-    """What draft processes that are forked from this one share; None where each has to load for itself.
+    """Load what draft processes that are forked from this one share; None where each has to load for itself.
 
     That is where it computes on a GPU, which is lost in a fork, or has several ranks; and where the drafters cannot be
     loaded: the process that tries again reports why.

@@ -91,7 +91,7 @@ class DraftProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the newest draft; minus the signal that ended it; None while it runs."""
+        """The exit code of the newest draft; minus the signal that ended it; None while it runs."""
         end = self._ended(0.0)
         return None if end is None else end.code
 
@@ -194,7 +194,7 @@ def _in_words(end: Ended) -> str:
 
 
 def _split(said: str) -> tuple[list[int], list[str], str]:
-    """What a draft has said: process ids of its other ranks, what became of those, and why it has ended."""
+    """Split what a draft has said into process ids of its other ranks, what became of those, and why it has ended."""
     pids: list[int] = []
     *lines, reason = said.split("\n")
     if lines and lines[0].startswith(_RANKS):

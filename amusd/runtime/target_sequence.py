@@ -23,7 +23,6 @@ from amusd.runtime.verifier import Verifier
 from amusd.sampling.acceptance import Acceptance
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.tracing.metrics import GenerationMetrics
-from amusd.tracing.tally import Tally
 from amusd.types import FinishReason
 
 
@@ -67,7 +66,10 @@ class TargetSequence:
     verifier: Verifier
     observer: Observer
     """What was measured of the pair so far, earlier requests included."""
-    tally: Tally
+    start_ns: int
+    """When the request began."""
+    tally: GenerationMetrics = field(init=False)
+    """The counts so far."""
     decision: Verify = field(default_factory=lambda: Verify(0))
     """What the pass under way verifies, or the next one where it begins now."""
     finish_reason: FinishReason | None = None
@@ -78,6 +80,9 @@ class TargetSequence:
     """Nothing follows, and the counts are complete."""
     _room: int = 0
     _emissions: deque[Emission] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.tally = GenerationMetrics(num_prompt_tokens=len(self.request.prompt))
 
     @property
     def ended_by(self) -> FinishReason:
@@ -181,7 +186,7 @@ class TargetSequence:
             num_rows=num_rows,
             num_sequences=num_sequences,
         )
-        self.tally.passed(committed_ns, end_ns - start_ns, outcome)
+        self.tally.passed(committed_ns - self.start_ns, end_ns - start_ns, outcome)
         if self.uses_draft and not may_hear:
             self.tally.num_tokens_alone += outcome.num_tokens
 
@@ -192,7 +197,7 @@ class TargetSequence:
 
     def outcome(self) -> Outcome:
         """How it ended."""
-        return Outcome(self.ended_by, self.tally.metrics(), self.sequence_id)
+        return Outcome(self.ended_by, self.tally, self.sequence_id)
 
     def summary(self) -> dict[str, Any]:
         """Fields of its event `sequence`."""

@@ -22,8 +22,8 @@ from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
 from amusd.sampling.stopping import StopChecker
+from amusd.tracing.metrics import TargetCounts
 from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
-from amusd.tracing.tally import Tally, TargetCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class TargetWorker:
         self._next_sequence_id += 1
         slot.cache.truncate(0)
         slot.observer.open(request.drafter, has_tree=request.policy.fan_out > 1)
-        tally = Tally(self.recorder.now_ns(), len(request.prompt))
-        sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, tally)
+        start_ns = self.recorder.now_ns()
+        sequence = TargetSequence(request, stop, session, slot.cache, verifier, slot.observer, start_ns)
         self.client.open(sequence)  # at once, so that the draft prefills while the target does
         self._slots_in_use[sequence] = self._free_slots.pop()
         return sequence
@@ -151,17 +151,28 @@ class TargetWorker:
                 self.end(scoring)
 
     def _prefill(self) -> None:
-        """One chunk of the first prompt that is not taken in; alone, all of it: no other sequence waits for it then."""
-        sequence = next((sequence for sequence in self._slots_in_use if not sequence.is_prefilled), None)
-        if sequence is None:
-            return
-        start, end = sequence.cache.length, len(sequence.request.prompt) - 1
-        if len(self._slots_in_use) > 1 or self._scorings:
-            end = self.model.chunk_end(start, end)
+        """Take in a chunk of the first prompt, and of the next ones as far as all are no more than a chunk.
+
+        A sequence that is alone takes in all of its prompt: no other one waits for it.
+        """
+        num_left = self.model.prefill_chunk
+        for sequence in self._slots_in_use:
+            if sequence.is_prefilled:
+                continue
+            start, end = sequence.cache.length, len(sequence.request.prompt) - 1
+            if len(self._slots_in_use) > 1 or self._scorings:
+                end = min(end, start - start % self.model.prefill_chunk + self.model.prefill_chunk)
+                if end - start > num_left:
+                    break
+            num_left -= end - start
+            self._take_in(sequence, start, end)
+
+    def _take_in(self, sequence: TargetSequence, start: int, end: int) -> None:
+        """Compute the tokens `[start, end)` of a prompt."""
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
-        sequence.tally.prefill_ns += end_ns - start_ns
+        sequence.tally.prefilled(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
 
     def _next_sequences(self) -> list[TargetSequence]:
@@ -260,8 +271,8 @@ class TargetWorker:
     def _close(self, sequence: TargetSequence) -> None:
         """Free the slot of a sequence that computes nothing any more, and tell the draft."""
         self._free_slots.append(self._slots_in_use.pop(sequence))
-        tally, sequence_id = sequence.tally, sequence.sequence_id
-        self.recorder.span("sequence", tally.start_ns, tally.last_ns, sequence_id, **sequence.summary())
+        start_ns, sequence_id = sequence.start_ns, sequence.sequence_id
+        self.recorder.span("sequence", start_ns, start_ns + sequence.tally.total_ns, sequence_id, **sequence.summary())
         if sequence.verifier.num_whole_rows:
             self.recorder.instant("whole_rows", sequence_id, number=sequence.verifier.num_whole_rows)
         self.client.close(sequence, sequence.ended_by)

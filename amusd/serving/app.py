@@ -11,14 +11,16 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import amusd
+from amusd import __version__
 from amusd.serving.requests import (
     ChatRequest,
     CompletionRequest,
+    ErrorBody,
     RequestError,
     plan_chat,
     plan_completion,
@@ -28,8 +30,12 @@ from amusd.serving.service import Service, closing_error
 
 OPEN = frozenset({"/", "/health", "/version"})
 """Paths that need no key."""
+_ANSWER: dict[str, Any] = {
+    "description": "One object, or with `stream` server-sent events.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text}
+    status: {"description": text, "model": ErrorBody}
     for status, text in {
         400: "A field is wrong, unknown or not supported; `error.param` names it.",
         401: "The API key is missing or wrong.",
@@ -44,19 +50,21 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 def make_app(service: Service) -> FastAPI:
     """The routes of a server."""
-    app = FastAPI(title="amusd", version=amusd.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="amusd", version=__version__, docs_url=None, redoc_url=None)
+
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]  # as FastAPI has it changed
 
     def check_model(name: str) -> None:
         if name != service.model:
             message = f"the model '{name[:200]}' does not exist; this server has '{service.model}'"
             raise RequestError(message, param="model", code="model_not_found", status=404)
 
-    @app.post("/v1/chat/completions", responses=_ERRORS)
+    @app.post("/v1/chat/completions", responses={200: _ANSWER, **_ERRORS})
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(body.model)
         return await service.respond(plan_chat(body, service.decoding, service.limits), request.receive)
 
-    @app.post("/v1/completions", responses=_ERRORS)
+    @app.post("/v1/completions", responses={200: _ANSWER, **_ERRORS})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(body.model)
         return await service.respond(plan_completion(body, service.decoding, service.limits), request.receive)
@@ -90,10 +98,22 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        return {"version": amusd.__version__}
+        return {"version": __version__}
 
     _shape_errors(app)
     return app
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document, without FastAPI's own answer to a wrong body, which is never sent."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        for operation in (operation for path in document["paths"].values() for operation in path.values()):
+            operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(name, None)
+        app.openapi_schema = document
+    return app.openapi_schema
 
 
 def _shape_errors(app: FastAPI) -> None:

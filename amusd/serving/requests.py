@@ -81,6 +81,21 @@ class _Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class ErrorDetail(BaseModel):
+    """What was wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """An error, as OpenAI has it."""
+
+    error: ErrorDetail
+
+
 class TextPart(_Fields):
     """One part of a message's content."""
 

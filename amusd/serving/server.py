@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 import uvicorn
 
-import amusd
+from amusd import __version__
 from amusd.async_engine import AsyncEngine
 from amusd.config import EngineConfig, RunConfig
 from amusd.engine import Engine
@@ -177,5 +177,5 @@ def model_name(config: EngineConfig) -> str:
 
 def fingerprint(config: EngineConfig) -> str:
     """`system_fingerprint`: equal for two servers exactly if the same seed gives the same answer, as far as known."""
-    facts = {"amusd": amusd.__version__, "verify_width": config.verify_width, "target": to_mapping(config.target)}
+    facts = {"amusd": __version__, "verify_width": config.verify_width, "target": to_mapping(config.target)}
     return f"fp_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"

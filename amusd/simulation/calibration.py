@@ -39,7 +39,7 @@ Kind = TypeVar("Kind", bound=Event)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a run has shown."""
+    """The costs and outcomes that a run has shown."""
 
     costs: Costs
     traces: tuple[Trace, ...]
@@ -199,7 +199,7 @@ class _Measured:
 
 
 class _Spans:
-    """When a worker worked, asked at the start of a pass or step, as the simulation does."""
+    """The times of a worker's work. They are asked for at the start of a pass or step, as the simulation does."""
 
     def __init__(self, events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> None:
         chosen = (event for sequence in events.values() for event in sequence if isinstance(event, kinds))

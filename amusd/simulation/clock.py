@@ -27,7 +27,7 @@ from amusd.types import Role
 
 
 class NotYet(Exception):  # noqa: N818 - nothing is wrong
-    """What the draft would receive is not known before the target has gone on."""
+    """Raised where the draft's next message is not known before the target has gone on."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Direction:
 
     @property
     def next_ns(self) -> float:
-        """When the next message arrives; infinite if none is on its way."""
+        """The time when the next message arrives; infinite if none is on its way."""
         return self._on_their_way[0][0] if self._on_their_way else math.inf
 
     def send(self, now_ns: int, message: Message) -> None:
@@ -61,7 +61,7 @@ class Clock:
     to_draft: Direction
     to_target: Direction
     draft_acts: deque[Callable[[], None]] = field(default_factory=deque)
-    """What the draft does in turns: `DraftWorker.take_in` and `propose`; empty: there is no draft."""
+    """The steps that the draft takes in turns: `DraftWorker.take_in` and `propose`; empty: there is no draft."""
     target_ns: int = 0
     draft_ns: int = 0
     target_works: bool = False

@@ -15,7 +15,7 @@ class Duration:
     """Times to draw from, each as likely as any other."""
 
     samples: tuple[int, ...]
-    """In nanoseconds; at least one."""
+    """Measured times in nanoseconds; at least one."""
     spread: float = 0.0
     """Standard deviation relative to the sample, evenly distributed around it."""
 
@@ -54,9 +54,9 @@ class Shared:
     """The times of work that the other worker may disturb: they may share cores, memory or power."""
 
     alone: Duration
-    """While the other worker rests."""
+    """Times while the other worker rests."""
     together: Duration
-    """While it works."""
+    """Times while it works."""
 
     @classmethod
     def same(cls, duration: Duration) -> Shared:
@@ -111,9 +111,9 @@ class Costs:
     rollback: Duration = NOTHING
     """The draft takes in a verdict that throws something away."""
     to_target: Duration = NOTHING
-    """From the draft's sending to the target's receiving."""
+    """Time from the draft's sending to the target's receiving."""
     to_draft: Duration = NOTHING
-    """From the target's sending to the draft's receiving."""
+    """Time from the target's sending to the draft's receiving."""
 
     def pass_ns(self, num_candidates: int, draft_works: bool, random: Random, *, num_sequences: int = 1) -> int:
         """Draw the time of a target pass over `num_candidates` in all, of `num_sequences` together."""

@@ -41,10 +41,11 @@ class ScriptedCache:
 
 
 class ScriptedModel:
-    """What a `TargetWorker` uses of a `LanguageModel` to decode greedily; see there."""
+    """The part of a `LanguageModel` that a `TargetWorker` uses to decode greedily; see there."""
 
     captured_on = None
     max_length = MANY
+    prefill_chunk = MANY
 
     def __init__(
         self,
@@ -80,10 +81,6 @@ class ScriptedModel:
     def num_tracks(self, start: int) -> int:  # noqa: ARG002
         """Room for several paths, as at most positions of a real model."""
         return MANY
-
-    def chunk_end(self, start: int, end: int) -> int:  # noqa: ARG002
-        """A prompt is one chunk."""
-        return end
 
     def prefill(self, token_ids: Sequence[int], cache: ScriptedCache) -> None:
         """Take in a prompt, which costs the same whatever its length."""
@@ -132,7 +129,7 @@ class ScriptedModel:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a `Verifier` uses of a `ModelOutput` where decoding is greedy."""
+    """The part of a `ModelOutput` that a `Verifier` uses where decoding is greedy."""
 
     model: ScriptedModel
     token_ids: list[int]
@@ -145,7 +142,7 @@ class Choices:
 
 @dataclass
 class Script:
-    """What all drafters of a simulation share."""
+    """The script that all drafters of a simulation share."""
 
     clock: Clock
     costs: Costs

@@ -34,7 +34,7 @@ FOREVER = 1e4
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What the slots delivered until the first of them found no further answer.
+    """The tokens and time of the slots until the first of them found no further answer.
 
     After that the batch shrinks, and passes over few sequences would be counted as those of a full batch.
     """
@@ -46,7 +46,7 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float:
-        """What all slots deliver together."""
+        """Tokens per second of all slots together."""
         return self.num_slots * self.num_tokens * 1e9 / self.slot_ns
 
     def over(self, other: Throughput) -> float:
@@ -57,7 +57,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulated run did."""
+    """The answers, events and throughput of a simulated run."""
 
     answers: tuple[GenerationMetrics, ...]
     host_ns: tuple[int, ...]
@@ -90,11 +90,11 @@ class Simulator:
     costs: Costs
     answers: Sequence[Answer]
     max_candidates: int
-    """That a target pass can take."""
+    """Candidates that a target pass can take."""
     tokens_per_step: int = 1
-    """That the draft makes in one step (a replay of several), where it runs ahead."""
+    """Tokens that the draft makes in one step (a replay of several), where it runs ahead."""
     accept_next: float = 0.0
-    """In a tree: how likely each further guess is right where those before it are wrong."""
+    """Probability in a tree that each further guess is right where those before it are wrong."""
     can_branch: bool = True
     """Whether the draft can draft trees; `auto` has it do so then."""
     seed: int = 0
@@ -181,7 +181,7 @@ class _Run:
         worker, model, answers = self._worker, self._model, self._simulator.answers
         sequences: list[TargetSequence] = []
         host_ns: list[int] = []
-        """For each answer the host's time: before it began, and once it is complete, up to its last token."""
+        """The host's time of each answer: before it began, and once it is complete, up to its last token."""
         at_work: set[int] = set()
         throughput: Throughput | None = None
         while len(sequences) < len(answers) or not all(sequence.is_over for sequence in sequences):
@@ -256,7 +256,7 @@ class _Run:
 
 def _throughput(num_slots: int, sequences: Sequence[TargetSequence]) -> Throughput:
     tallies = [sequence.tally for sequence in sequences if sequence.tally.num_tokens]
-    slot_ns = sum(tally.last_ns - tally.start_ns for tally in tallies)
+    slot_ns = sum(tally.total_ns for tally in tallies)
     return Throughput(num_slots, sum(tally.num_tokens for tally in tallies), slot_ns)
 
 

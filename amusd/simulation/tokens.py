@@ -14,7 +14,7 @@ from random import Random
 from typing import TypeAlias
 
 Answer: TypeAlias = tuple[bool, ...]
-"""For each position of an answer: is the draft's own token there, behind the right prefix, the target's?"""
+"""Whether the draft's own token, behind the right prefix, is the target's; for each position of an answer."""
 
 Trace: TypeAlias = tuple[bool | None, ...]
 """An answer as far as a run has shown it; None where the draft's token was never compared."""

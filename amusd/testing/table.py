@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from amusd.models.cached_model import ChainRows
 from amusd.models.language_model import (
-    Chooser,
+    ChainRows,
     DigestRequest,
     KVCache,
     LogitsDigest,
@@ -37,7 +36,7 @@ class TableCache:
         self._length = 0
         self._hashes = [_mix(seed)] + [0] * capacity
         self.rows: tuple[int, ...] = ()
-        """Of the last pass over several paths."""
+        """Hashes of the rows of the last pass over several paths."""
 
     @property
     def length(self) -> int:
@@ -129,9 +128,10 @@ class TableModel:
         """Caches as of `new_cache`."""
         return [self.new_cache(capacity) for _ in range(number)]
 
-    def chunk_end(self, start: int, end: int) -> int:
-        """Where the chunk of a prompt ends that begins at position `start`; without `numerics` there is one chunk."""
-        return self._numerics.prefill_end(start, end) if self._numerics else end
+    @property
+    def prefill_chunk(self) -> int:
+        """Where `numerics` are given, theirs; else a prompt is one chunk."""
+        return self._numerics.prefill_chunk if self._numerics else self._max_length
 
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
@@ -177,21 +177,21 @@ class TableModel:
         for row in rows:
             table.append(table.rows[row])
 
-    def extend(
-        self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None
-    ) -> list[int]:
-        """`num_tokens` tokens after `token_ids`, each chosen behind the one before."""
-        chosen: list[int] = []
-        pending = token_ids
-        while len(chosen) < num_tokens:
-            logits = self.forward(pending, cache).logits[-1:]
-            chosen += argmax_rows(logits) if chooser is None else chooser.choose(logits, cache.length - 1, pending[-1:])
-            pending = chosen[-1:]
-        return chosen
-
     def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
         """The tokens of each sequence alone."""
-        return [self.extend(rows.token_ids, rows.cache, rows.num_tokens, rows.chooser) for rows in batch]
+        return [self._extend(rows) for rows in batch]
+
+    def _extend(self, rows: ChainRows) -> list[int]:
+        chosen: list[int] = []
+        pending = rows.token_ids
+        while len(chosen) < rows.num_tokens:
+            logits = self.forward(pending, rows.cache).logits[-1:]
+            if rows.chooser is None:
+                chosen += argmax_rows(logits)
+            else:
+                chosen += rows.chooser.choose(logits, rows.cache.length - 1, pending[-1:])
+            pending = chosen[-1:]
+        return chosen
 
     def _hash_paths(self, token_ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> list[int]:
         """The hash of each row's prefix in a pass over several paths."""

@@ -1,4 +1,4 @@
-"""Where the wall time of a worker went: named parts that add up to it.
+"""The wall time of a worker by named parts that add up to it.
 
 A worker does one thing at a time, so spans of one sequence never overlap; if they did, the parts would add up to more
 than the wall time.

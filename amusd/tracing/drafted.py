@@ -15,7 +15,7 @@ class Fate(enum.Enum):
     ACCEPTED = "accepted"
     """The target accepted it as a candidate."""
     OVERTAKEN = "overtaken"
-    """It was right, but the target chose the same token itself before the candidate could be judged."""
+    """The token was right, but the target chose it itself before the candidate could be judged."""
     WASTED = "wasted"
     """Rolled back, or never needed."""
 

@@ -30,11 +30,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from amusd.protocol.messages import Progress
+from amusd.protocol.verification import PassOutcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +54,36 @@ class DraftCounts:
     @classmethod
     def of(cls, progress: Progress) -> DraftCounts:
         """The counts of a `Progress` message."""
-        return cls(
-            num_steps=progress.num_steps,
-            num_drafted=progress.num_drafted,
-            num_rollbacks=progress.num_rollbacks,
-            num_stale=progress.num_stale,
-            busy_ns=progress.busy_ns,
-            wait_ns=progress.wait_ns,
-            open_ns=progress.open_ns,
-        )
+        return cls(**{f.name: getattr(progress, f.name) for f in fields(cls)})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
+class TargetCounts:
+    """What a target has done since it was started, over all sequences, those at work included."""
+
+    num_passes: int = 0
+    """Each counts once, however many sequences it is over."""
+    num_tokens: int = 0
+    num_drafts: int = 0
+    """Passes that had candidates to judge, once for each sequence."""
+    num_verified: int = 0
+    """Candidates judged."""
+    num_accepted: int = 0
+    num_tokens_alone: int = 0
+    """Committed while the draft that was to help was lost or silent."""
+
+    def add(self, outcome: PassOutcome, *, is_alone: bool) -> None:
+        """Count what a pass did for one sequence."""
+        self.num_tokens += outcome.num_tokens
+        self.num_drafts += outcome.num_judged > 0
+        self.num_verified += outcome.num_judged
+        self.num_accepted += outcome.num_accepted
+        self.num_tokens_alone += outcome.num_tokens if is_alone else 0
+
+
+@dataclass(kw_only=True)
 class GenerationMetrics:
-    """Raw counts of one generation, or the sum over several. Times in nanoseconds."""
+    """Raw counts of one generation, so far or in all, or the sum over several. Times in nanoseconds."""
 
     num_prompts: int = 1
     num_prompt_tokens: int = 0
@@ -75,39 +92,91 @@ class GenerationMetrics:
     first_token_ns: int = 0
     """Time from the request to the first committed tokens."""
     total_ns: int = 0
-    """Time from the request to the last committed token."""
+    """Time from the request to the last committed token; before the first, the time of the prompt."""
     prefill_ns: int = 0
     pass_ns: int = 0
-    """In target passes."""
+    """Time of target passes."""
     wait_ns: int = 0
     """Waiting because the policy chose to."""
     num_passes: int = 0
-    num_drafts: int = 0
-    """Passes that had candidates to judge."""
-    num_verified: int = 0
-    """Candidates judged."""
-    num_accepted: int = 0
+    acceptance: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """(candidates judged, accepted) -> how many passes with candidates ended so. As elsewhere in the field, candidates
+    behind the first rejected one count as judged."""
     num_late_accepted: int = 0
-    """Of these, candidates that arrived during the pass and stood where the bonus token would have come."""
+    """Accepted candidates that arrived during the pass and stood where the bonus token would have come."""
     num_alternatives: int = 0
     """Candidates beside the likeliest path that passes scored."""
     num_accepted_alternatives: int = 0
     """Accepted candidates that were among them."""
-    accepted_by_position: tuple[int, ...] = ()
-    acceptance: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """(candidates judged, accepted) -> how many passes with candidates ended so."""
-    chunk_gaps_ns: tuple[int, ...] = ()
+    chunk_gaps_ns: list[int] = field(default_factory=list)
     """Between the commits of two passes that follow each other."""
     num_stale_candidates: int = 0
     """Candidate messages from before a rollback."""
     num_refused: int = 0
     """Candidate messages that the protocol forbids."""
+    num_draft_losses: int = 0
+    """Drafts that were lost while they worked on it."""
     num_draft_restarts: int = 0
     """Drafts that took the place of a lost one."""
     num_tokens_alone: int = 0
     """Committed while the draft that was to help was lost or silent."""
     draft: DraftCounts | None = None
     """None: no draft took part, or it was lost before it could report."""
+
+    def prefilled(self, duration_ns: int) -> None:
+        """Count a part of the prompt."""
+        self.prefill_ns += duration_ns
+        self.first_token_ns = self.total_ns = self.prefill_ns
+
+    def passed(self, elapsed_ns: int, duration_ns: int, outcome: PassOutcome) -> None:
+        """Count a pass, whose tokens were committed `elapsed_ns` after the request."""
+        if self.num_passes:
+            self.chunk_gaps_ns.append(elapsed_ns - self.total_ns)
+        else:
+            self.first_token_ns = elapsed_ns
+        self.total_ns = elapsed_ns
+        self.pass_ns += duration_ns
+        self.num_passes += 1
+        self.num_tokens += outcome.num_tokens
+        self.num_late_accepted += outcome.num_late_accepted
+        self.num_alternatives += outcome.num_alternatives
+        self.num_accepted_alternatives += outcome.num_accepted_alternatives
+        if outcome.num_judged:
+            self.acceptance[outcome.num_judged, outcome.num_accepted] += 1
+
+    def reported(self, progress: Progress) -> None:
+        """Take in the newest counts of the draft, unless one was lost: no other speaks for what that one did."""
+        if not self.num_draft_losses:
+            self.draft = DraftCounts.of(progress)
+
+    def lost_draft(self) -> None:
+        """Count a lost draft. What it did is not known to its end."""
+        self.num_draft_losses += 1
+        self.draft = None
+
+    @property
+    def num_drafts(self) -> int:
+        """Passes that had candidates to judge."""
+        return sum(self.acceptance.values())
+
+    @property
+    def num_verified(self) -> int:
+        """Candidates judged."""
+        return sum(judged * number for (judged, _), number in self.acceptance.items())
+
+    @property
+    def num_accepted(self) -> int:
+        """Candidates accepted."""
+        return sum(accepted * number for (_, accepted), number in self.acceptance.items())
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """How many passes accepted the candidate at each position of the block."""
+        longest = max((accepted for _, accepted in self.acceptance), default=0)
+        return [
+            sum(number for (_, accepted), number in self.acceptance.items() if accepted > position)
+            for position in range(longest)
+        ]
 
     @property
     def decode_ns(self) -> int:
@@ -174,27 +243,17 @@ class GenerationMetrics:
 
 def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
     """The sum over several generations. Draft counts add up over those that have them."""
-    sums = {
-        f.name: sum(getattr(part, f.name) for part in parts)
-        for f in fields(GenerationMetrics)
-        if f.name not in ("accepted_by_position", "acceptance", "chunk_gaps_ns", "draft")
-    }
-    width = max((len(part.accepted_by_position) for part in parts), default=0)
-    by_position = tuple(
-        sum(part.accepted_by_position[i] for part in parts if i < len(part.accepted_by_position)) for i in range(width)
-    )
-    acceptance: Counter[tuple[int, int]] = Counter()
-    for part in parts:
-        acceptance.update(part.acceptance)
+    whole = GenerationMetrics(num_prompts=0)
     drafts = [part.draft for part in parts if part.draft is not None]
-    draft = DraftCounts(**{f.name: sum(getattr(d, f.name) for d in drafts) for f in fields(DraftCounts)})
-    return GenerationMetrics(
-        **sums,
-        accepted_by_position=by_position,
-        acceptance=acceptance,
-        chunk_gaps_ns=tuple(gap for part in parts for gap in part.chunk_gaps_ns),
-        draft=draft if drafts else None,
-    )
+    for f in fields(GenerationMetrics):
+        if isinstance(getattr(whole, f.name), int):
+            setattr(whole, f.name, sum(getattr(part, f.name) for part in parts))
+    for part in parts:
+        whole.acceptance.update(part.acceptance)
+        whole.chunk_gaps_ns.extend(part.chunk_gaps_ns)
+    if drafts:
+        whole.draft = DraftCounts(**{f.name: sum(getattr(d, f.name) for d in drafts) for f in fields(DraftCounts)})
+    return whole
 
 
 def overlap_fraction(inner: Sequence[tuple[int, int]], outer: Sequence[tuple[int, int]]) -> float | None:

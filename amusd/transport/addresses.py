@@ -22,7 +22,7 @@ class Endpoint:
     """An address that has been checked."""
 
     address: str
-    """In the form of libzmq: `ipc://PATH` or `tcp://IP:PORT`; the port `*` stands for a free one."""
+    """The address in the form of libzmq: `ipc://PATH` or `tcp://IP:PORT`; the port `*` stands for a free one."""
     is_local: bool
     """True when only this machine can reach it."""
     host: str = ""

@@ -90,7 +90,7 @@ class FrameCodec:
         self.num_rejected = 0
         """Frames that were dropped."""
         self.sent_ns = 0
-        """When the frame accepted last was sent: nanoseconds of its sender's monotonic clock."""
+        """The time when the last accepted frame was sent: nanoseconds of its sender's monotonic clock."""
 
     def encode(self, message: Message) -> bytes:
         """The frame of a message that is sent now. Raises ValueError when a field does not fit."""

@@ -1,4 +1,4 @@
-"""From the configuration to a link between processes: which one is taken, and why, and how it is made.
+"""Chooses the link between the processes from the configuration, says why, and makes it.
 
 Where the workers are follows from the address: without one they are two processes of this machine, and so they are with
 an address that only this machine can reach. Links within one process are made in Python only. The libraries behind a

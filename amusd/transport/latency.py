@@ -55,7 +55,7 @@ class OneWayTime:
 
 @dataclass(slots=True)
 class _Times:
-    """When one end sent and received, in nanoseconds of the one clock, one entry a message."""
+    """The times at which one end sent and received, in nanoseconds of the one clock, one entry a message."""
 
     sent: list[int]
     received: list[int]

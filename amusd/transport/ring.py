@@ -100,7 +100,7 @@ class Rings:
     def __init__(self, own: Area, theirs: Area | None = None) -> None:
         self.own = own
         self.theirs = theirs
-        """None until the other end has come; before that nothing can be taken."""
+        """The area of the other end; None until it has come, and nothing can be taken before."""
         self._written = 0
         self._read = 0
         self._known_read = 0  # by the other end

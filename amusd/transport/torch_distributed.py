@@ -182,7 +182,7 @@ class TorchDistributedTransport:
         return self._meeting.form_lanes(LOCAL_PATIENCE if self._endpoint.is_local else REMOTE_PATIENCE, self._device)
 
     def _send_all(self, lane: Lane) -> None:
-        """Until this end is closed and everything has left, or the peer is lost."""
+        """Send until this end is closed and everything has left, or the peer is lost."""
         silence = LOCAL_PATIENCE.total_seconds() if self._endpoint.is_local else HEARTBEAT_SECONDS
         with suppress(PeerLostError):  # the outbox has ended, and is empty
             while True:
@@ -209,7 +209,7 @@ class TorchDistributedTransport:
         self._outbox.end(reason, discard=True)
 
     def _lose(self, error: Exception) -> None:
-        """Nothing more can be sent."""
+        """Say that nothing more can be sent."""
         logger.debug("lost the peer: %s", error)
         self._outbox.end(_CLOSED_BY_PEER, discard=True)
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from amusd.models.cached_model import TreeRows
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
@@ -59,7 +60,9 @@ def _small_logits(folder: Path, device: str, dtype: str) -> dict[str, Tensor]:
     cache = model.new_cache(512, spare=16)
     model.prefill(prompt[:-6], cache)
     chain = model.forward(prompt[-6:], cache).logits.float().cpu()
-    tree = model.forward_tree([7, 8], np.arange(_SMALL_LENGTH), [[501], [502]], cache).logits.float().cpu()
+    tree = (
+        model.forward_trees([TreeRows([7, 8], np.arange(_SMALL_LENGTH), [[501], [502]], cache)])[0].logits.float().cpu()
+    )
     return {"chain": chain, "tree": tree}
 
 

@@ -13,9 +13,10 @@ from models import tiny
 from amusd.config import GREEDY, Distribution, DrafterConfig
 from amusd.drafters import factory
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, ReferenceDrafter
+from amusd.drafters.base import Drafter, DrafterKind
 from amusd.errors import NotFiniteError
-from amusd.models.cached_model import CachedModel, ChainRows
+from amusd.models.cached_model import CachedModel
+from amusd.models.language_model import ChainRows
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import Node
 from amusd.protocol.messages import Open, Verdict
@@ -40,8 +41,8 @@ class Kind:
     distributions: Sequence[Distribution]
 
     def make(self, number: int) -> Sequence[Drafter]:
-        makers = factory._tree_factory if self.is_tree else factory._model_factory
-        return makers(self.drafter, model())(number)
+        makers = factory._model_factories(self.drafter, model())
+        return makers[DrafterKind(self.drafter.kind, self.is_tree)](number)
 
 
 PLAIN = DrafterConfig(kind="hf", model="tiny")
@@ -69,8 +70,7 @@ def managers_of(kind: Kind, drafters: Sequence[Drafter], seed: int) -> list[Roll
     for number, (drafter, distribution) in enumerate(zip(drafters, kind.distributions, strict=True)):
         prompt = tuple(rng.choices(range(12), k=rng.randint(1, 40)))  # few ids: they recur
         reference = tuple(rng.choices(range(12), k=MAX_LENGTH - len(prompt)))
-        if isinstance(drafter, ReferenceDrafter):
-            drafter.set_reference((*prompt, *reference))
+        drafter.set_reference((*prompt, *reference))
         drafter.set_distribution(distribution)
         shape = (3, rng.randint(1, 5)) if kind.is_tree else (1, 1)
         lookahead, per_message = rng.randint(2, 12), rng.choice([1, 1, 3])
@@ -119,6 +119,24 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
     assert most == NUMBER
 
 
+@pytest.mark.parametrize("config", [PLAIN, LOOKUP])
+def test_chains_and_trees_take_turns_on_one_cache(config: DrafterConfig) -> None:
+    makers = factory._model_factories(config, model())
+    shared = {is_tree: makers[DrafterKind(config.kind, is_tree)](1)[0] for is_tree in (False, True)}
+    assert shared[False]._cache is shared[True]._cache  # type: ignore[attr-defined]
+    rng = random.Random(3)
+    for turn in range(8):
+        is_tree = rng.random() < 0.5
+        kind = Kind(config, is_tree, [TRANSFORMED[turn % NUMBER]])
+        one, other = (managers_of(kind, [drafter], turn)[0] for drafter in (shared[is_tree], kind.make(1)[0]))
+        for _ in range(8):
+            assert propose([one]) == propose([other])
+            assert tree_of(one) == tree_of(other)
+            verdict = some_verdict(other, rng)
+            assert (one.apply(verdict) is None) == (other.apply(verdict) is None)
+        one.close()
+
+
 @pytest.mark.parametrize("is_tree", [False, True])
 def test_several_share_the_passes_of_the_model(is_tree: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
@@ -143,22 +161,15 @@ def test_one_without_numbers_keeps_no_other_from_proposing(monkeypatch: pytest.M
         drafter.open([1, 2, 3 + number], 40)
     assert all(isinstance(drafter, AutoregressiveDrafter) for drafter in drafters)
     broken = drafters[1]._cache  # type: ignore[attr-defined]
-    extend, extend_batch = CachedModel.extend, CachedModel.extend_batch
+    extend_batch = CachedModel.extend_batch
 
-    def spoilt(self: CachedModel, token_ids: Sequence[int], cache: object, *rest: object) -> object:
-        found = extend(self, token_ids, cache, *rest)  # type: ignore[arg-type]
-        if cache is broken:
-            raise NotFiniteError("the largest logit is nan")
-        return found
-
-    def spoilt_batch(self: CachedModel, batch: Sequence[ChainRows]) -> object:
+    def spoilt(self: CachedModel, batch: Sequence[ChainRows]) -> object:
         found = extend_batch(self, batch)
         if any(rows.cache is broken for rows in batch):
             raise NotFiniteError("the largest logit is nan")
         return found
 
-    monkeypatch.setattr(CachedModel, "extend", spoilt)
-    monkeypatch.setattr(CachedModel, "extend_batch", spoilt_batch)
+    monkeypatch.setattr(CachedModel, "extend_batch", spoilt)
     proposed = type(drafters[0]).propose_together(drafters, [2, 2, 2])  # type: ignore[attr-defined]
     monkeypatch.undo()
     (fresh,) = KINDS["chain"].make(1)

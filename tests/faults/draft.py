@@ -131,6 +131,10 @@ class DraftProcess:
         self.incarnation = incarnation
         self.ended = False
         self._waking = False
+        self._busy_until_ns = 0
+        """When its last action is over; what arrives before that waits."""
+        self._last_ns = 0
+        """What its clock has shown last."""
         self._nonce = nonce
         self._end: End | None = None
         self._handshake: Handshake | None = None
@@ -166,7 +170,7 @@ class DraftProcess:
     def _wake_in(self, delay_ns: int) -> None:
         if not (self._waking or self.ended):
             self._waking = True
-            self.world.plan(delay_ns, self._wake)
+            self.world.plan(max(delay_ns, self._busy_until_ns - self.world.now_ns), self._wake)
 
     def _wake(self) -> None:
         self._waking = False
@@ -185,6 +189,7 @@ class DraftProcess:
         except Exception as error:  # noqa: BLE001 - a process that fails says why
             self._failed(error)
         finally:
+            self._busy_until_ns = self.world.now_ns + self.world.draft.ahead_ns
             self.world.acting = self.world.target
             self.world.draft.ahead_ns = 0
 
@@ -221,10 +226,18 @@ class DraftProcess:
                 ),
             },
             incarnation=self.incarnation,
-            recorder=Recorder("draft", now_ns=self.world.time_ns),
+            recorder=Recorder("draft", now_ns=self._time_ns),
             max_num_seqs=max(self.drafts.max_num_seqs, 1 + self.incarnation % 2),
             process=self,
         )
+
+    def _time_ns(self) -> int:
+        """What its clock shows, which never goes back within one life."""
+        now_ns = self.world.time_ns()
+        if now_ns < self._last_ns:
+            raise Violation(f"clock: the draft's went back by {self._last_ns - now_ns} ns")
+        self._last_ns = now_ns
+        return now_ns
 
     def _passes(self, deadline_ns: int) -> bool:
         """A draft that waits although it could work sleeps; one that has nothing to do is woken by what arrives."""

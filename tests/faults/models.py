@@ -84,6 +84,7 @@ class HashModel:
     output_ids = None
     captured_on = None
     tokens_per_step = 1
+    prefill_chunk = CHUNK
 
     def __init__(self, max_length: int, spend: Spend) -> None:
         self.max_length = max_length
@@ -94,9 +95,6 @@ class HashModel:
 
     def prepare(self, cache: HashCache) -> None:
         pass
-
-    def chunk_end(self, start: int, end: int) -> int:
-        return min(end, (start // CHUNK + 1) * CHUNK)
 
     def prefill(self, token_ids: Sequence[int], cache: HashCache) -> None:
         self._append(token_ids, cache)

@@ -103,12 +103,12 @@ class WatchedTarget(TargetWorker):
 
     def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> None:
         tallies = [sequence.tally for sequence in sequences]
-        before = [(tally._num_accepted, tally._num_accepted_alternatives) for tally in tallies]
+        before = [(tally.num_accepted, tally.num_accepted_alternatives) for tally in tallies]
         super()._verify(sequences, blocks)
         self.num_passes += 1
         for sequence, block, (num_accepted, num_alternatives) in zip(sequences, blocks, before, strict=True):
             session, tally = sequence.session, sequence.tally
             self.watch.committed(session)
-            self.world.counts["alternative accepted"] += tally._num_accepted_alternatives - num_alternatives
-            accepted = tally._num_accepted - num_accepted
+            self.world.counts["alternative accepted"] += tally.num_accepted_alternatives - num_alternatives
+            accepted = tally.num_accepted - num_accepted
             self.world.note(f"pass {session.sequence_id} {len(block.candidates)} {accepted} {session.committed_length}")

@@ -15,7 +15,7 @@ from amusd.config import EngineConfig, RunConfig
 from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftSource
 from amusd.runtime.followers import Followers
-from amusd.runtime.rank_layout import RoleRank, num_ranks_of
+from amusd.runtime.placement import RoleRank, num_ranks_of
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
 from launch.run_directory import read_config

@@ -15,7 +15,7 @@ from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import device_of
-from amusd.runtime.rank_layout import in_role, rank_layout
+from amusd.runtime.placement import in_role, rank_layout
 from amusd.types import Role
 from launch.devices import NCCL_SETTINGS, claim_hardware, mps_folder
 from launch.main import main

@@ -39,7 +39,7 @@ def test_a_sweep_under_torchrun_is_refused(flag: str) -> None:
 
 
 def test_a_command_that_has_no_workers_is_refused_under_torchrun() -> None:
-    with pytest.raises(ConfigError, match=r"^doctor: under torchrun the command is generate or compare$"):
+    with pytest.raises(ConfigError, match=r"^doctor: under torchrun the command is generate, compare or serve$"):
         Options.parse(["doctor"])
 
 

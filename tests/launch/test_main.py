@@ -114,7 +114,9 @@ def test_help_lists_the_groups_and_keys_of_a_command_with_their_defaults(
 
 def test_every_key_is_some_commands_own_and_has_its_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     assert {
-        key.name for command in ("generate", "compare", "simulate", "bench", "doctor") for key in own_keys(command)
+        key.name
+        for command in ("generate", "compare", "serve", "simulate", "bench", "doctor")
+        for key in own_keys(command)
     } == (keys().keys())
     assert main(["generate", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())

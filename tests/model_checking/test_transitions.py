@@ -15,9 +15,9 @@ from model_checking.protocol_model import Bounds, Draft, Placed, ProtocolModel, 
 from protocol.mutants import NumbersGivenTwice, RootIgnored, Unhashed
 
 from amusd.errors import PeerProtocolError
-from amusd.protocol.committed_prefix import CommittedPrefix
 from amusd.protocol.draft_session import DraftSession, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Open, Verdict
+from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.target_session import TargetSession, _Node
 from amusd.protocol.verification import Block
 from amusd.sampling.acceptance import accept_equal

@@ -18,12 +18,12 @@ from models.paths import random_paths
 from torch import Tensor
 
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel, ChainRows, TreeRows
+from amusd.models.cached_model import CachedModel, TreeRows
 from amusd.models.eager import EagerPasses, RowCounts
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import load_model, wrap_model
 from amusd.models.kv_cache import PreallocatedCache
-from amusd.models.language_model import Chooser, DigestRequest, SequenceRows
+from amusd.models.language_model import ChainRows, Chooser, DigestRequest, SequenceRows
 from amusd.models.linear import fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
@@ -238,6 +238,20 @@ def test_a_pass_over_some_caches_changes_no_other(replayed: bool) -> None:
 KINDS = {"computed anew": (BUCKETED, False), **{name: (rule, True) for name, rule in REPLAYED.items()}}
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_that_is_taken_in_beside_passes_of_others_has_the_bits_of_one_that_is_alone(name: str) -> None:
+    """As the target's worker does, whose chunks end at multiples of `prefill_chunk`."""
+    model, (token_ids, other) = MODELS[name], (random_ids(CAPACITY, seed=seed) for seed in (1, 2))
+    (beside, busy), alone = model.new_caches(2, CAPACITY + 1), model.new_cache(CAPACITY + 1)
+    model.prefill(token_ids, alone)
+    for start in range(0, CAPACITY, model.prefill_chunk):
+        model.prefill(token_ids[start : start + model.prefill_chunk], beside)
+        model.forward_batch([SequenceRows(other[start : start + 3], busy)])
+    found, _ = model.forward_batch([SequenceRows([5], beside), SequenceRows([6], busy)])
+    logits = found.logits.clone()
+    assert torch.equal(logits, model.forward([5], alone).logits)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: str) -> None:
     model = tiny_model(KINDS[kind][0], replayed=KINDS[kind][1])
@@ -258,7 +272,7 @@ def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: st
         )
         logits = [output.logits.clone() for output in found]
         for index, tree, together in zip(members, trees, logits, strict=True):
-            expected = model.forward_tree(*tree, alone[index]).logits
+            expected = model.forward_trees([TreeRows(*tree, alone[index])])[0].logits
             torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
 
 

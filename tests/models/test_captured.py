@@ -17,7 +17,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.errors import DeviceError, NotFiniteError
 from amusd.models import graphs
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel
+from amusd.models.cached_model import CachedModel, TreeRows
 from amusd.models.captured import CapturedPasses, PassShape
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import wrap_model
@@ -174,7 +174,7 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
         model.keep([0, 2], cache)
         model.extend([7], cache, 1 + length % 2)
     for slot in range(60):
-        model.forward_tree([5], np.arange(0), [[slot]], tree_cache)
+        model.forward_trees([TreeRows([5], np.arange(0), [[slot]], tree_cache)])
     assert len(captures) == 2 * number
 
 

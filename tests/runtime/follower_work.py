@@ -7,7 +7,7 @@ import threading
 
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError
-from amusd.runtime.rank_layout import RoleRank
+from amusd.runtime.placement import RoleRank
 
 
 def run_follower(_config: EngineConfig, own: RoleRank, address: str) -> None:

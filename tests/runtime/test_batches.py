@@ -356,6 +356,24 @@ def test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks(n
         assert [other.result().token_ids for other in others] == [reference(30, START)[1:]] * 2
 
 
+def test_prompts_that_come_together_are_taken_in_together_as_far_as_a_chunk_goes() -> None:
+    prompts = [tuple(number % VOCAB_SIZE for number in range(length + 1)) for length in (5, CHUNK - 5, 4, CHUNK, 3)]
+    with pair({}, max_num_seqs=6, prefill_chunk=CHUNK) as (engine, _):
+        other = engine.submit(START, params(30))
+        next(other)
+        num_before = len(steps_of(engine))
+        coming = [engine.submit(prompt, params(5)) for prompt in prompts]
+        next(coming[-1])
+        in_order = [[2, 3], [4], [5], [6]]
+        expected = []
+        for number, taken_in in enumerate(in_order, start=1):
+            expected += [("target_prefill", [each]) for each in taken_in]
+            expected.append(("target_pass", [1, *(each for some in in_order[:number] for each in some)]))
+        assert steps_of(engine)[num_before:] == expected
+        for prompt, answer in zip(prompts, coming, strict=True):
+            assert answer.result().token_ids == reference(5, prompt)[len(prompt) :]
+
+
 def test_a_prompt_that_comes_in_alone_is_taken_in_at_once() -> None:
     prompt = tuple(number % VOCAB_SIZE for number in range(3 * CHUNK + 1))
     with pair({}, max_num_seqs=3, prefill_chunk=CHUNK) as (engine, _):

@@ -13,7 +13,7 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of, settle_devices
-from amusd.runtime.rank_layout import RoleRank
+from amusd.runtime.placement import RoleRank
 from amusd.runtime.startup import prepare_draft, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous

@@ -22,7 +22,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import load_model
 from amusd.models.rank_commands import RankCommand
 from amusd.models.ranks import Follower
-from amusd.runtime.rank_layout import RoleRank, in_role, rank_layout
+from amusd.runtime.placement import RoleRank, in_role, rank_layout
 from amusd.runtime.startup import make_leader, run_follower, serve_draft
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous

@@ -261,11 +261,19 @@ def test_long_work_for_others_is_no_silence_either() -> None:
 
 
 def test_chains_and_trees_are_served_side_by_side() -> None:
-    draft = Draft(max_num_seqs=1)
+    draft = Draft(max_num_seqs=2)
     draft.say(dataclasses.replace(draft.opening(2), fan_out=3, rows_per_step=2))
     draft.steps(3)
     assert len(draft.drafted(1)) >= 3
     assert len(draft.drafted(2)) >= 3
+
+
+def test_a_chain_and_a_tree_of_one_name_are_not_drafted_at_once() -> None:
+    draft = Draft()
+    draft.say(dataclasses.replace(draft.opening(2), fan_out=2))  # whose cache the first sequence has
+    assert list(draft.worker._sequences) == [2]
+    draft.say(Close(2, FinishReason.EOS), draft.opening(3))
+    assert list(draft.worker._sequences) == [3]
 
 
 @settings(max_examples=60, deadline=None)
@@ -292,7 +300,8 @@ def test_each_number_lives_once_and_few_are_remembered(actions: list[tuple[str, 
             else:
                 draft.worker.step()
             assert len(draft.worker._known) <= 5
-            free = sum(len(forest.free) for forest in draft.worker._forests.values())
-            assert free + len(draft.worker._sequences) == 6
+            chains, trees = draft.worker._forests.values()
+            assert chains.free is trees.free  # they share caches
+            assert len(chains.free) + len(draft.worker._sequences) == 3
             managers = [sequence.manager for sequence in draft.worker._sequences.values()]
             assert all(manager.drafter.length == manager.length for manager in managers)

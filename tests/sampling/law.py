@@ -17,7 +17,7 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.models.language_model import Chooser, ModelOutput
+from amusd.models.language_model import ChainRows, ModelOutput
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
@@ -97,17 +97,16 @@ class PrefixModel:
     def choose(self, token_ids: Sequence[int], cache: Cache) -> list[int]:
         raise NotImplementedError
 
-    def extend(
-        self, token_ids: Sequence[int], cache: Cache, num_tokens: int, chooser: Chooser | None = None
-    ) -> list[int]:
-        assert chooser is not None
+    def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
+        (rows,) = batch
+        assert rows.chooser is not None
         chosen: list[int] = []
-        pending = token_ids
-        while len(chosen) < num_tokens:
-            logits = self.forward(pending, cache).logits[-1:]
-            chosen += chooser.choose(logits, cache.length - 1, pending[-1:])
+        pending = rows.token_ids
+        while len(chosen) < rows.num_tokens:
+            logits = self.forward(pending, rows.cache).logits[-1:]  # type: ignore[arg-type]  # one of this model's
+            chosen += rows.chooser.choose(logits, rows.cache.length - 1, pending[-1:])
             pending = chosen[-1:]
-        return chosen
+        return [chosen]
 
 
 @dataclass

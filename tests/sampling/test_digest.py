@@ -382,3 +382,15 @@ def test_guesses_of_a_digest_are_those_of_whole_rows(parameters: dict[str, Any])
     ):
         assert expected.token_ids == found.token_ids
         assert expected.probabilities == pytest.approx(found.probabilities, rel=2e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_a_column_that_was_written_often_enough_wins_from_outside_the_digest(temperature: float) -> None:
+    logits = torch.arange(9000.0, 0.0, -1.0).unsqueeze(0) / 100  # column 5000 is unlikely: 50 below the best
+    distribution, context = Distribution(temperature=temperature, frequency_penalty=-20.0, seed=2), [5000] * 8
+    chosen = [
+        TokenSampler(distribution, 9000, prompt=[1], digests=digests) for digests in (Digests(9000, None, CPU), None)
+    ]
+    for sampler in chosen:
+        sampler.see([1, *context])
+        assert sampler.choose(logits, 8, [5000]) == [5000]

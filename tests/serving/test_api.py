@@ -199,12 +199,62 @@ def test_log_probabilities_of_a_completion_have_offsets(client: OpenAI) -> None:
     assert all(value is not None and value < 0 for value in found.token_logprobs)
 
 
+def test_alternatives_are_told_likeliest_first(client: OpenAI) -> None:
+    chat = sampled(client, temperature=0, max_tokens=5, logprobs=True, top_logprobs=3)
+    for entry in chat.choices[0].logprobs.content:
+        told = [one.logprob for one in entry.top_logprobs]
+        assert len(told) == 3
+        assert told == sorted(told, reverse=True)
+        assert (entry.top_logprobs[0].token, told[0]) == (entry.token, entry.logprob)  # greedy decoding took it
+    text = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=5, temperature=0, logprobs=3)
+    found = text.choices[0].logprobs
+    assert found is not None
+    assert found.top_logprobs is not None
+    assert [len(top) for top in found.top_logprobs] == [3] * 5
+
+
+def test_the_tokens_of_a_prompt_are_scored_as_lm_eval_asks(client: OpenAI) -> None:
+    made = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=6, temperature=0, logprobs=0).choices[0]
+    whole = [*PROMPT, *reference(6)[len(PROMPT) :]]
+    fields: Any = {"max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
+    scored = client.completions.create(model=MODEL, prompt=[whole, list(PROMPT)], **fields)
+    first, second = (choice.logprobs for choice in scored.choices)
+    assert first is not None
+    assert second is not None
+    assert made.logprobs is not None
+    assert first.token_logprobs is not None
+    assert first.top_logprobs is not None
+    assert made.logprobs.token_logprobs is not None
+    assert len(first.token_logprobs) == len(whole) + 1
+    assert first.token_logprobs[0] is None
+    answered = first.token_logprobs[len(PROMPT) : -1]
+    assert answered == pytest.approx(made.logprobs.token_logprobs)
+    likeliest = [max(top.values()) for top in first.top_logprobs[len(PROMPT) : -1]]
+    assert answered == likeliest  # to the last bit: this is how the client finds that the answer is the greedy one
+    assert second.tokens == [*TEXT, ANSWER[0]]
+
+
+def test_each_token_says_who_was_first_to_say_it(client: OpenAI) -> None:
+    fields: Any = {"temperature": 0, "max_tokens": 40, "extra_body": {"token_sources": True}}
+    told = sampled(client, **fields).choices[0].tokens
+    assert "".join(entry["text"] for entry in told) == ANSWER[:40]
+    assert {"candidate", "target"} <= {entry["source"] for entry in told}
+    chunks = [chunk.choices[0] for chunk in sampled(client, stream=True, **fields)]
+    pieces = [entry for choice in chunks for entry in getattr(choice, "tokens", None) or ()]
+    assert "".join(entry["text"] for entry in pieces) == ANSWER[:40]
+    fields["extra_body"]["mode"] = "autoregressive"
+    assert {entry["source"] for entry in sampled(client, **fields).choices[0].tokens} == {"target"}
+
+
 def test_biases_and_penalties_have_their_effect(client: OpenAI) -> None:
     plain = sampled(client, temperature=0, max_tokens=8)
     biased = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100})
     assert texts(biased) == ["j" * 8] != texts(plain)
     penalized = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100}, presence_penalty=2)
     assert texts(penalized) == ["j" * 8]
+    assert texts(sampled(client, temperature=0, max_tokens=8, frequency_penalty=2)) != texts(
+        sampled(client, temperature=0, max_tokens=8, frequency_penalty=-2)
+    )
     other = sampled(client, temperature=0, max_tokens=8, logit_bias={"9": 100}, extra_body={"repetition_penalty": 1e4})
     assert texts(other) != ["j" * 8]
 
@@ -240,6 +290,9 @@ def test_the_model_its_version_and_the_document_of_the_interface(server: Running
     assert server.get("/version").json()["version"]
     document = server.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])
+    answers = document["paths"]["/v1/completions"]["post"]["responses"]
+    assert {"200", "400", "401", "404", "413", "429", "500", "503"} == set(answers)
+    assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "mode", "token_sources"} <= set(fields)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,7 @@ ONE = GenerationMetrics(
     prefill_ns=20_000_000,
     pass_ns=97_500_000,
     num_passes=5,
-    num_drafts=4,
-    num_verified=8,
-    num_accepted=5,
-    accepted_by_position=(4, 1),
+    acceptance=Counter({(2, 1): 3, (2, 2): 1}),
     draft=DraftCounts(num_drafted=20, num_rollbacks=2, busy_ns=60, open_ns=120),
 )
 OTHER = GenerationMetrics(num_tokens=5, total_ns=70_000_000, num_passes=5)
@@ -51,7 +49,7 @@ def test_figures_that_do_not_exist_are_none() -> None:
 
 def test_ratios_of_several_generations_are_ratios_of_the_sums() -> None:
     both = total([ONE, OTHER, ONE])
-    assert (both.num_prompts, both.num_tokens, both.accepted_by_position) == (3, 25, (8, 2))
+    assert (both.num_prompts, both.num_tokens, both.accepted_by_position) == (3, 25, [8, 2])
     assert both.as_dict()["tokens_per_second"] == pytest.approx(25 / 0.33)
     assert both.draft == DraftCounts(num_drafted=40, num_rollbacks=4, busy_ns=120, open_ns=240)
 

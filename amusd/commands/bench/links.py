@@ -26,7 +26,7 @@ class Recommendation:
     type_instead: str | None
     """Words that ask for the quickest link; None when `auto` takes it."""
     text: str
-    """All of it in one line."""
+    """The recommendation and its reason in one line."""
 
 
 def measure_links(config: RunConfig, allowed: list[int], console: Console) -> dict[Link, dict[str, Any]]:

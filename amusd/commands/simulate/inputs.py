@@ -26,7 +26,7 @@ class Inputs:
 
     simulator: Simulator
     acceptance: dict[str, Any]
-    """Where its answers come from, for the result."""
+    """The origin of its answers, for the result."""
     points: tuple[MeasuredPoint, ...] = ()
     """Measured runs that the map shows."""
 

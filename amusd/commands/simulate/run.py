@@ -1,19 +1,22 @@
-"""All of `amusd simulate`: every schedule on one machine, the map if one is asked for, and both as text."""
+"""`amusd simulate` as a whole: every schedule on one machine, the map if one is asked for, and both as text."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from amusd.commands.simulate.grid import grid_of, grid_text
-from amusd.commands.simulate.inputs import Inputs
-from amusd.commands.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial, waiting_policies
+from amusd.commands.simulate.inputs import Inputs, drawn
+from amusd.commands.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial, best_of, waiting_policies
 from amusd.config import RunConfig
 from amusd.console import Console, percent, table
 from amusd.policies.factory import policy_name
+from amusd.simulation.closed_forms import upper_bound
+from amusd.simulation.cost import Shared
+from amusd.simulation.simulator import Simulator
 from amusd.types import Mode
 
 LEGEND = """\
@@ -22,7 +25,7 @@ tokens: candidates of a block or window (num_speculative_tokens); waits for: so 
 fastest of those tried; x plain, x best sync: times as fast as plain decoding and the best synchronous length;
 accepted: of the candidates judged; tokens/pass: committed by a target pass; idle t/d: share of the time in which
 target and draft compute nothing; wasted: of the drafted tokens, those never accepted"""
-"""What the table's names and columns mean."""
+"""The meaning of the table's names and columns."""
 
 
 def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
@@ -175,3 +178,61 @@ def _row_name(row: dict[str, Any]) -> str:
     if row["num_speculative_tokens"] is not None:
         return f"{name}, {row['num_speculative_tokens']} tokens"
     return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"
+
+
+def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
+    """Return a cell for each acceptance and ratio of speeds: the tuned schedules, which wins, its lead, and `auto`."""
+    settings = config.simulate
+    cells = list(product(settings.grid_accepts, settings.grid_ratios))
+    report = console.steps(len(cells))
+    found = []
+    for accept, ratio in cells:
+        report(f"acceptance {accept:g}, {ratio:g} draft steps a pass")
+        found.append(_grid_cell(config, simulator, accept, ratio))
+    return found
+
+
+def _grid_cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) -> dict[str, Any]:
+    settings, costs = config.simulate, simulator.costs
+    draft_ms = costs.passes[min(costs.passes)].alone.mean_ms / ratio
+    costs = replace(
+        costs,
+        draft_token=Shared.of_ms(draft_ms, settings.jitter),
+        tree_steps={},
+        tree_row_ns=round(costs.tree_row_share * draft_ms * 1e6),
+    )
+    bench = Bench(replace(simulator, costs=costs, answers=drawn(settings, accept)), config.decoding())
+    plain = bench.plain()
+    synchronous = best_of(bench.synchronous(settings.synchronous_lengths))
+    tuned = {"windowed": best_of(bench.windowed(settings.synchronous_lengths))}
+    tuned |= {policy: best_of(bench.tuned(policy, settings.min_candidates)) for policy in waiting_policies(simulator)}
+    auto = bench.asynchronous("auto")
+    speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": synchronous.over(plain)}
+    speedups |= {policy: trial.over(plain) for policy, trial in tuned.items()}
+    ranked = sorted(speedups, key=lambda name: speedups[name], reverse=True)
+    return {
+        "accept": accept,
+        "ratio": ratio,
+        "speedups": speedups,
+        "num_speculative_tokens": synchronous.decoding.num_speculative_tokens,
+        "window": tuned["windowed"].decoding.num_speculative_tokens,
+        "min_candidates": {policy: tuned[policy].decoding.min_candidates for policy in waiting_policies(simulator)},
+        "winner": ranked[0],
+        "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
+        "auto": auto.over(plain),
+        "upper_bound": upper_bound(accept, ratio),
+    }
+
+
+def grid_text(cells: Sequence[dict[str, Any]]) -> str:
+    """Return a table: for each acceptance the winners, their speed-ups and their leads over the next, and a legend."""
+    by_place = {(cell["accept"], cell["ratio"]): cell for cell in cells}
+    ratios = list(dict.fromkeys(cell["ratio"] for cell in cells))
+    header = ("accept \\ verify/draft", *(f"{ratio:g}" for ratio in ratios))
+    lines = []
+    for accept in dict.fromkeys(cell["accept"] for cell in cells):
+        row = [by_place[accept, ratio] for ratio in ratios]
+        shown = [f"{cell['winner']} {max(cell['speedups'].values()):.2f} (+{percent(cell['margin'])})" for cell in row]
+        lines.append((f"{accept:g}", *shown))
+    legend = "for each acceptance and draft steps per pass: the fastest, times plain decoding, its lead over the next"
+    return f"{table(header, lines)}\n\n{legend}"
