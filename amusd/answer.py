@@ -172,6 +172,12 @@ class Turns:
             self._step()
             return bool(self._at_work or self._queue)
 
+    def look_after_draft(self) -> None:
+        """Notice a draft that is lost, and take the next one, while there is nothing to compute. Waits for neither."""
+        with self.alone():
+            self._worker.client.take(0.0)
+            self._worker.client.look_for_next()
+
     def end_unwanted(self, *, wait: bool = True) -> None:
         """End the answers that were closed; those that this thread computes (this is its signal handler) end later.
 

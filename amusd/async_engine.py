@@ -161,7 +161,7 @@ class AsyncEngine:
             return
         self._made.set_result(engine)
         try:
-            while self._sleep_until_work():
+            while self._sleep_until_work(engine):
                 is_any_left = engine.turns.step()
                 self._wake(lambda answer: answer.has_news, is_any_left=is_any_left)
         except StateError:
@@ -174,13 +174,19 @@ class AsyncEngine:
                 self._ended.set_exception(error)
             self._wake(lambda _answer: True, is_any_left=False)
 
-    def _sleep_until_work(self) -> bool:
-        """Whether there is something to compute; False when the engine is to be closed."""
-        with self._condition:
-            while not (self._has_work or self._is_closing):
-                self._condition.wait(LOOK_SECONDS)
-            self._has_work = False
-            return not self._is_closing
+    def _sleep_until_work(self, engine: Engine) -> bool:
+        """Whether there is something to compute; False when the engine is to be closed.
+
+        Meanwhile a draft that is lost is noticed, and replaced.
+        """
+        while True:
+            with self._condition:
+                if not (self._has_work or self._is_closing):
+                    self._condition.wait(LOOK_SECONDS)
+                if self._has_work or self._is_closing:
+                    self._has_work = False
+                    return not self._is_closing
+            engine.turns.look_after_draft()
 
     def _wake(self, concerns: Callable[[Job], bool], *, is_any_left: bool) -> None:
         with self._condition:

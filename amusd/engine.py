@@ -24,7 +24,7 @@ from typing_extensions import Self
 
 from amusd.answer import Answer, Generation, PromptLogprobs, PromptScores, Token, Turns
 from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
-from amusd.errors import ConfigError, StateError
+from amusd.errors import ConfigError, ContextLengthError, StateError
 from amusd.models.embedded_target import Report
 from amusd.models.loading import load_target
 from amusd.models.ranks import Leader
@@ -372,7 +372,8 @@ class Engine:
         if not token_ids:
             raise ConfigError("prompt: has no tokens")
         if len(token_ids) >= limit:
-            raise ConfigError(f"prompt: {len(token_ids)} tokens leave no room in a context of {limit} (max_model_len)")
+            message = f"prompt: {len(token_ids)} tokens leave no room in a context of {limit} (max_model_len)"
+            raise ContextLengthError(message)
         vocab_size = self._worker.model.vocab_size
         if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise ConfigError(f"prompt: token ids must be in [0, {vocab_size})")

@@ -4,6 +4,7 @@
     +-- ConfigError            the user's: a key, a value or a combination that cannot work, or an output that fails
     |   +-- UnsupportedModelError   the model cannot do what speculative decoding needs (no rollback, other tokenizer)
     |   +-- MissingDependencyError  a package or file has to be installed; the message says how
+    |   +-- ContextLengthError a prompt leaves no room for an answer
     |   +-- NotFiniteError     a model's logits are not numbers: its weights are damaged, or overflow in its dtype
     +-- PeerError              the other process's
     |   +-- PeerProtocolError  it sent what the protocol forbids; nothing was changed by the message
@@ -38,6 +39,10 @@ class UnsupportedModelError(ConfigError):
 
 class MissingDependencyError(ConfigError):
     """Something has to be installed first; the message holds the exact command."""
+
+
+class ContextLengthError(ConfigError):
+    """A prompt leaves no room for an answer in the context."""
 
 
 class NotFiniteError(ConfigError):

@@ -123,7 +123,7 @@ def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of one batch size: plain decoding, then each drafter with the best synchronous length and asynchronous."""
+    """The rows of one batch size: plain decoding, then the best synchronous length and asynchronous of each drafter."""
     plain, *others = rows
     shown = [plain]
     for row in rows:

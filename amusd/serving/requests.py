@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, SamplingParams
 from amusd.engine import Prompt
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, ContextLengthError
 from amusd.settings import nearest, shown
 from amusd.types import Mode
 
@@ -393,10 +393,11 @@ _FIELD_OF = {"max_new_tokens": "max_tokens"}
 def config_error(error: ConfigError, param: str | None = None) -> RequestError:
     """The client's mistake that the engine has found, which begins its message with the key; `param` if it does not."""
     message = str(error).removeprefix("sampling.")
+    is_too_long = isinstance(error, ContextLengthError)
     found = re.match(r"(\w+)(?==|: )", message)
     if found is not None and param is None:
         param = _FIELD_OF.get(found[1], found[1])
-    return RequestError(message, param=param)
+    return RequestError(message, param=param, code="context_length_exceeded" if is_too_long else None)
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], fields: Callable[[], Sequence[str]]) -> RequestError:

@@ -25,6 +25,9 @@ CLIENT, CLIENT_TESTS = "amusd/runtime/draft_client.py", "tests/runtime/test_draf
 RESTART, RESTART_TESTS = "amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py"
 DRAFTER_LOOP, DRAFT_TESTS = "amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"
 ROLLBACK_TESTS = "tests/runtime/test_rollback.py"
+REQUESTS, RESPONSES, PURE = "amusd/serving/requests.py", "amusd/serving/responses.py", "tests/serving/test_pure.py"
+SERVICE, API, LEAVING = "amusd/serving/service.py", "tests/serving/test_api.py", "tests/serving/test_leaving.py"
+GATE, BAD_REQUESTS = "amusd/serving/app.py", "tests/serving/test_bad_requests.py"
 
 RULES = (
     # protocol
@@ -702,5 +705,83 @@ RULES = (
         "if self.drafter.length != expected:",
         "if False:",
         ROLLBACK_TESTS,
+    ),
+    # requests over HTTP
+    Rule(
+        "a client that goes away keeps its row",
+        SERVICE,
+        "asyncio.wait((working, leaving), return_when",
+        "asyncio.wait((working,), return_when",
+        LEAVING,
+    ),
+    Rule(
+        "the queue of requests has no end",
+        SERVICE,
+        "if self.num_in_flight + number > room:",
+        "if False:",
+        API,
+    ),
+    Rule(
+        "a reader that is slow keeps its place in the queue",
+        SERVICE,
+        "if not answer.is_over}",
+        "}",
+        LEAVING,
+    ),
+    Rule(
+        "all choices have one seed",
+        REQUESTS,
+        "(self.params.seed + choice)",
+        "self.params.seed",
+        PURE,
+    ),
+    Rule(
+        "what is not supported is ignored",
+        REQUESTS,
+        "if value is not None and value not in neutral:",
+        "if False:",
+        BAD_REQUESTS,
+    ),
+    Rule(
+        "the last tokens of a stream are lost when they show no text",
+        RESPONSES,
+        "if choice.waiting and (",
+        "if False and (",
+        PURE,
+    ),
+    Rule(
+        "a chunk without text is sent",
+        RESPONSES,
+        "if not any(token.text for token in choice.waiting):",
+        "if not choice.waiting:",
+        PURE,
+    ),
+    Rule(
+        "offsets begin anew behind the echo",
+        RESPONSES,
+        "choice.num_characters = len(echo.text)",
+        "choice.num_characters = 0",
+        PURE,
+    ),
+    Rule(
+        "a body without a length has no limit",
+        GATE,
+        'num_bytes += len(message.get("body", b""))',
+        "num_bytes += 0",
+        BAD_REQUESTS,
+    ),
+    Rule(
+        "any key opens the gate",
+        GATE,
+        ' or not hmac.compare_digest(_digest(key.strip()) or b"", self._key):',
+        ":",
+        API,
+    ),
+    Rule(
+        "a server that ends takes new requests",
+        GATE,
+        "if self.service.is_closing and scope",
+        "if False and scope",
+        LEAVING,
     ),
 )

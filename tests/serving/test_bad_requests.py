@@ -172,6 +172,12 @@ def test_another_model_is_not_found(server: Running) -> None:
     check(server.get(f"{CARDS}/gpt-9"), 404, "model", "does not exist")
 
 
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(server: Running) -> None:
+    response = server.post(TEXTS, {"model": MODEL, "prompt": [1] * 400})
+    check(response, 400, "prompt", "400 tokens leave no room in a context of 400")
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
 def test_the_official_client_raises_what_it_raises_elsewhere(server: Running) -> None:
     with server.client() as client:
         with pytest.raises(BadRequestError) as bad:

@@ -193,6 +193,8 @@ def test_a_key_is_kept_out_of_files_and_may_come_from_the_environment(tmp_path: 
         assert own.get("/v1/models").status_code == 401
         with own.client("very-secret") as client:
             assert [card.id for card in client.models.list()] == ["mine"]
+        os.kill(own.draft, signal.SIGKILL)
+        until(lambda: own.get("/health").json()["num_draft_restarts"] == 1, SECONDS)  # though nobody asks for a token
         files = [path.read_text(encoding="utf-8") for path in own.folder.rglob("*") if path.is_file()]
         assert len(files) >= 3
         assert not any("very-secret" in text for text in [*files, own.errors])
