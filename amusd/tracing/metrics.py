@@ -241,30 +241,6 @@ class GenerationMetrics:
         }
 
 
-@dataclass
-class TargetCounts:
-    """What a target has done since it was started, over all sequences, those at work included."""
-
-    num_passes: int = 0
-    """Each counts once, however many sequences it is over."""
-    num_tokens: int = 0
-    num_drafts: int = 0
-    """Passes that had candidates to judge, once for each sequence."""
-    num_verified: int = 0
-    """Candidates judged."""
-    num_accepted: int = 0
-    num_tokens_alone: int = 0
-    """Committed while the draft that was to help was lost or silent."""
-
-    def add(self, outcome: PassOutcome, *, is_alone: bool) -> None:
-        """Count what a pass did for one sequence."""
-        self.num_tokens += outcome.num_tokens
-        self.num_drafts += outcome.num_judged > 0
-        self.num_verified += outcome.num_judged
-        self.num_accepted += outcome.num_accepted
-        self.num_tokens_alone += outcome.num_tokens if is_alone else 0
-
-
 def total(parts: Sequence[GenerationMetrics]) -> GenerationMetrics:
     """The sum over several generations. Draft counts add up over those that have them."""
     whole = GenerationMetrics(num_prompts=0)

@@ -6,12 +6,13 @@ import asyncio
 import json
 import random
 import re
+import resource
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -138,6 +139,29 @@ def test_clients_that_leave_at_random_points_leave_nothing_behind(server: TableS
     until(lambda: server.num_descriptors <= before + 1)
     assert complete(server, max_tokens=30) == expected
     assert server.health()["code"] == 200
+
+
+def test_more_connections_than_descriptors_end_no_server() -> None:
+    """Clients beyond what the process has descriptors for are turned away; when all have left, it answers as before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (320, before[1]))
+        try:
+            server = stack.enter_context(table_server())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        own = server.num_descriptors
+        connections = []
+        with suppress(OSError):  # it may close one before all is sent
+            while len(connections) < 400:
+                connections.append(raw_connection(server, "GET /version HTTP/1.1", b""))
+        assert len(connections) > 64
+        until(lambda: server.num_descriptors <= own + 64)
+        for connection in connections:
+            connection.close()
+        until(lambda: server.num_descriptors <= own + 1)
+        assert len(complete(server, max_tokens=20)) == 20
+        assert server.end() == (0, "")
 
 
 def test_two_requests_in_one_packet_are_both_answered(server: TableServer) -> None:
