@@ -351,7 +351,7 @@ def _check_sizes(request: _Request, prompts: Sequence[Prompt], max_length: int, 
                 f"{num_items} {'messages' if texts else 'tokens'}" if num_items > 1 else f"{num_characters} characters"
             )
             message = f"{param}: {size} leave no room in a context of {max_length} tokens (max_model_len)"
-            raise RequestError(message, param=param)
+            raise RequestError(message, param=param, code="context_length_exceeded")
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or ()
     if len(stops) > MAX_STOPS or any(len(stop) > STOP_CHARACTERS for stop in stops):
         raise RequestError(f"stop: at most {MAX_STOPS} strings of {STOP_CHARACTERS} characters", param="stop")

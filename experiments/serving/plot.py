@@ -42,6 +42,7 @@ def draw(results: Document) -> Any:
             axes.plot(places, [low for low, _ in found], color=colour, marker=marker, label=name)
             axes.fill_between(places, *zip(*found, strict=True), color=colour, alpha=0.12)
         axes.set_ylabel(title)
+        axes.margins(y=0.1)
         axes.set_ylim(bottom=0)
         ticks = sorted({row[over] for row in rows})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -65,6 +65,8 @@ def test_what_is_too_large_is_refused_before_it_is_taken_apart(
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
     assert response.json()["error"]["message"].startswith(f"{param}: {size}")
+    is_text = param in ("prompt", "messages")
+    assert response.json()["error"]["code"] == ("context_length_exceeded" if is_text else None)
     assert encoded == []
 
 
