@@ -5,7 +5,6 @@ A pass has one `Attention`, which each layer calls with its own queries, keys an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -73,23 +72,6 @@ def attend_masked(layer: AttentionInputs, visible: Tensor) -> Tensor:
         weights = scores.softmax(dim=-1, dtype=torch.float32)[..., : keys.shape[2]]
         output = weights.to(values.dtype) @ values
     return output.view(key_heads, groups, rows, -1).permute(2, 0, 1, 3).flatten(1, 2)
-
-
-class PackedAttention:
-    """Attention of the rows of several sequences, which stand one after another in a pass; padding comes last."""
-
-    def __init__(self, parts: Sequence[tuple[slice, Attention]]) -> None:
-        """`parts`: the rows of each sequence, and their attention."""
-        self._parts = parts
-
-    def attend(self, layer: AttentionInputs) -> Tensor:
-        """See `Attention`; zeros for padding."""
-        query = layer.query
-        attended = [attention.attend(layer._replace(query=query[rows])) for rows, attention in self._parts]
-        padding = len(query) - self._parts[-1][0].stop
-        if padding:
-            attended.append(attended[0].new_zeros((padding, *attended[0].shape[1:])))
-        return torch.cat(attended)
 
 
 class CausalAttention:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from amusd.models.attention import Attention, AttentionInputs, PackedAttention
+from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import ModelOutput
 from amusd.models.numerics import Numerics
 from amusd.models.passes import PADDING_ID, Network, Part, PartOutput, Pass
-from amusd.models.split_attention import BLOCK, SplitAttention
+from amusd.models.split_attention import BLOCK, JoinedAttention, SplitAttention
 
 _KEYS_STEP = 64
 """The keys of a tree are read up to a multiple of this, so that shapes repeat."""
@@ -96,7 +96,7 @@ class EagerPasses:
         else:
             places: list[int] = []
             slots: list[int] = []
-            packed: list[tuple[slice, Attention]] = []
+            packed: list[tuple[slice, SplitAttention]] = []
             for part in parts:
                 first, cache = len(places), part.cache
                 if part.rows is None:
@@ -110,7 +110,7 @@ class EagerPasses:
                 packed.append((slice(first, len(places)), self._attention(part, num_rows, with_logits=True)))
             positions = torch.tensor(places + [0] * (computed - rows))
             memory.slots_of_pass = torch.tensor(slots)
-            attention = PackedAttention(packed) if len(parts) > 1 else packed[0][1]
+            attention = JoinedAttention(packed, computed) if len(parts) > 1 else packed[0][1]
         self._token_ids_view[rows:computed] = PADDING_ID
         several = len(parts) > 1
         logits = self._network(token_ids, positions, attention, memory, with_logits=with_logits, several=several)

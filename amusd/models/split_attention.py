@@ -103,6 +103,16 @@ class SplitAttention:
             return self._blocks[0].attend(query, keys, values, layer.scaling)
         return torch.cat([block.attend(query[block.rows], keys, values, layer.scaling) for block in self._blocks])
 
+    @property
+    def only_block(self) -> _Block | None:
+        """The block, if there is one only, and without a prefix."""
+        return self._blocks[0] if len(self._blocks) == 1 and not self._blocks[0].prefix else None
+
+    @property
+    def first(self) -> int:
+        """Where the memory has slot 0."""
+        return self._slots.start
+
     def _visible(self, num_slots: int) -> Tensor:
         """[rows, num_slots] bool: what each row sees."""
         visible = torch.zeros(self._blocks[-1].rows.stop, num_slots, dtype=torch.bool)
@@ -110,6 +120,97 @@ class SplitAttention:
             visible[block.rows, : block.prefix] = True
             visible[block.rows, block.prefix : block.end] = block.visible
         return visible
+
+
+class JoinedAttention:
+    """Attention of a few rows of each of several sequences, which stand one after another in a pass; padding is last.
+
+    Each sequence is computed as if it were alone, in products of the same shape. All else is done once for all rows,
+    and sequences of one shape whose regions have equal distances share a call, whose products are theirs alone.
+    """
+
+    def __init__(self, parts: Sequence[tuple[slice, SplitAttention]], num_rows: int) -> None:
+        """`parts`: the rows of each sequence, and their attention; `num_rows`: of the pass, padding included."""
+        self._parts = parts
+        self._num_rows = num_rows
+        blocks = [attention.only_block for _, attention in parts]
+        self._groups: list[_Group] = []
+        gathered: list[int] = []
+        places: dict[int, int] = {}  # of each row among the gathered ones
+        found = [(block, rows, part.first) for block, (rows, part) in zip(blocks, parts, strict=True) if block]
+        for block, rows, first in sorted(found, key=lambda each: (len(each[0].visible), each[0].end, each[2])):
+            if not (self._groups and self._groups[-1].add(block, first)):
+                self._groups.append(_Group(block, first))
+            places |= {row: len(gathered) + index for index, row in enumerate(range(rows.start, rows.stop))}
+            gathered += [*range(rows.start, rows.stop)]
+            gathered += [rows.start] * (len(block.visible) - (rows.stop - rows.start))
+        self._can_join = len(found) == len(parts)
+        self._gathered = torch.tensor(gathered, dtype=torch.int64)
+        self._back = torch.tensor([places.get(row, 0) for row in range(num_rows)])
+
+    def attend(self, layer: AttentionInputs) -> Tensor:
+        """See `Attention`; anything finite for padding."""
+        query, keys, values = layer.query, layer.keys, layer.values
+        if not (self._can_join and layer.is_plain and keys.shape[2] == values.shape[2]):
+            attended = torch.cat([part.attend(layer._replace(query=query[rows])) for rows, part in self._parts])
+            return F.pad(attended, (0, 0, 0, 0, 0, self._num_rows - len(attended)))
+        gathered = query.index_select(0, self._gathered).float()
+        by_group = torch.split(gathered, [group.num_rows for group in self._groups])
+        found = [group.attend(q, keys, values, layer.scaling) for group, q in zip(self._groups, by_group, strict=True)]
+        return (found[0] if len(found) == 1 else torch.cat(found)).index_select(0, self._back)
+
+
+class _Group:
+    """Blocks of sequences that one call computes."""
+
+    def __init__(self, block: _Block, first: int) -> None:
+        """`first`: where the memory has slot 0 of the sequence."""
+        self._blocks, self._firsts = [block], [first]
+        self._mask: Tensor | None = None  # [blocks, 1, groups * rows, end]: the same in every layer
+
+    def add(self, block: _Block, first: int) -> bool:
+        """Take in another one, if it has the same shape and distance."""
+        last, distance = self._blocks[-1], first - self._firsts[-1]
+        fits = block.visible.shape == last.visible.shape and block.is_masked and last.is_masked
+        if not fits or (len(self._firsts) > 1 and distance != self._distance):
+            return False
+        self._blocks.append(block)
+        self._firsts.append(first)
+        return True
+
+    @property
+    def num_rows(self) -> int:
+        """Of all blocks together."""
+        return len(self._blocks) * len(self._blocks[0].visible)
+
+    @property
+    def _distance(self) -> int:
+        return self._firsts[1] - self._firsts[0] if len(self._firsts) > 1 else 0
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        """The attention of all rows, `query` [rows, heads, dim], of which those of a block are neighbours."""
+        number, (rows, end), key_heads, dim = len(self._blocks), self._blocks[0].visible.shape, *keys.shape[::2]
+        groups = query.shape[1] // key_heads
+        if self._mask is None and self._blocks[0].is_masked:
+            visible = torch.stack([block.visible for block in self._blocks])
+            self._mask = torch.stack([additive(each, torch.float32).repeat(1, groups, 1) for each in visible])
+        folded = query.view(number, rows, key_heads, groups, dim).permute(0, 2, 3, 1, 4)
+        found: Tensor = F.scaled_dot_product_attention(
+            folded.reshape(number, key_heads, groups * rows, dim),
+            self._regions(keys, end),
+            self._regions(values, end),
+            self._mask,
+            scale=scaling,
+        )
+        by_row = found.view(number, key_heads, groups, rows, dim).permute(0, 3, 1, 2, 4)
+        return by_row.reshape(number * rows, key_heads * groups, dim)
+
+    def _regions(self, tensor: Tensor, end: int) -> Tensor:
+        """[blocks, key_heads, end, dim] of [key_heads, slots, dim]."""
+        heads, slot, number = tensor.stride()
+        size = (len(self._blocks), tensor.shape[0], end, tensor.shape[2])
+        offset = tensor.storage_offset() + self._firsts[0] * slot
+        return tensor.as_strided(size, (self._distance * slot, heads, slot, number), offset).float()
 
 
 def _chain(start: int, slots: range, end: int, dtype: torch.dtype) -> _Block:
@@ -131,7 +232,7 @@ class _Block:
         self.end = end
         self._folded: Tensor | None = None  # [key_heads, groups, rows, dim]; zeros behind the rows of the pass
         self._mask: Tensor | None = None  # [1, 1, groups * rows, tail]: the same in every layer
-        self._is_masked = self.prefix > 0 or len(visible) > 1 or not bool(visible.all())
+        self.is_masked = self.prefix > 0 or len(visible) > 1 or not bool(visible.all())
         self._prefix: _Prefix | None = None
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -144,7 +245,7 @@ class _Block:
             self._folded = torch.zeros(shape)
         self._folded[:, :, :count].copy_(query.view(count, key_heads, groups, dim).permute(1, 2, 0, 3))
         folded = self._folded.view(key_heads, -1, dim)
-        if self._mask is None and self._is_masked:
+        if self._mask is None and self.is_masked:
             self._mask = additive(self.visible, torch.float32).repeat(1, groups, 1).unsqueeze(0)
             self._prefix = _Prefix(self.prefix, folded.shape, self._dtype) if self.prefix else None
         if self._prefix is None:  # one call, without the sum that only a prefix needs

@@ -4,9 +4,12 @@ One more candidate is worth waiting for if the tokens that it may bring are more
 until it comes. That is decided pass by pass, as it depends on how sure the draft is of what is at hand.
 
 gain    The candidate brings a token if it and all before it are accepted.
-loss    The tokens that the pair commits in the time of the wait, of all sequences in the pass, and in that of the
-        candidate's row. And the draft is amid the step that brings the candidate: without the wait, the part done would
+loss    The tokens that the sequence commits in the time of the wait, and all of the pass in that of the candidate's
+        row. And the draft is amid the step that brings the candidate: without the wait, the part done would
         be a start for the next pass.
+
+One step of the draft is for all sequences, and a wait delays them all, so a pass over several waits as long as their
+gains are more than their losses (`TargetWorker`).
 
 A wait is never longer than three times the usual one, and after a wait in vain none follows before a candidate has
 come: machines stall. A draft that joins amid an answer is not waited for before it has brought something. A candidate
@@ -29,29 +32,27 @@ class AutoPolicy(Policy):
 
     max_wait_passes: float
 
-    @property
-    def is_waited_for(self) -> bool:
-        """True: it waits only for what is worth the time of all."""
-        return True
-
     def decide(self, view: TargetView) -> Decision:
         """Verify now what is worth its row, or wait for one more candidate."""
+        delay = view.tokens_per_second * view.candidate_seconds
         if not view.drafting_pays:
             drafting, plain = view.tokens_per_second, view.plain_tokens_per_second
             state = "the draft rests" if drafting < plain else "a rest is tried"
             reason = f"{state}: {drafting:.1f} tokens/s with the draft, {plain:.1f} without"
-            return Verify(0, reason, tells_draft=False)
+            return Verify(0, reason, -delay, tells_draft=False)
         row_loss = view.row_seconds * max(view.tokens_per_second, view.plain_tokens_per_second)
         num_candidates = sum(chance > row_loss for chance in view.chances)
         if not view.can_grow or view.draft_is_mute:
-            return Verify(num_candidates, min_chance=row_loss)
-        loss = view.num_sequences * view.tokens_per_second * view.candidate_seconds + row_loss
+            return Verify(num_candidates, worth=-delay, min_chance=row_loss)
+        loss = delay + row_loss
         if view.num_candidates:
             loss += STEP_DONE * view.path_chance * view.lead_gain
-        seconds_left = min(self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait)
+        seconds_left = min(
+            self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait - view.waited_for_next
+        )
         if seconds_left <= 0:
-            return Verify(num_candidates, "waited for as long as a pass takes", min_chance=row_loss)
+            return Verify(num_candidates, "waited for as long as a pass takes", -delay, min_chance=row_loss)
         reason = f"one more candidate: {view.gain:.2f} tokens for {loss:.2f}"
         if view.gain > loss:
-            return Wait(seconds_left, reason)
-        return Verify(num_candidates, reason, min_chance=row_loss)
+            return Wait(seconds_left, reason, view.gain - loss)
+        return Verify(num_candidates, reason, view.gain - loss, min_chance=row_loss)

@@ -38,6 +38,8 @@ class TargetView:
     """Estimate of the wait for one more candidate; 0 before the first wait."""
     longest_wait: float = math.inf
     """The time after which a candidate is not expected any more; infinite before the first wait."""
+    waited_for_next: float = 0.0
+    """The time that the next candidate has been waited for already."""
     draft_is_mute: bool = False
     """Whether no candidate has come since a wait in vain, or since the draft joined amid the answer."""
     lead_gain: float = 0.0
@@ -46,8 +48,6 @@ class TargetView:
     """Estimate of the time that one more candidate adds to a pass."""
     drafting_pays: bool = True
     """Whether to draft at all: decoding alone has not been found to be faster."""
-    num_sequences: int = 1
-    """Sequences in the latest pass: a wait delays them all."""
     plain_tokens_per_second: float = 0.0
     """Committed tokens per second of decoding alone; before it was tried, the most that it may commit."""
 
@@ -78,6 +78,8 @@ class Verify:
     num_candidates: int
     reason: str = field(default="", compare=False)
     """For the timeline; empty if the policy has only one."""
+    worth: float = field(default=-1.0, compare=False)
+    """What it would be worth to the sequence if the pass waited nevertheless, as in `Wait`."""
     min_chance: float = 0.0
     """A candidate beside the likeliest path that is less likely than this is left out."""
     tells_draft: bool = True
@@ -91,6 +93,8 @@ class Wait:
     seconds: float
     reason: str = field(default="", compare=False)
     """As in `Verify`."""
+    worth: float = field(default=1.0, compare=False)
+    """What the wait is worth to the sequence. A pass over several waits as long as the sum over all is positive."""
 
 
 Decision: TypeAlias = Verify | Wait
@@ -115,11 +119,6 @@ class Policy(ABC):
     """The most nodes of a tree that one draft step computes."""
     breadth: int = 1
     """The most candidates of one position that a pass verifies, if it can verify several; 1: one path."""
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether a pass over several sequences waits for one that would wait, or only for the most of them."""
-        return False
 
     @abstractmethod
     def decide(self, view: TargetView) -> Decision:

@@ -29,13 +29,13 @@ MEMORY = 0.98
 
 
 class DraftingSwitch:
-    """Decides for one drafter; kept from one answer to the next."""
+    """Decides for one drafter, and for all sequences of a pass; kept from one answer to the next."""
 
     def __init__(self) -> None:
         self._drafting, self._plain = RunningRatio(MEMORY), RunningRatio(MEMORY)
-        """Tokens per second with the draft and in rests."""
+        """Tokens per second of a sequence, with the draft and in rests."""
         self._pays = True
-        self._num_passes = 0
+        self._num_passes = 0.0
         """Since the last change of `_pays`, or the last decision to keep it."""
         self._look, self._rest = FIRST_LOOK, FIRST_REST
         self._quickest = 0.0
@@ -63,20 +63,25 @@ class DraftingSwitch:
             return max(known, self._quickest_rate)
         return MOST_SLOWDOWN * self._quickest_rate
 
-    def passed(self, *, num_tokens: int, seconds: float, pass_seconds: float, rests: bool) -> None:
-        """Take in a pass that ended `seconds` after the one before it. `rests`: the draft was told nothing."""
+    def passed(
+        self, *, num_tokens: int, seconds: float, pass_seconds: float, rests: bool, num_sequences: int = 1
+    ) -> None:
+        """Take in what a pass, which ended `seconds` after the one before it, did for one of its `num_sequences`.
+
+        `rests`: the draft was told nothing.
+        """
         self._quickest = min(pass_seconds, self._quickest or pass_seconds)
-        self._num_passes += 1
-        (self._plain if rests else self._drafting).add(num_tokens, seconds)
-        if self._num_passes >= (self._look if self._pays else self._rest):
+        self._num_passes += 1 / num_sequences
+        (self._plain if rests else self._drafting).add(num_tokens, seconds, 1 / num_sequences)
+        if round(self._num_passes, 3) >= (self._look if self._pays else self._rest):
             self._end_of_look() if self._pays else self._end_of_rest()
 
     def _end_of_look(self) -> None:
-        self._num_passes = 0
+        self._num_passes = 0.0
         self._pays = self._most_without <= self._drafting.value
 
     def _end_of_rest(self) -> None:
-        self._num_passes = 0
+        self._num_passes = 0.0
         self._pays = True
         if self._plain.value > self._drafting.value:
             self._look, self._rest = SECOND_LOOK, min(4 * self._rest, LONGEST)

@@ -48,7 +48,7 @@ class RunningRatio:
         """0 before anything was added."""
         return self._numerator / self._denominator if self._denominator else 0.0
 
-    def add(self, numerator: float, denominator: float, num_times: int = 1) -> None:
+    def add(self, numerator: float, denominator: float, num_times: float = 1) -> None:
         """Add to both sums. `num_times`: how many additions it counts for, as to forgetting."""
         kept = self._memory**num_times
         self._numerator = kept * self._numerator + numerator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from amusd.policies.base import Decision, Policy, TargetView, Verify, Wait
@@ -29,16 +30,11 @@ class SynchronousPolicy(Policy):
     timeout_seconds: float
     """The longest wait for a block: then the target goes on alone until the draft answers again."""
 
-    @property
-    def is_waited_for(self) -> bool:
-        """True: blocks are verified in lock step."""
-        return True
-
     def decide(self, view: TargetView) -> Decision:
         """Wait until the draft has nothing more to offer for this prefix, then verify its block."""
         seconds_left = self.timeout_seconds - view.waited_seconds
         if view.lacks(self.max_lookahead) and seconds_left > 0:
-            return Wait(seconds_left)
+            return Wait(seconds_left, worth=math.inf)  # blocks are verified in lock step
         return Verify(view.num_candidates)
 
 
@@ -59,17 +55,12 @@ class WindowedPolicy(Policy):
     timeout_seconds: float
     """The longest wait for a window."""
 
-    @property
-    def is_waited_for(self) -> bool:
-        """True: blocks are verified in lock step."""
-        return True
-
     def decide(self, view: TargetView) -> Decision:
         """Wait for a window unless the draft starts anew."""
         seconds_left = self.timeout_seconds - view.waited_seconds
         lacks_window = view.num_candidates == 0 and view.may_get_more
         if lacks_window and not view.draft_restarting and seconds_left > 0:
-            return Wait(seconds_left)
+            return Wait(seconds_left, worth=math.inf)
         return Verify(min(view.num_candidates, self.tokens_per_message))
 
 

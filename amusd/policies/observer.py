@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 from amusd.policies.base import TargetView
 from amusd.policies.drafting_switch import DraftingSwitch
@@ -17,17 +18,31 @@ OUTLIER = 10.0
 """A pass this many times as long as usual was held up by something else than its rows."""
 
 
-class Observer:
-    """Watches one target over all its answers. Times in nanoseconds of one clock."""
+Drafter: TypeAlias = tuple[str | None, bool]
+"""Its name, and whether it drafts trees."""
+Switches: TypeAlias = dict[tuple[Drafter, int], DraftingSwitch]
+"""One for each drafter and the number of sequences in a pass, to the next power of two."""
 
-    def __init__(self) -> None:
+
+class Observer:
+    """Watches one sequence after another of a target. Times in nanoseconds of one clock.
+
+    Whether drafting pays is a question to all sequences of a pass, since each has its time: they share `switches`.
+    """
+
+    def __init__(self, switches: Switches | None = None) -> None:
         self._pass_seconds = 0.0
         self._row_cost, self._num_sequences = RowCost(), 1
-        self._estimates, self._switch = Estimates(), DraftingSwitch()
-        self._of_drafters: dict[tuple[str | None, bool], tuple[Estimates, DraftingSwitch]] = {}
+        self._drafter: Drafter = (None, False)
+        self._of_drafters: dict[Drafter, Estimates] = {}
+        self._estimates = Estimates()
+        self._switches = {} if switches is None else switches
         self._last_end_ns: int | None = None
         self._first_weight: float | None = None
         self._gain = 0.0
+        self._waited_seconds, self._waits_with = 0.0, 0
+        """How long the next candidate has been waited for, and with how many at hand. Messages for other sequences, and
+        those without candidates, end no wait."""
         self._draft_knows = True
         """Whether the draft was told what is committed."""
         self._mute_at: int | None = None
@@ -35,15 +50,26 @@ class Observer:
 
     def open(self, drafter: str | None, *, has_tree: bool) -> None:
         """Begin an answer. Each drafter, with and without trees, has estimates of its own."""
-        key = drafter, has_tree
-        self._estimates, self._switch = self._of_drafters.setdefault(key, (Estimates(), DraftingSwitch()))
+        self._drafter = drafter, has_tree
+        self._estimates = self._of_drafters.setdefault(self._drafter, Estimates())
         self._last_end_ns = None
+        self._waited_seconds = 0.0
         self._draft_knows = True
         self._mute_at = None
+
+    @property
+    def _switch(self) -> DraftingSwitch:
+        """For batches of about the size of the latest."""
+        return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
     def draft_joined(self) -> None:
         """Wait for nothing before the draft, which joined amid the answer and has to take it in, brings something."""
         self._mute_at = 0
+
+    def held_up(self, ns: int) -> None:
+        """Leave out the time that the target gave to a prompt of another sequence."""
+        if self._last_end_ns is not None:
+            self._last_end_ns += ns
 
     def view(self, session: TargetSession, *, max_candidates: int, waited_ns: int) -> TargetView:
         """Return what the policy may look at. `max_candidates`: of the next pass; `waited_ns`: since it could begin."""
@@ -63,10 +89,10 @@ class Observer:
             tokens_per_second=self._estimates.tokens_per_second,
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
             longest_wait=self._estimates.longest_wait(num_candidates),
+            waited_for_next=self._waited_seconds,
             draft_is_mute=self._mute_at is not None,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
-            num_sequences=self._num_sequences,
             drafting_pays=self._switch.drafting_pays,
             plain_tokens_per_second=self._switch.plain_tokens_per_second,
         )
@@ -75,11 +101,18 @@ class Observer:
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
         """Take in a wait for a message, with the number of candidates at hand before and after it."""
-        came, seconds = num_after > num_before, ns / 1e9
+        self._waited_seconds += ns / 1e9
+        self._waits_with = num_before
         longest = min(self._estimates.longest_wait(num_before), self._pass_seconds or math.inf)
-        if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
+        if num_after > num_before:
+            self._end_wait(came=True)
+        elif self._waited_seconds >= NEARLY * longest:
             self._mute_at = num_after
-        self._estimates.waited(num_before, seconds, came=came)
+
+    def _end_wait(self, *, came: bool) -> None:
+        if self._waited_seconds:
+            self._estimates.waited(self._waits_with, self._waited_seconds, came=came)
+            self._waited_seconds = 0.0
 
     def passed(
         self,
@@ -99,6 +132,7 @@ class Observer:
         pass. A row delays all sequences, so its cost is its time once for each.
         """
         self._draft_knows = not rests
+        self._end_wait(came=False)
         if self._mute_at is not None:
             self._mute_at = 0
         pass_seconds = (end_ns - start_ns) / 1e9
@@ -124,4 +158,10 @@ class Observer:
                 gain=0.0 if is_alone else self._gain,
             )
         if not is_alone:
-            self._switch.passed(num_tokens=outcome.num_tokens, seconds=seconds, pass_seconds=pass_seconds, rests=rests)
+            self._switch.passed(
+                num_tokens=outcome.num_tokens,
+                seconds=seconds,
+                pass_seconds=pass_seconds,
+                rests=rests,
+                num_sequences=num_sequences,
+            )

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from amusd.errors import NotFiniteError
 from amusd.models.language_model import KVCache, LanguageModel
 from amusd.policies.base import Wait, because
-from amusd.policies.observer import Observer
+from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_client import DraftClient
@@ -58,7 +58,8 @@ class TargetWorker:
 
     def __post_init__(self) -> None:
         caches = self.model.new_caches(self.max_num_seqs, self.model.max_length)
-        self._free_slots = [_Slot(cache, Observer()) for cache in reversed(caches)]
+        switches: Switches = {}
+        self._free_slots = [_Slot(cache, Observer(switches)) for cache in reversed(caches)]
         self._digests = prepare_to_verify(self.model, caches[0])
 
     @property
@@ -173,6 +174,8 @@ class TargetWorker:
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
         sequence.tally.prefilled(end_ns - start_ns)
+        for other in self._next_sequences():
+            other.observer.held_up(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
 
     def _next_sequences(self) -> list[TargetSequence]:
@@ -182,8 +185,8 @@ class TargetWorker:
     def _next_blocks(self, sequences: Sequence[TargetSequence]) -> list[Block]:
         """Drain what has arrived and ask each policy, until the pass begins.
 
-        It takes in what each has. It begins when no sequence waits for what is worth the time of all, or for its block,
-        and no more than half would wait otherwise: so one whose draft starts anew holds up no other for long.
+        It takes in what each has. It begins once a wait is worth nothing to all together, so one whose draft starts
+        anew holds up no other for long.
         """
         client = self.client
         ready_ns = self.recorder.now_ns()
@@ -192,13 +195,14 @@ class TargetWorker:
             client.drain()
             waited_ns = self.recorder.now_ns() - ready_ns
             waits: dict[TargetSequence, Wait] = {}
+            worth = 0.0
             for sequence in sequences:
                 max_rows = self.model.max_rows(sequence.session.committed_length - 1)
                 decision = sequence.decide(max_rows, waited_ns, may_hear=client.may_hear(sequence))
+                worth += decision.worth
                 if isinstance(decision, Wait):
                     waits[sequence] = decision
-            is_waited_for = any(sequence.request.policy.is_waited_for for sequence in waits)
-            if len(waits) <= (0 if is_waited_for else len(sequences) // 2):
+            if not waits or worth <= 0:
                 return [sequence.begin() for sequence in sequences]
             self._wait(waits)
 

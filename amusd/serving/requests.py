@@ -229,8 +229,8 @@ class Plan:
 
     @property
     def num_answers(self) -> int:
-        """Answers that the engine is asked for."""
-        return len(self.prompts) * self.num_choices * self.generates
+        """Places that it takes in the queue: one for each answer, or for each prompt that is only wanted back."""
+        return len(self.prompts) * (self.num_choices if self.generates else 1)
 
     def params_of(self, choice: int) -> SamplingParams:
         """The parameters of a prompt's choice, from 0."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from amusd.models import split_attention
 from amusd.models.attention import AttentionInputs, attend_masked
 from amusd.models.numerics import TRACK_STRIDE
-from amusd.models.split_attention import BLOCK, SplitAttention, cache_dtype, prefix_of
+from amusd.models.split_attention import BLOCK, JoinedAttention, SplitAttention, cache_dtype, prefix_of
 
 DTYPES = [torch.bfloat16, torch.float32]
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-5}
@@ -182,3 +182,41 @@ def test_keys_are_kept_in_bfloat16_only_where_a_cpu_multiplies_it(monkeypatch: p
     assert cache_dtype(torch.float32, int8=False) is torch.float32
     monkeypatch.setattr(split_attention, "can_multiply_bfloat16", lambda: False)
     assert cache_dtype(torch.bfloat16, int8=False) is torch.float32
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    regions=st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True),
+    random=st.randoms(use_true_random=False),
+    is_plain=st.booleans(),
+)
+def test_sequences_joined_in_one_call_have_the_bits_that_each_has_alone(
+    regions: list[int], random: random.Random, *, is_plain: bool
+) -> None:
+    """Whichever regions they have, in any order, with different numbers of rows and keys, chains and paths."""
+    region, key_heads, groups, dim = 400, 3, 3, 64
+    keys, values = torch.randn(2, key_heads, 6 * region, dim, generator=torch.Generator().manual_seed(1))
+    parts: list[tuple[slice, SplitAttention]] = []
+    alone: list[SplitAttention] = []
+    for number in regions:
+        end, rows, padded = random.choice([128, 256]), random.randint(1, 3), random.choice([4, 8])
+        start = end - padded - random.randint(0, 9)
+        if random.random() < 0.3:
+            visible = seen_by_chain(start, padded, end)
+            visible[rows - 1, start] = False
+            makes = [SplitAttention.of_paths(start, visible, torch.float32, number * region) for _ in range(2)]
+        else:
+            makes = [SplitAttention.of_chain(start, padded, end, torch.float32, number * region) for _ in range(2)]
+        first = parts[-1][0].stop if parts else 0
+        parts.append((slice(first, first + rows), makes[0]))
+        alone.append(makes[1])
+    num_rows = parts[-1][0].stop
+    query = torch.randn(num_rows + 2, key_heads * groups, dim)
+    inputs = AttentionInputs(query, keys, values, dim**-0.5, None if is_plain else 30.0)
+    joined = JoinedAttention(parts, num_rows + 2)
+    for _ in range(2):  # as in several layers
+        found = joined.attend(inputs)
+        assert found.shape == query.shape
+        assert found.isfinite().all()
+        for (rows_of, _), attention in zip(parts, alone, strict=True):
+            assert torch.equal(found[rows_of], attention.attend(inputs._replace(query=query[rows_of])))

@@ -544,15 +544,15 @@ RULES = (
     Rule(
         "a pass waits for each of its sequences",
         WORKER,
-        "else len(sequences) // 2):",
-        "else 0):",
+        "if not waits or worth <= 0:",
+        "if not waits:",
         f"{BATCHES}::test_one_whose_draft_is_at_long_work_has_two_others_wait_for_nothing",
     ),
     Rule(
         "blocks are verified before all have come",
-        WORKER,
-        "(0 if is_waited_for else len(sequences) // 2)",
-        "(len(sequences) // 2)",
+        "amusd/policies/fixed.py",
+        "return Wait(seconds_left, worth=math.inf)  # blocks",
+        "return Wait(seconds_left)  # blocks",
         f"{BATCHES}::test_blocks_of_eight_requests_are_accepted_as_those_of_each_alone",
     ),
     Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -32,13 +33,9 @@ class ReadyAt(Policy):
     time_ns: int
     is_block: bool
 
-    @property
-    def is_waited_for(self) -> bool:
-        return self.is_block
-
     def decide(self, view: TargetView) -> Decision:
         left_ns = self.time_ns - round(view.waited_seconds * 1e9)
-        return Wait(left_ns / 1e9) if left_ns > 0 else Verify(0)
+        return Wait(left_ns / 1e9, worth=math.inf if self.is_block else 1.0) if left_ns > 0 else Verify(0)
 
 
 def begins(times_ns: Sequence[int], *, in_lock_step: bool = False, num_slots: int | None = None) -> list[int]:

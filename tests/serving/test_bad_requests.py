@@ -95,6 +95,7 @@ TEXT_MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [5000]}, "prompt", "token ids must be in [0, 50)"),
     ({"prompt": [-1]}, "prompt", "greater than or equal to 0"),
     ({"prompt": {"text": "a"}}, "prompt", "valid"),
+    ({"prompt": ["a"] * 69}, "prompt", "69 answers are more than this server takes, 68"),
     ({"max_tokens": 0}, "max_tokens", "or 0 with echo=true"),
     ({"suffix": "and so on"}, "suffix", "is not supported"),
     ({"best_of": 3}, "best_of", "is not supported"),
