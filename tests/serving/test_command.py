@@ -21,6 +21,10 @@ import pytest
 from openai import OpenAI
 from serving.test_leaving import raw_request, until
 
+from amusd.commands.serve import serve
+from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.errors import MissingDependencyError
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.launch.small_pair import save_pair
 from tests.test_documents import blocks
@@ -220,3 +224,11 @@ def test_an_address_that_cannot_be_had_is_told_before_anything_is_loaded(tmp_pat
     done = run(amusd_command("serve", "serve.port=0", "serve.host=no.such.host.invalid"), tmp_path)
     assert done.returncode == 2
     assert "amusd: serve.host=no.such.host.invalid: " in done.stderr
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("amusd.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingDependencyError, match=r"^serve: needs uvicorn, .* pip install 'amusd\[serve\]'$"):
+        serve(RunConfig(), lambda _: pytest.fail("nothing is loaded"), Console())
