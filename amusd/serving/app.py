@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from amusd import __version__
+from amusd.serving.page import add_page
 from amusd.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -92,6 +93,8 @@ def make_app(service: Service) -> FastAPI:
     async def health() -> JSONResponse:
         status, document = await service.health()
         return JSONResponse(document, status)
+
+    add_page(app, service)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
