@@ -136,7 +136,7 @@ def write_jobs(request: Request, jobs: Sequence[Document], **more: Any) -> None:
 
 def write_results(request: Request, machine: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
     """Write what was measured, with date, commit, machine and command. `machine`: as in a run's `environment.json`."""
-    script = f"experiments/{request.experiment}/run.py"
+    script = f"experiments/{request.experiment}/{Path(sys.argv[0]).name}"
     document = {
         "experiment": request.experiment,
         "date": dt.datetime.now().astimezone().date().isoformat(),

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from amusd.tracing.drafted import RollbackWatch
 from amusd.tracing.events import Event, Receive, TargetPass, TargetWait
 from amusd.tracing.recorder import Recorder
 
@@ -47,8 +48,7 @@ class LiveState:
     """Candidates that wait for the next pass."""
     first_ns: int | None = None
     last_ns: int = 0
-    _missed: int | None = None
-    """No node of the tree fitted any more; the draft has heard of it once it builds on this many tokens."""
+    _rollbacks: RollbackWatch = field(default_factory=RollbackWatch)
 
     def take(self, event: Event) -> None:
         """Take in what happened next."""
@@ -67,30 +67,18 @@ class LiveState:
         self.num_tokens += num_tokens
         self.num_judged += num_judged
         self.num_accepted += num_accepted
-        if self.num_ready > num_accepted and event.num_ready == event.num_accepted_alternatives == 0:
-            self._missed = self._missed or event.committed_length
+        self._rollbacks.take(event)
         self.num_ready = event.num_ready
         own = "o" * (num_tokens - num_accepted)
         self.passes.append("#" * num_accepted + "x" * (num_judged - num_accepted) + own)
 
     def _take_candidates(self, event: Receive) -> None:
-        base, num_tokens = event.base or 0, event.num_tokens or 0
         self.num_ready = event.num_ready or 0
-        num_rollbacks = self._num_rollbacks(event, base, num_tokens)
-        self.num_rollbacks += num_rollbacks
-        symbols = ("+" if event.reception == "taken" else "-") * num_tokens
-        if num_rollbacks or symbols:
-            self.messages.append("/" * (num_rollbacks > 0) + symbols)
-
-    def _num_rollbacks(self, event: Receive, base: int, num_tokens: int) -> int:
-        """Rollbacks since the message before: one or none."""
-        if self._missed is None:
-            self._missed = base + 1 if event.reception == "contradicted" else None
-            return 0
-        knows = base >= self._missed
-        if knows or (num_tokens and event.reception == "taken"):  # then the tree had the token after all
-            self._missed = None
-        return int(knows)
+        has_rolled_back = self._rollbacks.take(event)
+        self.num_rollbacks += has_rolled_back
+        symbols = ("+" if event.reception == "taken" else "-") * (event.num_tokens or 0)
+        if has_rolled_back or symbols:
+            self.messages.append("/" * has_rolled_back + symbols)
 
 
 def render(state: LiveState, width: int) -> list[str]:

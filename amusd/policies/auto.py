@@ -47,12 +47,12 @@ class AutoPolicy(Policy):
         loss = delay + row_loss
         if view.num_candidates:
             loss += STEP_DONE * view.path_chance * view.lead_gain
-        seconds_left = min(
-            self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait - view.waited_for_next
-        )
+        seconds_left = min(self.max_wait_passes * view.pass_seconds - view.waited_seconds, view.longest_wait)
         if seconds_left <= 0:
             return Verify(num_candidates, "waited for as long as a pass takes", -delay, min_chance=row_loss)
         reason = f"one more candidate: {view.gain:.2f} tokens for {loss:.2f}"
-        if view.gain > loss:
-            return Wait(seconds_left, reason, view.gain - loss)
-        return Verify(num_candidates, reason, view.gain - loss, min_chance=row_loss)
+        # what is not worth its own cost need not be verified when it comes
+        worth = max(view.gain - loss, -delay)
+        if worth > 0:
+            return Wait(seconds_left, reason, worth)
+        return Verify(num_candidates, reason, worth, min_chance=row_loss)

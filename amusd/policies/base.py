@@ -38,8 +38,6 @@ class TargetView:
     """Estimate of the wait for one more candidate; 0 before the first wait."""
     longest_wait: float = math.inf
     """The time after which a candidate is not expected any more; infinite before the first wait."""
-    waited_for_next: float = 0.0
-    """The time that the next candidate has been waited for already."""
     draft_is_mute: bool = False
     """Whether no candidate has come since a wait in vain, or since the draft joined amid the answer."""
     lead_gain: float = 0.0

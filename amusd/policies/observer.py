@@ -40,9 +40,6 @@ class Observer:
         self._last_end_ns: int | None = None
         self._first_weight: float | None = None
         self._gain = 0.0
-        self._waited_seconds, self._waits_with = 0.0, 0
-        """How long the next candidate has been waited for, and with how many at hand. Messages for other sequences, and
-        those without candidates, end no wait."""
         self._draft_knows = True
         """Whether the draft was told what is committed."""
         self._mute_at: int | None = None
@@ -53,7 +50,6 @@ class Observer:
         self._drafter = drafter, has_tree
         self._estimates = self._of_drafters.setdefault(self._drafter, Estimates())
         self._last_end_ns = None
-        self._waited_seconds = 0.0
         self._draft_knows = True
         self._mute_at = None
 
@@ -89,7 +85,6 @@ class Observer:
             tokens_per_second=self._estimates.tokens_per_second,
             candidate_seconds=self._estimates.candidate_seconds(num_candidates),
             longest_wait=self._estimates.longest_wait(num_candidates),
-            waited_for_next=self._waited_seconds,
             draft_is_mute=self._mute_at is not None,
             lead_gain=self._estimates.lead_gain,
             row_seconds=self._row_cost.row_ns * self._num_sequences / 1e9,
@@ -101,18 +96,11 @@ class Observer:
 
     def waited(self, ns: int, *, num_before: int, num_after: int) -> None:
         """Take in a wait for a message, with the number of candidates at hand before and after it."""
-        self._waited_seconds += ns / 1e9
-        self._waits_with = num_before
+        came, seconds = num_after > num_before, ns / 1e9
         longest = min(self._estimates.longest_wait(num_before), self._pass_seconds or math.inf)
-        if num_after > num_before:
-            self._end_wait(came=True)
-        elif self._waited_seconds >= NEARLY * longest:
+        if not came and seconds >= NEARLY * longest:  # shorter ones ended with a message of something else
             self._mute_at = num_after
-
-    def _end_wait(self, *, came: bool) -> None:
-        if self._waited_seconds:
-            self._estimates.waited(self._waits_with, self._waited_seconds, came=came)
-            self._waited_seconds = 0.0
+        self._estimates.waited(num_before, seconds, came=came)
 
     def passed(
         self,
@@ -132,7 +120,6 @@ class Observer:
         pass. A row delays all sequences, so its cost is its time once for each.
         """
         self._draft_knows = not rests
-        self._end_wait(came=False)
         if self._mute_at is not None:
             self._mute_at = 0
         pass_seconds = (end_ns - start_ns) / 1e9

@@ -104,9 +104,8 @@ class DraftWorker:
         self._receive()
         for sequence in self._sequences.values():
             if self._roll_back(sequence):
-                self._send(
-                    sequence, sequence.offer()
-                )  # at once: the target should hear what was prepared, or that nothing is left
+                # at once: the target should hear what was prepared, or that nothing is left
+                self._send(sequence, sequence.offer())
 
     def propose(self) -> None:
         """Compute one step for the sequences that have work, and send what it found. Raises `PeerLostError`."""

@@ -12,11 +12,12 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from amusd import __version__
+from amusd.serving.page import add_page
 from amusd.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -32,8 +33,9 @@ OPEN = frozenset({"/", "/health", "/version"})
 """Paths that need no key."""
 _ANSWER: dict[str, Any] = {
     "description": "One object, or with `stream` server-sent events.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": {"text/event-stream": {}},
 }
+_INTERNAL = RequestError("internal error", status=500)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "model": ErrorBody}
     for status, text in {
@@ -92,7 +94,9 @@ def make_app(service: Service) -> FastAPI:
         status, document = await service.health()
         return JSONResponse(document, status)
 
-    @app.get("/metrics")
+    add_page(app, service)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -136,6 +140,10 @@ def _shape_errors(app: FastAPI) -> None:
         }
         message = messages.get(error.status_code, str(error.detail))
         return error_response(RequestError(message, status=error.status_code, headers=error.headers))
+
+    @app.exception_handler(Exception)
+    async def on_bug(_request: Request, _error: Exception) -> JSONResponse:  # which goes on to `Gate`
+        return error_response(_INTERNAL)
 
 
 def error_response(error: RequestError) -> JSONResponse:
@@ -186,7 +194,7 @@ class Gate:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             self._tell(f"{scope['path']}: {type(error).__name__} in {frame.filename}:{frame.lineno} ({frame.name})")
             if not is_begun:
-                await error_response(RequestError("internal error", status=500))(scope, receive, send_on)
+                await error_response(_INTERNAL)(scope, receive, send_on)
         finally:
             self._count(-counts)
 

@@ -24,6 +24,10 @@ from amusd.types import Mode
 MAX_CHOICES = 128
 COMPLETION_TOKENS = 16
 """Tokens of a completion that names no number, as in OpenAI's protocol."""
+CHARACTERS_PER_TOKEN = 128
+"""No vocabulary has longer tokens to speak of: a text with more for each token of the context is too long."""
+MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
+"""Stop strings of a request, characters of each, and entries of its `logit_bias`."""
 _RANDOM_SEEDS = 1 << 31
 """A seed that was drawn is below this, so that every JSON reader keeps it exact."""
 _SEED_MASK = (1 << 63) - 1
@@ -225,8 +229,8 @@ class Plan:
 
     @property
     def num_answers(self) -> int:
-        """Answers that the engine is asked for."""
-        return len(self.prompts) * self.num_choices * self.generates
+        """Places that it takes in the queue: one for each answer, or for each prompt that is only wanted back."""
+        return len(self.prompts) * (self.num_choices if self.generates else 1)
 
     def params_of(self, choice: int) -> SamplingParams:
         """The parameters of a prompt's choice, from 0."""
@@ -299,6 +303,7 @@ def _plan(
 ) -> Plan:
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options: needs stream=true", param="stream_options")
+    _check_sizes(request, prompts, limits.max_length, "messages" if is_chat else "prompt")
     given: dict[str, Any] = {
         "max_new_tokens": max(max_tokens, 1),
         "temperature": 1.0 if request.temperature is None else request.temperature,
@@ -333,6 +338,25 @@ def _plan(
         token_sources=bool(request.token_sources),
         echo=echo,
     )
+
+
+def _check_sizes(request: _Request, prompts: Sequence[Prompt], max_length: int, param: str) -> None:
+    """Refuse what no answer needs before any work is put into it, for which other requests would have to wait."""
+    for prompt in prompts:
+        texts = [prompt] if isinstance(prompt, str) else [turn["content"] for turn in prompt if isinstance(turn, dict)]
+        num_items = len(prompt) if param == "messages" or not texts else 1  # turns or token ids
+        num_characters = sum(map(len, texts))
+        if num_items > max_length or num_characters > max_length * CHARACTERS_PER_TOKEN:
+            size = (
+                f"{num_items} {'messages' if texts else 'tokens'}" if num_items > 1 else f"{num_characters} characters"
+            )
+            message = f"{param}: {size} leave no room in a context of {max_length} tokens (max_model_len)"
+            raise RequestError(message, param=param, code="context_length_exceeded")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or ()
+    if len(stops) > MAX_STOPS or any(len(stop) > STOP_CHARACTERS for stop in stops):
+        raise RequestError(f"stop: at most {MAX_STOPS} strings of {STOP_CHARACTERS} characters", param="stop")
+    if len(request.logit_bias or ()) > MAX_BIASES:
+        raise RequestError(f"logit_bias: at most {MAX_BIASES} entries", param="logit_bias")
 
 
 def _decoding(request: _Request, decoding: DecodingConfig, limits: Limits) -> DecodingConfig:

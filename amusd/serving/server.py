@@ -6,13 +6,16 @@ import asyncio
 import hashlib
 import json
 import logging
+import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import PurePath
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from amusd import __version__
 from amusd.async_engine import AsyncEngine
@@ -24,6 +27,9 @@ from amusd.serving.requests import Limits
 from amusd.serving.service import Service
 from amusd.settings import to_mapping
 
+_BACKLOG = 64
+"""Connections accepted at once; three times as many can be on their way before one too many is closed."""
+_OTHER_DESCRIPTORS, _MIN_CONNECTIONS = 4 * _BACKLOG, 16
 _END_SECONDS = 1.0
 """How long requests may take to end whose answers were ended."""
 
@@ -89,6 +95,26 @@ def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig)
     )
 
 
+class _Connection(H11Protocol):
+    """A client's connection, closed at once where there are too many, and soon where it says nothing."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take it, or close it."""
+        super().connection_made(transport)
+        if len(self.connections) > _max_connections():
+            transport.abort()
+        else:  # as between two requests
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+
+def _max_connections() -> int:
+    """How many clients the process has descriptors for. Out of them, asyncio's loop of `accept` never recovers."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_MIN_CONNECTIONS, soft - _OTHER_DESCRIPTORS) if soft != resource.RLIM_INFINITY else sys.maxsize
+
+
 class HttpServer(uvicorn.Server):
     """Uvicorn without signals of its own and without lines of its own."""
 
@@ -98,7 +124,8 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 gate,
                 access_log=False,
-                http="h11",
+                backlog=_BACKLOG,
+                http=_Connection,
                 lifespan="off",
                 log_config=None,
                 proxy_headers=False,

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from starlette.responses import JSONResponse, Response
@@ -126,11 +126,12 @@ class Service:
         )
 
     @contextmanager
-    def place(self, number: int) -> Iterator[None]:
-        """Room for so many answers until they are submitted. Raises `RequestError` where the queue is full."""
-        room = self._max_num_seqs + self.config.max_queue
+    def place(self, plan: Plan) -> Iterator[None]:
+        """Room for the answers of a plan until they are submitted. Raises `RequestError` where the queue is full."""
+        number, room = plan.num_answers, self._max_num_seqs + self.config.max_queue
         if number > room:
-            raise RequestError(f"n: {number} answers are more than this server takes, {room}", param="n")
+            param = "n" if plan.num_choices > 1 else "prompt"
+            raise RequestError(f"{param}: {number} answers are more than this server takes, {room}", param=param)
         if self.num_in_flight + number > room:
             raise RequestError(
                 "the queue is full; try again later",
@@ -209,7 +210,7 @@ class _Request:
         """Queue the answers."""
         plan, engine = self._plan, self._service.engine
         try:
-            with self._service.place(plan.num_answers):
+            with self._service.place(plan):
                 prompts = [await engine.encode(prompt, raw=not plan.is_chat) for prompt in plan.prompts]
                 self._answers = [
                     engine.stream(prompt, plan.params_of(choice), decoding=plan.decoding)
@@ -218,10 +219,10 @@ class _Request:
                 ]
                 for answer in self._answers:
                     await answer.submit()
-                self._service.keep(self._answers)
                 if plan.echo:
                     echoes = [await self._echo(*both) for both in zip(plan.prompts, prompts, strict=True)]
                     self._echoes = [echo for echo in echoes for _ in range(plan.num_choices)]
+                self._service.keep(self._answers)
         except Exception as error:
             raise self._service.error_of(error, plan) from error
         self._num_prompt_tokens = sum(map(len, prompts))
@@ -338,8 +339,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
     finally:
         working.cancel()
         leaving.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 def closing_error() -> RequestError:

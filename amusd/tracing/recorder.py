@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from amusd.tracing.events import NO_SEQUENCE, Event, event_of
 
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 SEQUENCES_PER_RUN = 1 << 32
 """Run `i` has the sequence ids from `i * SEQUENCES_PER_RUN` on."""
+
+Record: TypeAlias = "tuple[str, int, int, int, dict[str, Any]]"
+"""Name, start, end, sequence id and fields of an event, as `event_of` takes them."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -39,13 +42,14 @@ class Recorder:
         self._path = path
         self.is_whole = True
         """Every event since the beginning is in the file, or still here."""
-        self._records: list[tuple[str, int, int, int, dict[str, Any]]] = []
-        """Name, start, end, sequence id and fields of each event."""
+        self.listeners: tuple[Callable[[Record], None], ...] = ()
+        """Called with each event in the worker's thread: they must return at once, and raise nothing."""
+        self._records: list[Record] = []
         self.instant("worker", NO_SEQUENCE, host=_host_identity(), pid=os.getpid())
 
     def span(self, name: str, start_ns: int, end_ns: int, sequence_id: int, **fields: Any) -> None:
         """Record something that took time."""
-        self._records.append((name, start_ns, end_ns, sequence_id, fields))
+        self._add((name, start_ns, end_ns, sequence_id, fields))
 
     def instant(self, name: str, sequence_id: int, **fields: Any) -> None:
         """Record something that happened now."""
@@ -54,7 +58,12 @@ class Recorder:
     def mark(self, name: str, sequence_id: int, fields: dict[str, Any]) -> None:
         """Record an instant with fields that the caller gives away: they are not copied."""
         now = self.now_ns()
-        self._records.append((name, now, now, sequence_id, fields))
+        self._add((name, now, now, sequence_id, fields))
+
+    def _add(self, record: Record) -> None:
+        self._records.append(record)
+        for listener in self.listeners:
+            listener(record)
 
     @property
     def events(self) -> tuple[Event, ...]:

@@ -98,6 +98,14 @@ def measured(name: str) -> dict[str, Any]:
         sizes = [job(**{"drafter.vocab_size": size}) | {"sweep": "vocab_size"} for size in ("2048", "8192")]
         shapes = [job(**{"drafter.shape": shape}) | {"sweep": "shape"} for shape in ("null", "smollm2-135m")]
         return {"jobs": sizes + shapes, "accept": 0.6}
+    if name == "serving":
+        spread = {"mean": 30.0, "p50": 30.0, "p90": 35.0, "p99": 40.0}
+        rows = [
+            {"name": mode, "users": users, "rate": None, "num_complete": 4, "tokens_per_second": 20.0 * users,
+             "goodput": 0.5, "ttft_ms": spread, "tpot_ms": spread if users > 1 else None}
+            for users in (1, 2) for mode in ("autoregressive", "asynchronous", "a peer")
+        ]  # fmt: skip
+        return {"rows": rows, "limits": {"ttft": 2.0, "tpot": 0.1}}
     jobs = [job(**{SWEPT[name]: value}) for value in ("0", "0.7")]
     if name == "async_vs_sync":
         categories = [one for each in jobs for one in async_vs_sync.categories_of(each)]
@@ -111,7 +119,7 @@ def asked(tmp_path: Path, *arguments: str, experiment: str = "wait_sweep") -> re
 
 
 def test_all_experiments_are_here() -> None:
-    assert set(NAMES) == {*SWEPT, "ablation", "controller", "draft_size", "peers", "simulator_fidelity"}
+    assert set(NAMES) == {*SWEPT, "ablation", "controller", "draft_size", "peers", "serving", "simulator_fidelity"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -39,6 +39,7 @@ def test_the_wheel_holds_the_packages_their_data_and_every_configuration_file(wh
         "amusd/embedded/draft.safetensors",
         "amusd/embedded/README.md",
         "amusd/py.typed",
+        "amusd/serving/page.html",
         "amusd_launch/main.py",
         "amusd_launch/run.py",
     }

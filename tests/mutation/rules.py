@@ -24,6 +24,7 @@ WORKER = "amusd/runtime/target_worker.py"
 CLIENT, CLIENT_TESTS = "amusd/runtime/draft_client.py", "tests/runtime/test_draft_client.py"
 RESTART, RESTART_TESTS = "amusd/runtime/draft_restart.py", "tests/runtime/test_draft_restart.py"
 DRAFTER_LOOP, DRAFT_TESTS = "amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"
+TIMELINE, TIMELINE_TESTS = "amusd/serving/timeline.py", "tests/serving/test_timeline.py"
 ROLLBACK_TESTS = "tests/runtime/test_rollback.py"
 REQUESTS, RESPONSES, PURE = "amusd/serving/requests.py", "amusd/serving/responses.py", "tests/serving/test_pure.py"
 SERVICE, API, LEAVING = "amusd/serving/service.py", "tests/serving/test_api.py", "tests/serving/test_leaving.py"
@@ -603,8 +604,8 @@ RULES = (
     Rule(
         "what a verdict prepared is not sent at once",
         DRAFTER_LOOP,
-        "if self._roll_back(sequence):\n                self._send(sequence)",
-        "if self._roll_back(sequence):\n                pass",
+        "                self._send(sequence, sequence.offer())",
+        "                pass",
         DRAFT_TESTS,
     ),
     Rule(
@@ -783,5 +784,31 @@ RULES = (
         "if self.service.is_closing and scope",
         "if False and scope",
         LEAVING,
+    ),
+    # the timeline
+    Rule(
+        "a slow listener is not told that it missed something",
+        TIMELINE,
+        "if number > expected:",
+        "if False:",
+        TIMELINE_TESTS,
+    ),
+    Rule(
+        "a listener that has gone is still told", TIMELINE, "if listener is not keep)", "if listener)", TIMELINE_TESTS
+    ),
+    Rule("listening goes on when the server ends", TIMELINE, "while not is_over():", "while True:", TIMELINE_TESTS),
+    Rule(
+        "the watch over an answer that has ended is kept",
+        TIMELINE,
+        "            self._rollbacks.pop(event.sequence_id, None)\n",
+        "",
+        TIMELINE_TESTS,
+    ),
+    Rule(
+        "a rollback is told with every message behind it",
+        "amusd/tracing/drafted.py",
+        "            self._missed = None\n        return knows",
+        "            pass\n        return knows",
+        TIMELINE_TESTS,
     ),
 )

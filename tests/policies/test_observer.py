@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from amusd.policies.base import TargetView
-from amusd.policies.observer import Observer
+from amusd.policies.drafting_switch import FIRST_LOOK
+from amusd.policies.observer import Observer, Switches
 from amusd.protocol.messages import CERTAINTY, Candidate
 from amusd.protocol.prefix_hash import EMPTY, extend
 from amusd.protocol.target_session import TargetSession
@@ -266,3 +267,27 @@ def test_passes_without_a_draft_to_be_heard_say_nothing_of_what_drafting_brings(
         if not observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays:
             break
     assert observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays == is_alone
+
+
+def test_whether_drafting_pays_is_found_by_all_sequences_of_a_pass_together() -> None:
+    """Each has the time of the pass, so a rest of one would be measured beside the candidates of the others."""
+    switches: Switches = {}
+    observers = [Observer(switches) for _ in range(4)]
+    for observer in observers:
+        observer.open("a", has_tree=True)
+    for number in range(FIRST_LOOK):
+        for observer in observers:
+            assert observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays
+            observer.passed(number * 10**7, (number + 1) * 10**7, outcome_of(1), num_sequences=4)
+    assert not any(observer.view(session(), max_candidates=3, waited_ns=0).drafting_pays for observer in observers)
+    alone = Observer(switches)
+    alone.open("a", has_tree=True)
+    assert alone.view(session(), max_candidates=3, waited_ns=0).drafting_pays, "another question where it is alone"
+
+
+def test_the_time_of_another_prompt_is_not_that_of_the_next_pass() -> None:
+    observer = Observer()
+    passed(observer, 0, 10_000_000)
+    observer.held_up(100_000_000)
+    passed(observer, 110_000_000, 120_000_000)
+    assert observer.view(session(), max_candidates=3, waited_ns=0).tokens_per_second == pytest.approx(100)

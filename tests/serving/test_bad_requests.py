@@ -95,6 +95,7 @@ TEXT_MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [5000]}, "prompt", "token ids must be in [0, 50)"),
     ({"prompt": [-1]}, "prompt", "greater than or equal to 0"),
     ({"prompt": {"text": "a"}}, "prompt", "valid"),
+    ({"prompt": ["a"] * 69}, "prompt", "69 answers are more than this server takes, 68"),
     ({"max_tokens": 0}, "max_tokens", "or 0 with echo=true"),
     ({"suffix": "and so on"}, "suffix", "is not supported"),
     ({"best_of": 3}, "best_of", "is not supported"),
@@ -215,6 +216,25 @@ def test_fields_that_ask_for_nothing_are_taken(server: Running) -> None:
     body = server.chat(max_tokens=2)
     body["messages"] += [again, {"role": "developer", "content": [{"type": "text", "text": TEXT}]}]
     assert server.post(CHAT, body).status_code == 200
+
+
+def test_what_is_no_text_is_quoted_all_the_same(server: Running) -> None:
+    """Half of a surrogate pair passes JSON, and UTF-8 has no bytes for it."""
+    body = json.dumps({**server.chat(), "model": "\ud800"})
+    response = server.http.post(CHAT, content=body, headers={"Content-Type": JSON})
+    assert response.status_code == 404
+    assert "the model '?' does not exist" in json.loads(response.content)["error"]["message"]
+
+
+def test_a_bug_is_an_error_in_openais_shape_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as own:
+        monkeypatch.setattr("amusd.serving.app.plan_chat", lambda *_: 1 / 0)
+        response = own.post(CHAT, own.chat())
+        assert response.status_code == 500
+        told = {"message": "internal error", "type": "server_error", "param": None, "code": None}
+        assert response.json() == {"error": told}
+    (line,) = own.lines  # told behind the answer
+    assert line.startswith(f"{CHAT}: ZeroDivisionError in ")
 
 
 def test_nothing_of_a_request_is_told_to_the_operator(server: Running) -> None:

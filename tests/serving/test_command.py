@@ -19,8 +19,12 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
-from serving.test_leaving import until
+from serving.test_leaving import raw_request, until
 
+from amusd.commands.serve import serve
+from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.errors import MissingDependencyError
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.launch.small_pair import save_pair
 from tests.test_documents import blocks
@@ -152,6 +156,8 @@ def test_a_draft_that_is_killed_under_eight_streams_costs_no_token_and_is_told(t
 
 def test_a_signal_ends_the_server_when_its_answers_are_made(tmp_path: Path, small: list[str]) -> None:
     with served(tmp_path, *small, "max_num_seqs=1") as own:
+        body = {"model": own.model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
+        held = raw_request(own, body, length=20)  # one that is being sent, so that the server does not end meanwhile
         readers = Readers(own, range(16), max_tokens=200)
         states = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:request_success_total")
         until(lambda: sum(map(own.figure, states)) == 16, SECONDS)  # all are there
@@ -160,6 +166,10 @@ def test_a_signal_ends_the_server_when_its_answers_are_made(tmp_path: Path, smal
         refused = httpx.post(f"{own.url}/v1/completions", json={"model": own.model, "prompt": "a"}, timeout=SECONDS)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         texts = readers.join()
+        assert own.process.poll() is None
+        held.sendall(json.dumps(body).encode()[20:])
+        assert held.recv(100).startswith(b"HTTP/1.1 200 OK")
+        held.close()
         assert own.end() == 0
         assert sorted(texts) == [*range(16)]
         assert {len(text.encode()) for text in texts.values()} != {0}
@@ -214,3 +224,11 @@ def test_an_address_that_cannot_be_had_is_told_before_anything_is_loaded(tmp_pat
     done = run(amusd_command("serve", "serve.port=0", "serve.host=no.such.host.invalid"), tmp_path)
     assert done.returncode == 2
     assert "amusd: serve.host=no.such.host.invalid: " in done.stderr
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("amusd.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(MissingDependencyError, match=r"^serve: needs uvicorn, .* pip install 'amusd\[serve\]'$"):
+        serve(RunConfig(), lambda _: pytest.fail("nothing is loaded"), Console())

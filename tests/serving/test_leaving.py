@@ -60,7 +60,7 @@ class Paused:
         self._steps.release(1000)
 
 
-def raw_request(server: Running, body: dict[str, Any], length: int | None = None) -> socket.socket:
+def raw_request(server: Any, body: dict[str, Any], length: int | None = None) -> socket.socket:
     """A request by hand, of which `length` bytes of the body are sent."""
     host, port = server.url.removeprefix("http://").split(":")
     own = socket.create_connection((host, int(port)), timeout=SECONDS)

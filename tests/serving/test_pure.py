@@ -60,7 +60,7 @@ def test_any_body_is_a_plan_or_a_mistake_of_a_named_field(is_chat: bool, fields:
     mistake = None
     try:
         found = plan({**base, **fields}, is_chat)
-        assert found.num_answers >= (found.generates and 1)
+        assert found.num_answers >= 1
         assert found.params_of(0) == found.params
     except RequestError as error:
         mistake = error

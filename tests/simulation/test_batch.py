@@ -103,6 +103,25 @@ def test_wider_passes_make_shorter_blocks_best() -> None:
     assert best_length(1) > best_length(8) > best_length(32)
 
 
+def test_auto_does_not_take_the_time_of_prompts_for_that_of_drafting() -> None:
+    """Prompts come in beside the answers of others, at the costs of a CPU. With a rest for each sequence it lost."""
+    costs = Costs(
+        passes={0: Shared.of_ms(36.0, 0.05)},
+        draft_token=Shared.of_ms(3.0, 0.1),
+        row_ns=3 * MILLISECOND // 2,
+        sequence_ns=5 * MILLISECOND // 2,
+        tree_row_ns=MILLISECOND // 5,
+        draft_sequence_ns=4 * MILLISECOND // 5,
+        target_prefill=Duration.of_ms(110.0),
+        draft_prefill=Duration.of_ms(25.0),
+    )
+    answers = drawn_answers(0.45, num_answers=24, num_tokens=48, seed=1)
+    machine = of_answers(answers, costs, max_candidates=7, accept_next=0.3, batch_size=8, seed=1)
+    auto = machine.run(DecodingConfig()).throughput
+    assert auto.over(machine.run(PLAIN).throughput) > 1.06
+    assert all(auto.over(machine.run(synchronous(length)).throughput) > 1.03 for length in (1, 2))
+
+
 # Laws
 
 sizes = st.integers(1, 6)

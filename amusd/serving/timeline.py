@@ -1,0 +1,125 @@
+"""What both devices do, as server-sent events: for those who listen, and at no cost where nobody does.
+
+Everything comes from the recorder of the target's worker. That knows the draft by its messages alone, so there are no
+draft steps here: `candidates` is the moment at which the target took a message in, and `rollback` the moment at which
+it took in the first message that shows one. A link is emptied before and after a pass, so what arrived during a pass
+is taken in at its end.
+
+    data: {"device": "target", "kind": "pass", "begin": 12.034, "end": 12.055, "sequence": 3, "candidates": 4,
+           "accepted": 3, "tokens": 4, "alternatives": 0}
+
+    device  kind        candidates                        other fields
+    target  prefill
+    target  wait                                          (because the policy chose to)
+    target  pass        judged                            accepted, tokens (committed), alternatives (scored)
+    target  verdict                                       accepted, tokens (told)
+    draft   candidates  in the message                    taken (false: they follow what was rejected)
+    draft   rollback
+    draft   lost, back
+
+`begin` and `end` are seconds of the server's monotonic clock, `sequence` names an answer (-1: none). A listener that
+reads too slowly misses the oldest events, and is told how many: `event: dropped`, `data: {"number": 120}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from itertools import count
+from typing import Any
+
+from amusd.tracing.drafted import RollbackWatch
+from amusd.tracing.events import (
+    DraftBack,
+    DraftLost,
+    Event,
+    Receive,
+    Send,
+    TargetPass,
+    TargetPrefill,
+    TargetWait,
+    WholeSequence,
+    event_of,
+)
+from amusd.tracing.recorder import Record, Recorder
+
+MAX_WAITING = 4096
+"""Events that are kept for a listener: some seconds of work."""
+LOOK_SECONDS = 0.1
+"""How often a listener is sent what there is."""
+_KINDS: dict[type[Event], str] = {TargetPrefill: "prefill", TargetPass: "pass", TargetWait: "wait"}
+
+
+async def listen(recorder: Recorder, is_over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+    """Server-sent events from now on, several at a time, until `is_over`. For the event loop's thread.
+
+    The worker's thread only appends to a queue that drops its oldest.
+    """
+    queue: deque[tuple[int, Record]] = deque(maxlen=MAX_WAITING)
+    numbers = count()
+
+    def keep(record: Record) -> None:
+        queue.append((next(numbers), record))
+
+    recorder.listeners += (keep,)
+    try:
+        story, expected = Story(), 0
+        yield b": what happens from now on\n\n"
+        while not is_over():
+            parts = []
+            for _ in range(len(queue)):
+                number, record = queue.popleft()
+                if number > expected:
+                    parts.append(f'event: dropped\ndata: {{"number": {number - expected}}}\n\n')
+                expected = number + 1
+                parts += (f"data: {json.dumps(told)}\n\n" for told in story.take(event_of(*record)))
+            if parts:
+                yield "".join(parts).encode()
+            await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        recorder.listeners = tuple(listener for listener in recorder.listeners if listener is not keep)
+
+
+class Story:
+    """Turns the events of the target's worker into what listeners are told."""
+
+    def __init__(self) -> None:
+        self._rollbacks: dict[int, RollbackWatch] = {}
+        """By the sequences that go on."""
+
+    def take(self, event: Event) -> list[dict[str, Any]]:
+        """What is told of the next event."""
+        if isinstance(event, WholeSequence):
+            self._rollbacks.pop(event.sequence_id, None)
+            return []
+        told = []
+        if isinstance(event, TargetPass):
+            counts = {
+                "candidates": event.num_judged,
+                "accepted": event.num_accepted,
+                "tokens": event.num_tokens,
+                "alternatives": event.num_alternatives,
+            }
+            told.append(_told("target", "pass", event, **counts))
+        elif type(event) in _KINDS:
+            told.append(_told("target", _KINDS[type(event)], event))
+        elif isinstance(event, Send) and event.message == "verdict":
+            told.append(_told("target", "verdict", event, accepted=event.num_accepted, tokens=event.num_tokens))
+        elif isinstance(event, Receive) and event.message == "candidate" and event.num_tokens:
+            is_taken = event.reception == "taken"
+            told.append(_told("draft", "candidates", event, candidates=event.num_tokens, taken=is_taken))
+        elif isinstance(event, (DraftLost, DraftBack)):
+            told.append(_told("draft", "lost" if isinstance(event, DraftLost) else "back", event))
+        if isinstance(event, TargetPass) or (isinstance(event, Send) and event.message == "open"):
+            self._rollbacks.setdefault(event.sequence_id, RollbackWatch())
+        watch = self._rollbacks.get(event.sequence_id)
+        if watch is not None and watch.take(event):
+            told.append(_told("draft", "rollback", event))
+        return told
+
+
+def _told(device: str, kind: str, event: Event, **fields: Any) -> dict[str, Any]:
+    times = {"begin": event.start_ns / 1e9, "end": event.end_ns / 1e9}
+    return {"device": device, "kind": kind, **times, "sequence": event.sequence_id, **fields}

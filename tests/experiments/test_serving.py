@@ -1,0 +1,305 @@
+"""The load generator, against a server that breaks the protocol as told: schedules, figures, errors, resumption."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("httpx", reason="httpx is not installed: pip install httpx")
+
+import itertools
+
+from amusd.errors import ConfigError
+from experiments import common
+from experiments.serving import load as load_script
+from experiments.serving import run as sweep
+from experiments.serving.client import Endpoint, Load, Sample, data_fields, first_model, measure, poisson_arrivals
+from experiments.serving.load import Limits, endless, percentile, row_of, rows_text
+from tests.experiments.openai_double import OpenAIDouble, answer, chat_chunk, events, usage
+
+ROOT = Path(__file__).parents[2]
+WAIT_SECONDS = 60.0
+
+
+def sample(**changed: Any) -> Sample:
+    """Eight tokens in four chunks: the first after 1 s, then one every 0.7 s."""
+    values: dict[str, Any] = {
+        "index": 0, "due": 10.0, "sent": 10.0, "chunks": (11.0, 11.7, 12.4, 13.1), "end": 13.2, "num_tokens": 8,
+        "usage": {"completion_tokens": 8}, "finish_reason": "stop", "digest": "0",
+    }  # fmt: skip
+    return Sample(**{**values, **changed})
+
+
+def ask(reply: Callable[[Any], Any], load: Load, number: int = 1) -> tuple[list[Sample], OpenAIDouble]:
+    bodies = [{"seed": seed, "stream": True} for seed in range(number)]
+    with OpenAIDouble(reply) as server:
+        endpoint = Endpoint(url=server.url, model="a model", timeout_seconds=WAIT_SECONDS)
+        samples, _ = asyncio.run(measure(endpoint, load, bodies))
+    assert sorted(body["seed"] for body in server.bodies) == list(range(number))
+    return samples, server
+
+
+# When requests are sent
+
+
+def test_arrivals_are_a_poisson_process_that_its_seed_repeats() -> None:
+    arrivals = poisson_arrivals(4.0, 5001, seed=3)
+    assert arrivals == poisson_arrivals(4.0, 5001, seed=3)
+    assert arrivals[:10] != poisson_arrivals(4.0, 10, seed=4)
+    assert arrivals[0] == 0
+    gaps = np.diff(arrivals)
+    assert gaps.min() >= 0
+    assert gaps.mean() == pytest.approx(0.25, rel=0.05)
+    assert gaps.std() == pytest.approx(0.25, rel=0.1)  # of an exponential distribution, the mean
+    assert poisson_arrivals(1.0, 1, seed=0) == [0.0]
+
+
+def test_a_user_asks_again_only_when_answered() -> None:
+    turnstile = threading.Barrier(3)
+
+    def together(body: Any) -> bytes:
+        turnstile.wait(WAIT_SECONDS)  # passes only three at a time: fewer users would never be answered
+        return answer(body)
+
+    samples, server = ask(together, Load(users=3), number=12)
+    assert server.most_at_a_time == 3
+    assert [one.index for one in samples] == list(range(12))
+    assert {one.error for one in samples} == {None}
+
+
+def test_arrivals_wait_for_no_answer() -> None:
+    turnstile = threading.Barrier(12)
+
+    def together(body: Any) -> bytes:
+        turnstile.wait(WAIT_SECONDS)
+        return answer(body)
+
+    samples, server = ask(together, Load(rate=500.0, seed=1), number=12)
+    assert server.most_at_a_time == 12
+    assert [one.due for one in samples] == poisson_arrivals(500.0, 12, seed=1)
+    assert all(one.sent >= one.due for one in samples)
+    assert {one.error for one in samples} == {None}
+
+
+# What an answer says
+
+
+def test_an_answer_is_read_to_its_end() -> None:
+    (found,), _ = ask(answer, Load(users=1))
+    assert (found.error, found.num_tokens, len(found.chunks), found.finish_reason) == (None, 8, 4, "stop")
+    assert found.usage == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    assert found.due <= found.sent <= found.chunks[0] <= found.chunks[-1] <= found.end
+
+
+def test_without_usage_chunks_are_counted_and_the_row_says_so() -> None:
+    (found,), _ = ask(lambda _body: events(chat_chunk("a"), chat_chunk("b"), "[DONE]"), Load(users=1))
+    assert (found.error, found.num_tokens, found.usage) == (None, 2, None)
+    assert row_of("x", Load(users=1), [found], 1.0, Limits())["tokens_are_chunks"] is True
+
+
+def test_completions_and_reasoning_are_text_too() -> None:
+    chunks = [{"choices": [{"text": "a"}]}, {"choices": [{"delta": {"reasoning_content": "b", "content": None}}]}]
+    (found,), _ = ask(lambda _body: events(*chunks, usage(2), "[DONE]"), Load(users=1))
+    assert (found.error, len(found.chunks)) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        ((429, "the queue is full"), "429: the queue is full"),
+        ((500, "x" * 1000), "500: " + "x" * 200),
+        (events(chat_chunk("a")), "the stream ended without [DONE]"),
+        (b"", "the stream ended without [DONE]"),
+        (events({"error": {"message": "gone"}}, "[DONE]"), 'in the stream: {"message": "gone"}'),
+        (events("{oops", "[DONE]"), "JSONDecodeError: "),
+        (events("[1]", "[DONE]"), "AttributeError: "),
+        (events({"choices": [], "usage": {"tokens": 1}}, "[DONE]"), "KeyError: "),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_the_error_of_its_sample(reply: Any, error: str) -> None:
+    (found,), _ = ask(lambda _body: reply, Load(users=1))
+    assert found.error is not None
+    assert found.error.startswith(error)
+
+
+def test_nobody_there_is_an_error_of_each_sample() -> None:
+    with OpenAIDouble() as server:
+        url = server.url
+    endpoint = Endpoint(url=url, model="a model")
+    samples, _ = asyncio.run(measure(endpoint, Load(users=2), [{"seed": 0}] * 3))
+    assert [one.error.partition(":")[0] for one in samples if one.error] == ["ConnectError"] * 3
+    with pytest.raises(ConfigError, match=r"names no model .*use --model"):
+        asyncio.run(first_model(url, None))
+
+
+TEXTS = st.lists(
+    st.text(st.characters(exclude_categories=("Cs",)), max_size=5) | st.just("a\u2028\x85\r\nb"), max_size=5
+)
+
+
+@given(texts=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8), last=st.booleans())
+def test_events_are_the_same_however_the_stream_is_cut(texts: list[str], cuts: list[int], last: bool) -> None:
+    stream = b": comment\n\nevent: x\n" + events(*({"text": text} for text in texts))
+    stream = stream.removesuffix(b"\n\n") if last else stream
+    ends = [0, *sorted(cut for cut in cuts if cut < len(stream)), len(stream)]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for begin, end in itertools.pairwise(ends):
+            yield stream[begin:end]
+
+    async def read() -> list[str]:
+        return [json.loads(data)["text"] async for data in data_fields(pieces())]
+
+    assert asyncio.run(read()) == texts
+
+
+# Figures
+
+
+def test_times_are_those_of_their_definitions() -> None:
+    found = sample()
+    assert found.ttft == pytest.approx(1.0)
+    assert found.latency == pytest.approx(3.1)
+    assert found.tpot == pytest.approx(2.1 / 7)
+    assert found.gaps == pytest.approx([0.7] * 3)
+    late = sample(sent=10.5)
+    assert (late.ttft, late.latency) == (found.ttft, found.latency)
+    empty = sample(chunks=(), num_tokens=1)
+    assert (empty.ttft, empty.tpot, empty.gaps) == (None, None, [])
+    assert empty.latency == pytest.approx(3.2)
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), percent=st.sampled_from([0, 1, 50, 90, 99, 100]))
+def test_percentiles_are_numpys(values: list[float], percent: float) -> None:
+    assert percentile(sorted(values), percent) == pytest.approx(np.percentile(values, percent), abs=1e-6)
+
+
+def test_goodput_counts_answers_within_both_limits() -> None:
+    samples = [
+        sample(),
+        sample(due=7.0),  # its first token took 4 s
+        sample(num_tokens=4),  # 0.7 s a token
+        sample(error="500: "),
+        sample(num_tokens=1, chunks=(11.0,)),  # has no time per token
+    ]
+    row = row_of("x", Load(users=2), samples, 10.0, Limits(ttft=2.0, tpot=0.5))
+    assert row["goodput"] == pytest.approx(2 / 10)
+    assert (row["num_requests"], row["num_complete"], row["errors"]) == (5, 4, {"500: ": 1})
+    assert row["num_tokens"] == 8 + 8 + 4 + 1
+    assert row["tokens_per_second"] == pytest.approx(2.1)
+    assert row["requests_per_second"] == pytest.approx(0.4)
+    assert row["tokens_per_chunk"] == pytest.approx(21 / 13)
+    assert row["ttft_ms"]["p50"] == pytest.approx(1000)
+    assert row["itl_ms"]["p99"] == pytest.approx(700)
+
+
+def test_a_load_without_a_complete_answer_has_a_row_too() -> None:
+    row = row_of("x", Load(rate=2.0), [sample(error="429: ", chunks=())], 3.0, Limits())
+    assert (row["tokens_per_second"], row["goodput"], row["ttft_ms"], row["tokens_per_chunk"]) == (0, 0, None, None)
+    assert rows_text([row]).splitlines()[-1].split()[:4] == ["x", "2", "requests/s", "0/1"]
+
+
+def test_prompts_come_again_with_other_seeds() -> None:
+    bodies = endless([{"seed": 5, "p": "a"}, {"seed": 6, "p": "b"}])
+    assert [(body["seed"], body["p"]) for body, _ in zip(bodies, range(5), strict=False)] == [
+        (5, "a"), (6, "b"), (7, "a"), (8, "b"), (9, "a"),
+    ]  # fmt: skip
+
+
+# The scripts
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, url: str, out: Path, *arguments: str) -> dict[str, Any]:
+    monkeypatch.setattr(sys, "argv", ["experiments/serving/load.py", "--url", url, "--out", str(out), *arguments])
+    load_script.main()
+    return common.read_results(out)
+
+
+def test_a_load_is_a_table_and_a_file_beside_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load_script, "ROOT", tmp_path)
+    with OpenAIDouble() as server:
+        first = loaded(
+            monkeypatch, f"{server.url}/v1/", tmp_path / "a.json", "--users", "1", "2", "--num-requests", "3"
+        )
+        assert first["command"].startswith("python experiments/serving/load.py --url")
+        extra = ["--extra", '{"mode": "synchronous"}', "--temperature", "0.5", "--name", "b"]
+        second = loaded(
+            monkeypatch, server.url, tmp_path / "b.json", "--rates", "50", "--beside", str(tmp_path / "a.json"), *extra
+        )
+    assert [(row["name"], row["users"], row["num_complete"]) for row in second["rows"]] == [
+        ("a model", 1, 3), ("a model", 2, 3), ("b", None, 16),
+    ]  # fmt: skip
+    assert len(second["runs"][0]["samples"]) == 16
+    asked = server.bodies[-1]
+    assert (asked["mode"], asked["temperature"], asked["model"]) == ("synchronous", 0.5, "a model")
+    assert (asked["stream"], asked["stream_options"]) == (True, {"include_usage": True})
+    assert asked["messages"][0]["role"] == "user"
+    assert capsys.readouterr().out.splitlines()[-1].split()[:4] == ["b", "50", "requests/s", "16/16"]
+
+
+def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_script, "ROOT", tmp_path)
+    with OpenAIDouble(lambda _body: (400, "no such field")) as server:
+        for arguments, message in (
+            (["--users", "0"], "must be positive"),
+            (["--users"], "must be positive"),
+            (["--num-prompts", "0"], "--num-prompts=0: must be at least 1"),
+            ([], "400: no such field"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                loaded(monkeypatch, server.url, tmp_path / "a.json", *arguments)
+
+
+def test_modes_take_turns_and_an_interrupted_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loads = [Load(users=1), Load(users=2)]
+    bodies = [{"seed": seed} for seed in range(3)]
+    path = tmp_path / "blocks.jsonl"
+    with OpenAIDouble() as server:
+        endpoint = Endpoint(url=server.url, model="a model")
+        begun = sweep.Blocks(path, {"tokens": 8})
+        sweep.send_block(begun, endpoint, loads[0], 0, bodies)
+        assert [(body["mode"], body["seed"]) for body in server.bodies] == [
+            (mode, seed) for mode in sweep.MODES for seed in (0, 1)
+        ]
+        gone_on = sweep.Blocks(path, {"tokens": 8})
+        for number in range(2):
+            for load in loads:
+                sweep.send_block(gone_on, endpoint, load, number, bodies)
+    assert len(server.bodies) == 3 * 2 * (2 + 4)
+    second_round = [body for body in server.bodies if body["seed"] in (2, 3)][-6:]
+    assert {body["seed"] for body in second_round} <= {2, 3}
+    rows = sweep.rows_of(sweep.Blocks(path, {"tokens": 8}), loads, Limits())
+    assert [(row["name"], row["users"], row["num_complete"]) for row in rows] == [
+        (mode, users, 2 * 2 * users) for users in (1, 2) for mode in sweep.MODES
+    ]
+    assert {row["identical"] / row["num_requests"] for row in rows} == {1.0}
+    assert rows[0]["speedup"] == 1
+    assert sweep.identical_text(rows) == "24 of 24 answers are those of plain decoding under the same load"
+    with pytest.raises(ConfigError, match="begun with other"):
+        sweep.Blocks(path, {"tokens": 9})
+
+
+def test_a_server_that_does_not_start_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="amusd serve: exit code"), sweep.serving(["no_such_key=1"], tmp_path):
+        pass
+    assert (tmp_path / "serve.log").read_text()
+
+
+def test_the_help_of_a_load_is_there_at_once_from_any_folder(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "experiments" / "serving" / "load.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "--ttft-limit" in done.stdout

