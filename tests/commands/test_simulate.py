@@ -57,7 +57,7 @@ def test_rows_are_plain_every_length_every_wait_and_what_finds_its_own(tmp_path:
     policies = [None] * 3 + ["windowed"] * 2 + ["chain"] * 4 + ["branching"] * 4 + ["auto"]
     assert [row["policy"] for row in rows] == policies
     assert [row["fan_out"] for row in rows] == [None] * 9 + [4] * 5
-    assert [row["rows_per_step"] for row in rows] == [None] * 9 + [8] * 5
+    assert [row["rows_per_step"] for row in rows] == [None] * 9 + [16] * 5
     best = {row["policy"] or row["mode"]: row for row in rows if row["choice"] == "best"}
     assert list(best) == ["synchronous", "windowed", "chain", "branching"]
     for name, row in best.items():

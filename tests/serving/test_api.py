@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -362,10 +363,11 @@ def test_a_full_queue_is_told_and_answers_go_on() -> None:
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        while server.get("/health").json()["num_requests_waiting"] < 1:
-            pass
         health = server.get("/health").json()
-        assert (health["num_requests_running"], health["num_requests_waiting"]) == (1, 1)
+        deadline = time.monotonic() + SECONDS
+        while (health["num_requests_running"], health["num_requests_waiting"]) != (1, 1):
+            assert time.monotonic() < deadline, health
+            health = server.get("/health").json()
         with pytest.raises(RateLimitError) as refused:
             sampled(client)
         assert int(refused.value.response.headers["retry-after"]) >= 1
