@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
-from amusd.protocol.messages import Candidate, Close, Message, Open, Shutdown, Verdict
+from amusd.protocol.messages import Close, Message, Open, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, Forest
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.messages import RECEIVE, SEND, record_message
@@ -104,8 +104,7 @@ class DraftWorker:
         self._receive()
         for sequence in self._sequences.values():
             if self._roll_back(sequence):
-                # at once: the target should hear what was prepared, or that nothing is left
-                self._send(sequence, sequence.offer())
+                self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left
 
     def propose(self) -> None:
         """Compute one step for the sequences that have work, and send what it found. Raises `PeerLostError`."""
@@ -117,10 +116,8 @@ class DraftWorker:
         if not working:
             return
         forest.step(working, self.recorder)
-        # one right behind the other: a target that waits for several begins its pass when it has them
-        offers = [(sequence, sequence.offer()) for sequence in working]
-        for sequence, candidate in offers:
-            self._send(sequence, candidate)
+        for sequence in working:
+            self._send(sequence)
         if self.recorder.now_ns() - self._last_sent_ns >= SIGN_NS:
             self._post(working[0].progress())
 
@@ -224,7 +221,8 @@ class DraftWorker:
             self.num_ignored += 1
             return False
 
-    def _send(self, sequence: DraftSequence, candidate: Candidate | None) -> None:
+    def _send(self, sequence: DraftSequence) -> None:
+        candidate = sequence.offer()
         if candidate is not None:
             self._post(candidate)
             sequence.sent(candidate)

@@ -604,8 +604,8 @@ RULES = (
     Rule(
         "what a verdict prepared is not sent at once",
         DRAFTER_LOOP,
-        "                self._send(sequence, sequence.offer())",
-        "                pass",
+        "if self._roll_back(sequence):\n                self._send(sequence)",
+        "if self._roll_back(sequence):\n                pass",
         DRAFT_TESTS,
     ),
     Rule(
