@@ -90,7 +90,7 @@ def _close_all(draft: DraftWorker, message: Close, sequence: DraftSequence | Non
         draft._forget(each)
 
 
-def _end_others_now(draft: DraftWorker, message: Open | Close) -> None:
+def _end_forgetfully(draft: DraftWorker, message: Open | Close) -> None:
     """What was said to be over is forgotten at once."""
     draft._not_over = frozenset()
     _end_others(draft, message)
@@ -103,13 +103,6 @@ def _end_unnamed(draft: DraftWorker, message: Open | Close) -> None:
     for number, sequence in tuple(draft._sequences.items()):
         if number not in (message.sequence_id, *message.not_over):
             draft._forget(sequence)
-
-
-def _end_no_other(draft: DraftWorker, message: Open | Close) -> None:
-    """What is over is noted only."""
-    sequences, draft._sequences = draft._sequences, {}
-    _end_others(draft, message)
-    draft._sequences = sequences
 
 
 @dataclass(frozen=True)
@@ -156,15 +149,12 @@ MUTANTS: dict[str, Mutant] = {
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
     "NewestTakesAll": Mutant(client=NewestTakesAll, most=MAX_NUM_SEQS),
     "ClosesAll": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._close": _close_all}, most=MAX_NUM_SEQS),
-    "NeverReminds": Mutant(client=NeverReminds),
-    "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
-    "ReopensTheClosed": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._end_others": _end_others_now}),
-    "LostEndsKept": Mutant(
-        patches={"amusd.runtime.draft_worker.DraftWorker._end_others": _end_no_other}, most=MAX_NUM_SEQS
-    ),
     "EndsTheUnnamed": Mutant(
         patches={"amusd.runtime.draft_worker.DraftWorker._end_others": _end_unnamed}, most=MAX_NUM_SEQS
     ),
+    "NeverReminds": Mutant(client=NeverReminds),
+    "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
+    "ReopensTheClosed": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._end_others": _end_forgetfully}),
     "DamageIsBelieved": Mutant(patches={"amusd.protocol.wire.zlib": SimpleNamespace(crc32=lambda _: 0)}),
 }
 
