@@ -190,8 +190,8 @@ class DecodingConfig:
     """Chain: candidates are sent once this many are ready."""
     fan_out: int = 8
     """Branching: candidates that the draft prepares behind each token at most."""
-    rows_per_step: int = 8
-    """Branching: tokens of its tree that the draft computes in one step at most."""
+    rows_per_step: int = 16
+    """Branching: tokens of its tree that the draft computes in one step at most; no more than its passes take."""
     verify_breadth: int = 3
     """Branching, auto: candidates of one position that a target pass verifies at most, in rows that cost next to
     nothing (on a CPU with `verify_width=fixed`, on a GPU); elsewhere one path, as with 1."""

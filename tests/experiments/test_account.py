@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from amusd.config import DecodingConfig
 from experiments import account
 
 RESULTS = sorted((Path(__file__).parents[2] / "experiments").glob("*/results/*.json"))
@@ -78,3 +79,19 @@ def test_time_adds_up_in_every_committed_measurement() -> None:
         for found in account.account(rows) if rows[0]["mode"] == "autoregressive" else ():
             factors = found["tokens_per_pass"] * found["pass_time"] * found["share_in_passes"]
             assert factors == pytest.approx(found["speedup"], rel=0.01), (name, found["kind"])
+
+
+def test_every_pass_of_a_simulated_answer_is_accounted_for() -> None:
+    """Shares add up, an unforeseen verdict leaves nothing ready, and what is taken away as a loss is one."""
+    pair = account.machine(0.8, 7, row_share=0.06, num_answers=2, num_tokens=96, seed=0)
+    outcome = pair.run(DecodingConfig(), keep_events=True)
+    found = {row["verdict"]: row for row in account.after_verdicts(outcome)}
+    assert list(found) == [account.FIRST, account.UNFORESEEN, account.BARE, account.READY]
+    assert sum(row["share"] for row in found.values()) == pytest.approx(1)
+    assert found[account.FIRST]["share"] == pytest.approx(2 / outcome.metrics.num_passes)
+    tokens = sum(row["share"] * row["tokens"] for row in found.values()) * outcome.metrics.num_passes
+    assert tokens == pytest.approx(outcome.metrics.num_tokens)
+    assert found[account.UNFORESEEN]["ready"] == found[account.BARE]["ready"] == 0 < found[account.READY]["ready"]
+    assert found[account.READY]["waited_passes"] < found[account.UNFORESEEN]["waited_passes"]
+    without = {name: each.run(DecodingConfig()).metrics for name, each in account.without_a_loss(pair).items()}
+    assert min(without, key=lambda name: without[name].num_passes) == "the second guess is always right"
