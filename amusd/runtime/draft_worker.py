@@ -150,11 +150,9 @@ class DraftWorker:
             self.num_ignored += 1
 
     def _open(self, opening: Open) -> None:
-        if opening.incarnation != self.incarnation:
-            self.num_ignored += 1
-            return
         self._end_others(opening)
-        if opening.sequence_id in self._sequences or self._is_over(opening.sequence_id):
+        has_begun = opening.sequence_id in self._sequences or self._is_over(opening.sequence_id)
+        if opening.incarnation != self.incarnation or has_begun:
             self.num_ignored += 1
             return
         biased = (token_id for token_id, _ in opening.distribution.logit_bias)

@@ -115,10 +115,7 @@ class TargetSequence:
         return self.finish_reason is None and self.decision.tells_draft
 
     def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
-        """What a draft of this incarnation is told first: all that is committed, and how far it may run ahead.
-
-        `not_over`: as the message has it.
-        """
+        """What a draft of this incarnation is told first: all that is committed, and how far it may run ahead."""
         request, policy, committed = self.request, self.request.policy, self.session.committed
         assert request.drafter is not None
         return Open(
