@@ -30,8 +30,9 @@ distributions = st.builds(
     logit_bias=st.lists(st.tuples(st.integers(0, 2**31 - 1), finite), max_size=4).map(tuple),
     seed=counts,
 )
+numbers = st.lists(nonces, max_size=5).map(tuple)
 opens = st.builds(
-    m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids, distributions, counts, counts
+    m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids, distributions, counts, counts, numbers
 )
 candidates = st.builds(
     m.Candidate,
@@ -48,7 +49,7 @@ candidates = st.builds(
     st.lists(st.binary(max_size=40), max_size=3).map(tuple),
 )
 verdicts = st.builds(m.Verdict, counts, counts, counts, counts, token_ids, counts)
-closes = st.builds(m.Close, counts, st.sampled_from(FinishReason))
+closes = st.builds(m.Close, counts, st.sampled_from(FinishReason), numbers)
 progresses = st.builds(m.Progress, roles, counts, counts, counts, counts, counts, counts, counts, counts)
 failures = st.builds(m.Failed, roles, texts, texts)
 shutdowns = st.builds(m.Shutdown)
@@ -72,10 +73,11 @@ EXAMPLES: tuple[m.Message, ...] = (
         Distribution(temperature=0.7, logit_bias=((3, -1.0),)),
         3,
         8,
+        (5, 7, 8),
     ),
     m.Candidate(7, 1, 10, 9, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 1), more=True, draft_probs=(b"row", b"")),
     m.Verdict(7, 1, 4, 10, (5, 6, 9), 2),
-    m.Close(7, FinishReason.EOS),
+    m.Close(7, FinishReason.EOS, (5, 8)),
     m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 10**8, 2 * 10**9),
     m.Failed(Role.TARGET, "ValueError", "Traceback ...\nValueError: no"),
     m.Shutdown(),

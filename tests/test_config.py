@@ -112,6 +112,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_verify_width": 1}, "max_verify_width=1: must be at least 2"),
     ({"max_verify_width": 4, "mode": "synchronous"}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"max_model_len": 1}, "max_model_len=1: must be at least 2"),
+    ({"max_num_seqs": 4097}, "max_num_seqs=4097: must be between 1 and 4096"),
     ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0: must be a multiple of 128, or null"),
     ({"max_num_batched_tokens": 192}, "max_num_batched_tokens=192: must be a multiple of 128, or null"),
     ({"startup_timeout_seconds": 0}, "startup_timeout_seconds=0.0: must be above 0"),

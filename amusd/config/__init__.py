@@ -17,6 +17,7 @@ from amusd.config.decoding import (
     SamplingParams,
 )
 from amusd.config.engine import (
+    MAX_NUM_SEQS,
     DraftDtype,
     DrafterConfig,
     DrafterKind,
@@ -33,6 +34,7 @@ __all__ = [
     "HIDDEN",
     "MAX_BIASES",
     "MAX_FAN_OUT",
+    "MAX_NUM_SEQS",
     "MAX_TOP_LOGPROBS",
     "AcceptanceRule",
     "AsynchronousPolicy",

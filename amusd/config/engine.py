@@ -25,6 +25,8 @@ ModelShape: TypeAlias = Literal[
 ]
 """Shapes of public models that can be had with random weights; `models/synthetic.py` knows their sizes."""
 
+MAX_NUM_SEQS = 1 << 12
+"""Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
 _PROMPT_STEP = 128
@@ -210,7 +212,8 @@ class EngineConfig:
         convert_fields(self, "")
         require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
         require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "must be at least 2")
-        require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "must be at least 1")
+        is_number = 1 <= self.max_num_seqs <= MAX_NUM_SEQS
+        require(is_number, "max_num_seqs", self.max_num_seqs, f"must be between 1 and {MAX_NUM_SEQS}")
         batched = self.max_num_batched_tokens
         require(
             batched is None or (batched >= _PROMPT_STEP and batched % _PROMPT_STEP == 0),

@@ -21,6 +21,8 @@ CERTAINTY = 1 << 16
 
 Unsigned64: TypeAlias = Annotated[int, "uint64"]
 """Any number of 64 bits; every other `int` of a message is below 2^63."""
+SequenceIds: TypeAlias = tuple[Unsigned64, ...]
+"""Numbers of sequences, which may be above those of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Open:
     """Target -> draft: prefill these tokens and draft on."""
 
     sequence_id: int
-    """Names the sequence in every later message; never reused within a session."""
+    """Names the sequence in every later message; higher than that of any sequence that began before."""
     incarnation: int
     """The draft's life this is addressed to."""
     token_ids: tuple[int, ...]
@@ -69,6 +71,8 @@ class Open:
     """How many candidates a draft step makes behind a token at most; 1: the tree is a chain."""
     rows_per_step: int = 1
     """Nodes of the tree that one draft step computes at most; 1 of a chain."""
+    not_over: SequenceIds = ()
+    """Numbers of all open sequences and of the next one to begin; every other number below that one is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,8 @@ class Close:
 
     sequence_id: int
     reason: FinishReason
+    not_over: SequenceIds = ()
+    """As in `Open`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ then the tails of the fields that have one.
     Unsigned64               uint64                          -
     bool, Role, FinishReason uint8, index in its values      -
     tuple[int, ...]          uint32, number of ids           each: int32 in [0, 2^31)
+    SequenceIds              uint32, number of ids           each: uint64
     str                      uint32, number of bytes         UTF-8
     tuple[str or bytes, ...] uint32, number of items         each: uint32 number of bytes, the bytes
     Distribution             uint32, number of biases        `_DISTRIBUTION`, then each bias: int32, float64
@@ -39,9 +40,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from amusd.config import MAX_BIASES, AcceptanceRule, Distribution
+from amusd.config import MAX_BIASES, MAX_NUM_SEQS, AcceptanceRule, Distribution
 from amusd.errors import ConfigError, WireError
-from amusd.protocol.messages import PROTOCOL_VERSION, Message, Unsigned64
+from amusd.protocol.messages import PROTOCOL_VERSION, Message, SequenceIds, Unsigned64
 from amusd.types import FinishReason, Role
 
 MAX_FRAME_BYTES = 8 << 20
@@ -247,19 +248,23 @@ def _sequence(what: str, limit: int, item: FieldType) -> FieldType:
     return FieldType("I", pack, unpack)
 
 
-def _pack_ids(token_ids: tuple[int, ...]) -> tuple[int, bytes]:
-    number = len(token_ids)
-    if number > MAX_TOKENS or (number and min(token_ids) < 0):
-        raise ValueError(f"a message holds at most {MAX_TOKENS} token ids, none negative")
-    return number, struct.pack(f"<{number}i", *token_ids)
+def _ids(what: str, limit: int, code: str) -> FieldType:
+    """`code`: the struct code of each."""
 
+    def pack(ids: tuple[int, ...]) -> tuple[int, bytes]:
+        number = len(ids)
+        if number > limit or (number and min(ids) < 0):
+            raise ValueError(f"a message holds at most {limit} {what} ids, none negative")
+        return number, struct.pack(f"<{number}{code}", *ids)
 
-def _unpack_ids(number: int, frame: bytes, offset: int) -> tuple[tuple[int, ...], int]:
-    end = _check_tail("token ids", number, MAX_TOKENS, 4 * number, frame, offset)
-    token_ids = struct.unpack_from(f"<{number}i", frame, offset)
-    if number and min(token_ids) < 0:
-        raise WireError("negative token id")
-    return token_ids, end
+    def unpack(number: int, frame: bytes, offset: int) -> tuple[tuple[int, ...], int]:
+        end = _check_tail(f"{what} ids", number, limit, struct.calcsize(code) * number, frame, offset)
+        ids = struct.unpack_from(f"<{number}{code}", frame, offset)
+        if number and min(ids) < 0:
+            raise WireError(f"negative {what} id")
+        return ids, end
+
+    return FieldType("I", pack, unpack)
 
 
 def _decode_text(data: bytes) -> str:
@@ -301,7 +306,8 @@ _FIELD_TYPES: dict[Any, FieldType] = {
     bool: _one_of((False, True)),
     Role: _one_of((Role.TARGET, Role.DRAFT)),
     FinishReason: _one_of((FinishReason.EOS, FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORTED)),
-    tuple[int, ...]: FieldType("I", _pack_ids, _unpack_ids),
+    tuple[int, ...]: _ids("token", MAX_TOKENS, "i"),
+    SequenceIds: _ids("sequence", MAX_NUM_SEQS + 1, "Q"),
     str: _TEXT,
     tuple[str, ...]: _sequence("names", MAX_NAMES, _TEXT),
     tuple[bytes, ...]: _sequence("rows", MAX_ROWS, _ROW),

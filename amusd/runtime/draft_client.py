@@ -10,7 +10,7 @@ link of a stopped process must not fill.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,9 +29,6 @@ from amusd.types import FinishReason
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's own counts."""
-
-MAX_UNANSWERED = 16
-"""Ends of sequences that are told again."""
 
 MAX_DRAINED = 1_000
 """Messages that are taken in between two passes at most."""
@@ -95,12 +92,12 @@ class DraftClient:
     """Drafts that took the place of a lost one."""
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
     """Those that are open, by id."""
+    _next_sequence_id: int = 0
+    """Above those of all sequences so far."""
     _reminders: dict[int, Reminder] = field(default_factory=dict)
     """For each open sequence that this draft was told of, by id."""
     _closed: dict[int, tuple[TargetSequence, int]] = field(default_factory=dict)
     """Those whose counts are awaited, by id, and until when."""
-    _unanswered: deque[Close] = field(default_factory=lambda: deque(maxlen=MAX_UNANSWERED))
-    """What this draft may not have got: it answers a `Close` with its counts."""
     _silent_ns: Counter[int] = field(default_factory=Counter)
     """How long the draft was waited for since it was last heard: of each sequence, by id, and of `EVERY_SEQUENCE`."""
     _num_nonsense: int = 0
@@ -136,6 +133,7 @@ class DraftClient:
     def open(self, sequence: TargetSequence) -> None:
         """Have the draft work on a sequence that begins, if there is a draft."""
         self._sequences[sequence.sequence_id] = sequence
+        self._next_sequence_id = sequence.sequence_id + 1
         if not self.look_for_next():
             self._attach(sequence)
 
@@ -185,9 +183,8 @@ class DraftClient:
 
     def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
         """The sequence is over. What the draft has counted of it is awaited for a moment from now on."""
-        message = Close(sequence.sequence_id, reason)
-        if sequence.session.attached and self._send(message):
-            self._unanswered.append(message)
+        not_over = tuple(number for number in self._not_over if number != sequence.sequence_id)
+        if sequence.session.attached and self._send(Close(sequence.sequence_id, reason, not_over)):
             seconds = min(FINAL_PROGRESS_SECONDS, self.patience_seconds)
             self._closed[sequence.sequence_id] = sequence, self.recorder.now_ns() + round(seconds * 1e9)
         sequence.session.detach()
@@ -250,6 +247,10 @@ class DraftClient:
     def _now(self) -> float:
         return self.recorder.now_ns() / 1e9
 
+    @property
+    def _not_over(self) -> tuple[int, ...]:
+        return *self._sequences, self._next_sequence_id
+
     def _attach(self, sequence: TargetSequence) -> None:
         """Have the draft work on the sequence, whatever is committed of it by now."""
         if not (sequence.uses_draft and self.has_draft):
@@ -260,11 +261,8 @@ class DraftClient:
         self._send_opening(sequence)
 
     def _send_opening(self, sequence: TargetSequence) -> bool:
-        """Behind the ends of others that were not answered: the draft has no room for more than are open."""
         assert self.peer is not None
-        if not all(self._send(close) for close in tuple(self._unanswered)):
-            return False
-        return self._send(sequence.opening(self.peer.incarnation))
+        return self._send(sequence.opening(self.peer.incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:
         sequence = self._sequences.get(getattr(message, "sequence_id", -1))
@@ -283,8 +281,6 @@ class DraftClient:
         if isinstance(message, Progress):
             self._silent_ns.clear()  # it is at long work, for any of them
             sequence, _ = self._closed.pop(message.sequence_id, (sequence, 0))
-            for close in [close for close in self._unanswered if close.sequence_id == message.sequence_id]:
-                self._unanswered.remove(close)
             if sequence is not None:
                 sequence.tally.reported(message)
 
@@ -348,7 +344,6 @@ class DraftClient:
             sequence.tally.lost_draft()
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         self._closed.clear()
-        self._unanswered.clear()
         self.losses.append(last_line(reason))
         if self.draft_restart is None:
             self.failure = reason

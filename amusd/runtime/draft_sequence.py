@@ -28,8 +28,6 @@ class DraftSequence:
     drafter_name: str
     recorder: Recorder
     opened_ns: int
-    heard_ns: int
-    """The time of the target's last message about it."""
     verdict: Verdict | None = None
     """The newest that has come and was not applied yet. Verdicts are cumulative, so it replaces those before it."""
     busy_ns: int = 0

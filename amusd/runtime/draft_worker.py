@@ -2,8 +2,8 @@
 
 It knows nothing of schedules: how far it may run ahead, and how many tokens make a message, came with each `Open`.
 
-A sequence lives from its `Open` to its `Close`, and each number lives once: a later `Open` is a copy. A verdict for one
-changes no other. One step is for all of them.
+A sequence lives from its `Open` to its `Close`, and each number lives once: a later `Open` is a copy. Either message
+says which others are over, in case their `Close` was lost. A verdict for one changes no other. One step is for all.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ IDLE_SECONDS = 1.0
 """How long one wait for a message lasts before the loop looks around again."""
 MAX_SHOWN = 40
 """Characters of a name that a peer made up and that goes into a line for people."""
-MAX_KNOWN = 1_000
-"""Numbers of sequences that are remembered, the highest ones; a lower one is over."""
 SIGN_NS = 100_000_000
 """A draft that works for longer and has nothing to send says that it is alive; well below `max_silence_seconds`."""
 
@@ -52,10 +50,8 @@ class DraftWorker:
     _has_complained: bool = False
     _sequences: dict[int, DraftSequence] = field(default_factory=dict)
     """The open sequences, by number."""
-    _known: set[int] = field(default_factory=set)
-    """The highest numbers of sequences that were opened or closed."""
-    _over: int = -1
-    """This number and all below it are over, except of open sequences."""
+    _not_over: frozenset[int] = frozenset()
+    """Numbers that no message has said to be over, up to the next one to begin."""
     _forests: dict[DrafterKind, Forest] = field(default_factory=dict)
     _running: bool = True
     _last_sent_ns: int = 0
@@ -145,7 +141,7 @@ class DraftWorker:
         if isinstance(message, Open):
             self._open(message)
         elif isinstance(message, Verdict) and sequence is not None:
-            sequence.verdict, sequence.heard_ns = message, self.recorder.now_ns()
+            sequence.verdict = message
         elif isinstance(message, Close):
             self._close(message, sequence)
         elif isinstance(message, Shutdown):
@@ -154,7 +150,9 @@ class DraftWorker:
             self.num_ignored += 1
 
     def _open(self, opening: Open) -> None:
-        if opening.incarnation != self.incarnation or self._is_over(opening.sequence_id):
+        self._end_others(opening)
+        has_begun = opening.sequence_id in self._sequences or self._is_over(opening.sequence_id)
+        if opening.incarnation != self.incarnation or has_begun:
             self.num_ignored += 1
             return
         biased = (token_id for token_id, _ in opening.distribution.logit_bias)
@@ -164,14 +162,13 @@ class DraftWorker:
             self._check_ids((*opening.token_ids, *opening.reference, *biased))
             kind = DrafterKind(opening.drafter, drafts_trees=opening.fan_out > 1)
             forest = self._forest(opening, kind)
-            self._note(opening.sequence_id)
             manager = self._manage(opening, forest.free[-1][kind])
             drafters = forest.free.pop()
         except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self.num_ignored += 1
             self._say_once(f"opened no sequence: {error}")
             return
-        sequence = DraftSequence(manager, forest, drafters, opening.drafter, self.recorder, start_ns, start_ns)
+        sequence = DraftSequence(manager, forest, drafters, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
 
@@ -186,12 +183,10 @@ class DraftWorker:
             raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
     def _forest(self, opening: Open, kind: DrafterKind) -> Forest:
-        """Return where a free drafter of that name is; where there is none, the quietest sequence gives up its own.
+        """Return where a free drafter of that name is.
 
-        That is the one that was heard of the longest ago. A target that has no more sequences than there are drafters
-        has closed one, whose `Close` was lost, and it tells of the others after each pass.
-
-        Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where all sequences are newer.
+        Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where none is free: the target has
+        more sequences than this draft has drafters, or is ahead of this message. It asks again.
         """
         forest = self._forests.get(kind)
         if forest is None:
@@ -199,10 +194,7 @@ class DraftWorker:
             asked = f"the target asks for a drafter{' of trees' * kind.drafts_trees} {opening.drafter[:MAX_SHOWN]!r}"
             raise PeerProtocolError(f"{asked}; this draft has: {names or 'none'}")
         if not forest.free:
-            having = [each for each in self._sequences.values() if each.forest.free is forest.free]
-            if opening.sequence_id < min(each.sequence_id for each in having):
-                raise NoRoomError(f"all {self.max_num_seqs} drafters {opening.drafter!r} are at work")
-            self._forget(min(having, key=lambda each: each.heard_ns))
+            raise NoRoomError(f"all {self.max_num_seqs} drafters {opening.drafter!r} are at work")
         return forest
 
     def _manage(self, opening: Open, drafter: Drafter) -> RollbackManager:
@@ -228,7 +220,7 @@ class DraftWorker:
             sequence.sent(candidate)
 
     def _close(self, message: Close, sequence: DraftSequence | None) -> None:
-        self._note(message.sequence_id)
+        self._end_others(message)
         if sequence is None:
             self.num_ignored += 1
             return
@@ -243,16 +235,22 @@ class DraftWorker:
         self.link.send(message)
         self._last_sent_ns = self.recorder.now_ns()
 
-    def _is_over(self, sequence_id: int) -> bool:
-        """The sequence is over or has begun."""
-        return sequence_id <= self._over or sequence_id in self._known
+    def _end_others(self, message: Open | Close) -> None:
+        """End the other sequences that are over by what messages have said so far, this one included.
 
-    def _note(self, sequence_id: int) -> None:
-        """Remember that the sequence has begun, or is over."""
-        self._known.add(sequence_id)
-        if len(self._known) > MAX_KNOWN:
-            self._over = max(self._over, min(self._known))
-            self._known.remove(min(self._known))
+        Numbers increase, and what is over stays so: a message is true whenever it comes, a late copy as well.
+        """
+        said = frozenset(message.not_over)
+        earlier, later = sorted((self._not_over, said), key=lambda numbers: max(numbers, default=0))
+        begun = max(earlier, default=0)
+        self._not_over = frozenset(number for number in later if number >= begun or number in earlier)
+        for number, sequence in tuple(self._sequences.items()):
+            if number != message.sequence_id and self._is_over(number):
+                self._forget(sequence)
+
+    def _is_over(self, sequence_id: int) -> bool:
+        """A message has said so."""
+        return sequence_id < max(self._not_over, default=0) and sequence_id not in self._not_over
 
     def _forget(self, sequence: DraftSequence) -> None:
         """End an open sequence."""

@@ -114,7 +114,7 @@ class TargetSequence:
         """The draft is to hear what the last pass committed."""
         return self.finish_reason is None and self.decision.tells_draft
 
-    def opening(self, incarnation: int) -> Open:
+    def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
         """What a draft of this incarnation is told first: all that is committed, and how far it may run ahead."""
         request, policy, committed = self.request, self.request.policy, self.session.committed
         assert request.drafter is not None
@@ -130,6 +130,7 @@ class TargetSequence:
             distribution=request.distribution,
             fan_out=policy.fan_out,
             rows_per_step=policy.rows_per_step,
+            not_over=not_over,
         )
 
     def decide(self, max_rows: int, waited_ns: int, *, may_hear: bool) -> Decision:

@@ -17,7 +17,7 @@ from faults.world import MS, World
 from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.draft_session import Transition
-from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
+from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Verdict
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import Handshake
@@ -69,9 +69,9 @@ class WatchedDraft(DraftWorker):
         for sequence in self._sequences.values():
             self.process.watch.draft_stepped(self.process.incarnation, sequence.manager.session)
 
-    def _open(self, opening: Open) -> None:
+    def _end_others(self, message: Open | Close) -> None:
         before = set(self._sequences)
-        super()._open(opening)
+        super()._end_others(message)
         self.process.world.counts["end of a sequence lost"] += len(before - set(self._sequences))
 
     def _manage(self, opening: Open, free: list[Drafter]) -> RollbackManager:
@@ -88,8 +88,8 @@ class WatchedDraft(DraftWorker):
         number, before = getattr(message, "sequence_id", -1), set(self._sequences)
         with self._changes_no_other(number):
             super()._handle(message)
-        if not isinstance(message, Open) and before - set(self._sequences) - {number}:
-            raise Violation(f"isolation: what came for sequence {number} has ended another one")
+        if before - set(self._sequences) - self.process.watch.over:
+            raise Violation(f"isolation: what came for sequence {number} has ended one that is open")
 
     def _changes_no_other(self, sequence_id: int) -> AbstractContextManager[None]:
         """Of those that are open before and after."""

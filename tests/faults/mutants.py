@@ -27,7 +27,7 @@ from protocol import mutants as sessions
 
 from amusd.policies.base import Decision, Policy, TargetView, Wait
 from amusd.protocol.draft_session import DraftSession
-from amusd.protocol.messages import Candidate, Close
+from amusd.protocol.messages import Candidate, Close, Open
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.draft_sequence import DraftSequence
 from amusd.runtime.draft_worker import DraftWorker
@@ -81,11 +81,28 @@ class NewestTakesAll(WatchedClient):
         return super()._receive_candidate(replace(message, sequence_id=newest))
 
 
+_end_others = DraftWorker._end_others
+
+
 def _close_all(draft: DraftWorker, message: Close, sequence: DraftSequence | None) -> None:
     """The end of one sequence ends all of them."""
-    draft._note(message.sequence_id)
     for each in tuple(draft._sequences.values()):
         draft._forget(each)
+
+
+def _end_forgetfully(draft: DraftWorker, message: Open | Close) -> None:
+    """What was said to be over is forgotten at once."""
+    draft._not_over = frozenset()
+    _end_others(draft, message)
+    draft._not_over = frozenset()
+
+
+def _end_unnamed(draft: DraftWorker, message: Open | Close) -> None:
+    """Those end as well that began after the message, which may be late."""
+    _end_others(draft, message)
+    for number, sequence in tuple(draft._sequences.items()):
+        if number not in (message.sequence_id, *message.not_over):
+            draft._forget(sequence)
 
 
 @dataclass(frozen=True)
@@ -132,11 +149,12 @@ MUTANTS: dict[str, Mutant] = {
     "NeedsTheDraft": Mutant(worker=NeedsTheDraft),
     "NewestTakesAll": Mutant(client=NewestTakesAll, most=MAX_NUM_SEQS),
     "ClosesAll": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._close": _close_all}, most=MAX_NUM_SEQS),
+    "EndsTheUnnamed": Mutant(
+        patches={"amusd.runtime.draft_worker.DraftWorker._end_others": _end_unnamed}, most=MAX_NUM_SEQS
+    ),
     "NeverReminds": Mutant(client=NeverReminds),
     "AnyLifeAnswers": Mutant(client=AnyLifeAnswers),
-    "ReopensTheClosed": Mutant(
-        patches={"amusd.runtime.draft_worker.DraftWorker._is_over": lambda draft, number: number in draft._sequences}
-    ),
+    "ReopensTheClosed": Mutant(patches={"amusd.runtime.draft_worker.DraftWorker._end_others": _end_forgetfully}),
     "DamageIsBelieved": Mutant(patches={"amusd.protocol.wire.zlib": SimpleNamespace(crc32=lambda _: 0)}),
 }
 

@@ -18,6 +18,7 @@ from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
+from amusd.types import FinishReason
 
 
 @dataclass(kw_only=True)
@@ -42,6 +43,10 @@ class WatchedClient(DraftClient):
         super()._attach(sequence)
         self.watch.attached(sequence.session)
         self.watch.committed(sequence.session)
+
+    def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
+        self.watch.over.add(sequence.sequence_id)
+        super().close(sequence, reason)
 
     def drain(self) -> None:
         if self.weather.target_stops_for_ns:

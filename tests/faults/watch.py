@@ -53,6 +53,8 @@ class Watch:
         """(incarnation, sequence) -> epoch and base of the draft."""
         self._answers: dict[int, Watched] = {}
         """By sequence."""
+        self.over: set[int] = set()
+        """The sequences that the target has closed."""
 
     def begin(self, sequence_id: int, prompt: tuple[int, ...], max_length: int) -> None:
         """Another answer."""

@@ -594,11 +594,18 @@ RULES = (
         RESTART_TESTS,
     ),
     Rule(
-        "the sequence that began first gives up its drafter",
+        "a sequence whose end was lost keeps its drafter",
         DRAFTER_LOOP,
-        "key=lambda each: each.heard_ns",
-        "key=lambda each: each.opened_ns",
+        "if number != message.sequence_id and self._is_over(number):",
+        "if False:",
         "tests/runtime/test_reminders.py::test_a_lost_end_of_a_sequence_costs_no_other_one_its_draft",
+    ),
+    Rule(
+        "the target names a sequence that it closes",
+        CLIENT,
+        "for number in self._not_over if number != sequence.sequence_id",
+        "for number in self._not_over",
+        CLIENT_TESTS,
     ),
     Rule("a draft at long work says nothing", DRAFTER_LOOP, ">= SIGN_NS", ">= 10**18", DRAFT_TESTS),
     Rule(
@@ -618,8 +625,8 @@ RULES = (
     Rule(
         "the first of several verdicts is followed",
         DRAFTER_LOOP,
-        "sequence.heard_ns = message,",
-        "sequence.heard_ns = sequence.verdict or message,",
+        "sequence.verdict = message",
+        "sequence.verdict = sequence.verdict or message",
         DRAFT_TESTS,
     ),
     Rule(
@@ -658,13 +665,19 @@ RULES = (
         DRAFT_TESTS,
     ),
     Rule(
-        "an older sequence takes the drafter of a newer one",
+        "a late message ends what began after it",
         DRAFTER_LOOP,
-        "if opening.sequence_id < min(each.sequence_id for each in having):",
-        "if False:",
+        "for number in later if number >= begun or number in earlier",
+        "for number in said",
         DRAFT_TESTS,
     ),
-    Rule("numbers are remembered for ever", DRAFTER_LOOP, "len(self._known) > MAX_KNOWN", "False", DRAFT_TESTS),
+    Rule(
+        "a late message has what is over begin again",
+        DRAFTER_LOOP,
+        "for number in later if number >= begun or number in earlier",
+        "for number in later | earlier",
+        DRAFT_TESTS,
+    ),
     Rule(
         "a tree that has much ready is as needy as one that has nothing",
         "amusd/protocol/draft_session.py",

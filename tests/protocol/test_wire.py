@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import EXAMPLES, messages, nonces
 
-from amusd.config import Distribution
+from amusd.config import MAX_NUM_SEQS, Distribution
 from amusd.errors import WireError
 from amusd.protocol.messages import (
     PROTOCOL_VERSION,
@@ -55,13 +55,16 @@ GOLDEN = {
     TREE: "414d5344 0700 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 0500000000000000 0400000000000000"
     "02000000 02000000 02000000 00 00000000 00000000 04000000 05000000 06000000 60ea0000 01000000",
-    Open(7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8): "414d5344 0700 0200 efcdab8967452301 1500000000000000"
+    Open(
+        7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8, (7, 2**32)
+    ): "414d5344 0700 0200 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
-    "02000000 0300000000000000 0800000000000000 05000000 61 06000000 08000000"
+    "02000000 0300000000000000 0800000000000000 02000000 05000000 61 06000000 08000000"
     "000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
     "0000000000000000 000000000000f0bf 0300000000000000 0900000000000000 00"
-    "04000000 000000000000f8bf 05000000 0000000000000040",
-    Close(7, FinishReason.LENGTH): "414d5344 0700 0500 efcdab8967452301 1500000000000000 0700000000000000 02",
+    "04000000 000000000000f8bf 05000000 0000000000000040 0700000000000000 0000000001000000",
+    Close(7, FinishReason.LENGTH, (9,)): "414d5344 0700 0500 efcdab8967452301 1500000000000000"
+    "0700000000000000 02 01000000 0900000000000000",
     Failed(Role.DRAFT, "E", "ü"): "414d5344 0700 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
     Hello(7, Role.DRAFT, 1, 10, "ab", ("a", "bc"), ("a",)): "414d5344 0700 0100 efcdab8967452301 1500000000000000"
     "0700000000000000 01 0100000000000000 0a00000000000000 02000000 02000000 01000000"
@@ -226,17 +229,29 @@ def test_an_oversized_frame_is_refused() -> None:
 def test_the_longest_open_fits_a_frame() -> None:
     for num_reference in (0, MAX_TOKENS // 3):  # prompt and answer together are at most as long
         prompt, answer = (2**31 - 1,) * (MAX_TOKENS - num_reference), (2**31 - 1,) * num_reference
-        message = Open(1, 1, prompt, MAX_TOKENS, "x" * MAX_TEXT_BYTES, 1, 1, answer)
+        numbers = tuple(range(MAX_NUM_SEQS + 1))
+        message = Open(1, 1, prompt, MAX_TOKENS, "x" * MAX_TEXT_BYTES, 1, 1, answer, not_over=numbers)
         assert decode(encode(message, 0)).message == message
 
 
 def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
     frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE)[:-4])
-    frame[-93:-89] = struct.pack("<I", MAX_TOKENS + 1)
+    frame[-97:-93] = struct.pack("<I", MAX_TOKENS + 1)
     with pytest.raises(WireError, match=f"{MAX_TOKENS + 1} token ids, at most"):
         decode(seal(bytes(frame)))
-    frame[-93:-89] = struct.pack("<I", 20)
+    frame[-97:-93] = struct.pack("<I", 20)
     with pytest.raises(WireError, match="20 token ids announced, 69 bytes left"):
+        decode(seal(bytes(frame)))
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(MAX_NUM_SEQS + 2, f"{MAX_NUM_SEQS + 2} sequence ids, at most"), (2, "2 sequence ids announced, 8 bytes left")],
+)
+def test_the_sequences_that_are_not_over_are_bounded(number: int, reason: str) -> None:
+    frame = bytearray(encode(Close(7, FinishReason.EOS, (9,)), NONCE)[:-4])
+    frame[-12:-8] = struct.pack("<I", number)
+    with pytest.raises(WireError, match=reason):
         decode(seal(bytes(frame)))
 
 
@@ -247,8 +262,8 @@ def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
         (-65, struct.pack("<d", float("nan")), "temperature=nan: must be finite"),
         (-57, struct.pack("<d", 0.0), "top_p=0.0: must be above 0"),
         (-1, b"\x09", "9 stands for none of"),
-        (-89, struct.pack("<I", 1), "1 biases announced, 65 bytes left"),
-        (-89, struct.pack("<I", 2**31), "biases, at most"),
+        (-93, struct.pack("<I", 1), "1 biases announced, 65 bytes left"),
+        (-93, struct.pack("<I", 2**31), "biases, at most"),
     ],
 )
 def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value: bytes, reason: str) -> None:
@@ -271,6 +286,9 @@ def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value
         Candidate(0, 0, 0, 0, -1, 0, (), (), (), more=True),
         Candidate(0, 0, 0, 0, 2**64, 0, (), (), (), more=True),
         Candidate(0, 0, 0, 0, 0, 0, (), (), (), more=2),  # type: ignore[arg-type]  # the mistake under test
+        Close(0, FinishReason.EOS, (-1,)),
+        Close(0, FinishReason.EOS, (2**64,)),
+        Close(0, FinishReason.EOS, (0,) * (MAX_NUM_SEQS + 2)),
         Close(0, "tired"),  # type: ignore[arg-type]  # the mistake under test
         Failed(Role.DRAFT, "E", "x" * (MAX_TEXT_BYTES + 1)),
         Failed(Role.DRAFT, "E", "\ud800"),

@@ -246,6 +246,8 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     assert target.client.seconds_for_counts(first) == 0
     target.client.forget(first)
     assert [message.sequence_id for message in target.link.messages(Close)] == [first.sequence_id]
+    assert [message.not_over for message in target.link.messages(Open)] == [(1, 2), (1, 2, 3)]
+    assert [message.not_over for message in target.link.messages(Close)] == [(2, 3)]
     assert (first.tally.draft is not None, second.tally.draft) == (True, None)
     assert second.session.attached
     target.link.is_lost = True

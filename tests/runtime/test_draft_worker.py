@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -73,8 +72,11 @@ class Draft:
         self.options = {"max_lookahead": 8, "tokens_per_message": 1} | opening
         self.say(*map(self.opening, range(1, num_open + 1)))
 
-    def opening(self, sequence_id: int) -> Open:
-        return Open(sequence_id, 1, PROMPT, self.max_length, "test", **self.options)
+    def opening(self, sequence_id: int, not_over: tuple[int, ...] = ()) -> Open:
+        return Open(sequence_id, 1, PROMPT, self.max_length, "test", **self.options, not_over=not_over)
+
+    def end(self, sequence_id: int, not_over: tuple[int, ...] = ()) -> Close:
+        return Close(sequence_id, FinishReason.EOS, not_over)
 
     def say(self, *messages: Message) -> None:
         """Have the draft hear this, and do one step."""
@@ -200,21 +202,31 @@ def test_each_sequence_with_a_verdict_is_answered_before_the_next_step() -> None
     assert all(at > now for at, _, _ in answers[2:])
 
 
-def test_where_no_drafter_is_free_the_oldest_sequence_gives_up_its_own_to_a_newer_one_only(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The target has no more sequences than there are drafters: a `Close` was lost."""
-    draft = Draft(max_num_seqs=2)
-    draft.say(draft.opening(4), draft.opening(3), draft.opening(2), draft.opening(4))
-    assert set(draft.worker._sequences) == {3, 4}
-    assert draft.worker.num_ignored == 2  # 2 is older than both, and 4 is a copy
-    draft.say(draft.opening(1), draft.opening(2), Close(4, FinishReason.EOS), draft.opening(4), draft.opening(2))
-    assert set(draft.worker._sequences) == {2, 3}  # what was refused may ask again
+def test_where_no_drafter_is_free_a_sequence_is_refused_and_may_ask_again(caplog: pytest.LogCaptureFixture) -> None:
+    """The target has more sequences than there are drafters: all of those that are at work go on."""
+    draft = Draft(max_num_seqs=2, num_open=2)
+    draft.say(draft.opening(3), draft.opening(3), draft.opening(2))
+    assert set(draft.worker._sequences) == {1, 2}
+    assert draft.worker.num_ignored == 3
+    draft.say(draft.end(1), draft.opening(3))
+    assert set(draft.worker._sequences) == {2, 3}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "opened no sequence: all 2 drafters 'test' are at work"
     ]
     draft.steps(9)
     assert draft.drafted(2) == draft.drafted(3) == ANSWER[:8]
+
+
+def test_an_opening_ends_those_that_are_over_and_no_other() -> None:
+    """Of 1 and 3 each `Close` was lost. 2 is asked for again after that, with room for it at last."""
+    draft = Draft(max_num_seqs=2, num_open=0)
+    draft.say(draft.opening(1, (1, 2)), draft.opening(3, (1, 2, 3, 4)))
+    draft.say(draft.opening(2, (1, 2, 3, 4)))
+    assert set(draft.worker._sequences) == {1, 3}
+    draft.say(draft.opening(2, (2, 4)))
+    assert set(draft.worker._sequences) == {2}
+    draft.say(draft.opening(3, (1, 2, 3, 4)), draft.opening(1, (1, 2)), draft.opening(4, (2, 4, 5)))  # two late copies
+    assert set(draft.worker._sequences) == {2, 4}
 
 
 def test_the_time_of_a_step_is_shared_by_the_rows_that_each_sequence_had() -> None:
@@ -270,38 +282,83 @@ def test_chains_and_trees_are_served_side_by_side() -> None:
 
 def test_a_chain_and_a_tree_of_one_name_are_not_drafted_at_once() -> None:
     draft = Draft()
-    draft.say(dataclasses.replace(draft.opening(2), fan_out=2))  # whose cache the first sequence has
+    tree = dataclasses.replace(draft.opening(2), fan_out=2)
+    draft.say(tree)  # whose cache the first sequence has
+    assert list(draft.worker._sequences) == [1]
+    draft.say(draft.end(1), tree)
     assert list(draft.worker._sequences) == [2]
-    draft.say(Close(2, FinishReason.EOS), draft.opening(3))
+    draft.say(dataclasses.replace(draft.opening(3), not_over=(3, 4)))
     assert list(draft.worker._sequences) == [3]
 
 
-@settings(max_examples=60, deadline=None)
+class Target:
+    """Says as a target does which of its sequences begin and end, to one that keeps all copies of it."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.open: list[int] = []
+        self.next_id = 1
+        self.said: list[Open | Close] = []
+
+    @property
+    def not_over(self) -> tuple[int, ...]:
+        return *self.open, self.next_id
+
+    def begin(self) -> None:
+        self.open.append(self.next_id)
+        self.next_id += 1
+        self.remind(len(self.open) - 1)
+
+    def remind(self, index: int) -> None:
+        self.said.append(self.draft.opening(self.open[index], self.not_over))
+
+    def end(self, index: int) -> None:
+        number = self.open.pop(index)
+        self.said.append(self.draft.end(number, self.not_over))
+
+
+@settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(["open", "open", "close", "verdict", "step"]), st.integers(1, 12)), max_size=40)
+    st.lists(
+        st.tuples(st.sampled_from(["begin", "begin", "end", "remind", "hear", "hear", "verdict"]), st.integers(0, 99)),
+        max_size=60,
+    )
 )
-def test_each_number_lives_once_and_few_are_remembered(actions: list[tuple[str, int]]) -> None:
+def test_whatever_is_heard_and_when_no_open_sequence_ends_and_each_number_lives_once(
+    actions: list[tuple[str, int]],
+) -> None:
+    """Messages are lost, copied and late by chance; what is heard in the end has room for all that are open."""
     draft = Draft(max_num_seqs=3, num_open=0, max_lookahead=3)
-    begun: set[int] = set()
-    with patch("amusd.runtime.draft_worker.MAX_KNOWN", 5):
-        for name, number in actions:
-            before = dict(draft.worker._sequences)
-            if name == "open":
-                draft.say(draft.opening(number))
-                opened = set(draft.worker._sequences) - set(before)
-                assert opened <= {number} - begun
-                begun |= opened
-            elif name == "close":
-                draft.say(Close(number, FinishReason.EOS))
-                assert number not in draft.worker._sequences
-                begun.add(number)
-            elif name == "verdict":
-                draft.say(Verdict(number, 1, 0, len(PROMPT), ANSWER[:1], 1))
-            else:
-                draft.worker.step()
-            assert len(draft.worker._known) <= 5
-            chains, trees = draft.worker._forests.values()
-            assert chains.free is trees.free  # they share caches
-            assert len(chains.free) + len(draft.worker._sequences) == 3
-            managers = [sequence.manager for sequence in draft.worker._sequences.values()]
-            assert all(manager.drafter.length == manager.length for manager in managers)
+    target = Target(draft)
+    sequences, ended, heard = draft.worker._sequences, set[int](), list[tuple[int, ...]]()
+
+    def hear(message: Open | Close) -> None:
+        before = set(sequences)
+        draft.say(message)
+        ended.update(before - set(sequences))
+        heard.append(message.not_over)
+        assert not ended & {*target.open, *sequences}
+        assert all(number in known or number > max(known) for known in heard for number in sequences)
+        assert set(sequences) - before <= {message.sequence_id}
+        assert len(draft.worker._not_over) <= 4
+        chains, trees = draft.worker._forests.values()
+        assert chains.free is trees.free  # they share caches
+        assert len(chains.free) + len(sequences) == 3
+        managers = [sequence.manager for sequence in sequences.values()]
+        assert all(manager.drafter.length == manager.length for manager in managers)
+
+    for name, number in actions:
+        if name == "begin" and len(target.open) < 3:
+            target.begin()
+        elif name == "end" and target.open:
+            target.end(number % len(target.open))
+        elif name == "remind" and target.open:
+            target.remind(number % len(target.open))
+        elif name == "hear" and target.said:
+            hear(target.said[-1 - number % len(target.said)])
+        elif name == "verdict":
+            draft.say(Verdict(number, 1, 0, len(PROMPT), ANSWER[:1], 1))
+    for index, _ in enumerate(target.open):
+        target.remind(index)
+        hear(target.said[-1])
+    assert not target.open or set(sequences) == set(target.open)

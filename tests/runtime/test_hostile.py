@@ -39,7 +39,7 @@ from amusd.types import FinishReason, Role
 
 VOCAB = 97
 LOOKUP = {DrafterKind("ngram"): one_by_one(lambda: NgramDrafter(2))}
-OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1)
+OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1, not_over=(1, 2))
 HOSTILE = {
     "an opening without tokens": dataclasses.replace(OPENING, sequence_id=2, token_ids=()),
     "an opening without end": dataclasses.replace(OPENING, sequence_id=2, max_length=2**62),
@@ -54,6 +54,7 @@ HOSTILE = {
     "a bias for an id that no model has": dataclasses.replace(
         OPENING, sequence_id=2, distribution=Distribution(logit_bias=((VOCAB, 1.0),))
     ),
+    "an opening that says of itself that it is over": dataclasses.replace(OPENING, sequence_id=2, not_over=(1, 3)),
     "a verdict with an id that no model has": Verdict(1, 1, 0, 4, (VOCAB,), 0),
     "a verdict for nobody": Verdict(9, 1, 0, 4, (1,), 0),
     "a message of its own side": Candidate(1, 1, 4, 4, 0, 1, (0,), (1,), (), more=True),
@@ -127,8 +128,9 @@ def test_a_late_copy_of_an_opening_does_not_open_again_what_is_closed() -> None:
     """Nobody would ever close it, and nobody wants its candidates."""
     target, draft = memory_pair()
     worker = DraftWorker(OneByOne(draft), LOOKUP, 1, Recorder("draft"))
-    later = dataclasses.replace(OPENING, sequence_id=2)
-    for message in (OPENING, Close(1, FinishReason.EOS), OPENING, Close(2, FinishReason.EOS), later, Shutdown()):
+    later = dataclasses.replace(OPENING, sequence_id=2, not_over=(2, 3))
+    first_end, second_end = Close(1, FinishReason.EOS, (2,)), Close(2, FinishReason.EOS, (3,))
+    for message in (OPENING, first_end, OPENING, second_end, later, Shutdown()):
         target.send(message)
     worker.run()
     assert worker.num_ignored == 3  # the copy; and of the other sequence the end, which came first, and the beginning
@@ -140,8 +142,8 @@ def test_the_next_opening_ends_a_sequence_whose_end_was_lost() -> None:
     target, draft = memory_pair()
     recorder = KeepingRecorder("draft")
     worker = DraftWorker(OneByOne(draft), LOOKUP, 1, recorder)
-    later = dataclasses.replace(OPENING, sequence_id=2)
-    lost = Close(1, FinishReason.EOS)
+    later = dataclasses.replace(OPENING, sequence_id=2, not_over=(2, 3))
+    lost = Close(1, FinishReason.EOS, (2,))
     for message in (OPENING, later, lost, Verdict(1, 1, 0, 4, (1,), 0), Close(2, FinishReason.EOS), Shutdown()):
         target.send(message)
     worker.run()
