@@ -248,7 +248,7 @@ EVERYTHING: dict[str, Any] = {
         (windowed(4), 1_559_939),
         (chain(0), 1_578_413),
         (chain(2), 1_435_770),
-        (branching(1), 1_203_679),
+        (branching(1, rows_per_step=8), 1_203_679),
     ],
 )
 def test_one_at_a_time_takes_what_it_took_before_there_were_batches(decoding: DecodingConfig, total_ns: int) -> None:

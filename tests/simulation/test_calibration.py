@@ -122,7 +122,7 @@ def test_a_real_run_is_seen_as_it_was(tmp_path: Path, real_run: Run) -> None:
 
 def test_the_times_of_a_tree_come_out_by_number_of_nodes(tmp_path: Path) -> None:
     simulator = dataclasses.replace(machine(TREES), accept_next=0.5)
-    found = measured(tmp_path, simulator, PLAIN, chain(2), branching(2, fan_out=3)).costs
+    found = measured(tmp_path, simulator, PLAIN, chain(2), branching(2, fan_out=3, rows_per_step=8)).costs
     assert set(found.draft_token.alone.samples) == {1_500_000}
     assert {1, 3, 8} < set(found.tree_steps)
     for rows, shared in found.tree_steps.items():
