@@ -147,6 +147,7 @@ def main() -> None:
         ]
     print(text_of(rows))
     if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
