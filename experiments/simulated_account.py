@@ -1,4 +1,4 @@
-"""Where a simulated speed-up goes: what each pass found ready and waited for, and what one loss less would gain.
+"""An account of a simulated speed-up: what each pass found ready and waited for, and what one loss less would gain.
 
 Passes are told apart by what the verdict before them met in the draft's tree. One sequence is at work at a time.
 """

@@ -110,7 +110,7 @@ class SplitAttention:
 
     @property
     def first(self) -> int:
-        """Where the memory has slot 0."""
+        """The place of slot 0 in the memory."""
         return self._slots.start
 
     def _visible(self, num_slots: int) -> Tensor:
@@ -180,7 +180,7 @@ class _Group:
 
     @property
     def num_rows(self) -> int:
-        """Of all blocks together."""
+        """Rows of all blocks together."""
         return len(self._blocks) * len(self._blocks[0].visible)
 
     @property

@@ -51,7 +51,7 @@ class Block:
         return tuple(rows)
 
     def sources_along(self, token_ids: Sequence[int], num_accepted: int) -> tuple[TokenSource, ...]:
-        """Where each of the tokens that a pass commits comes from; the first `num_accepted` were candidates."""
+        """The source of each token that a pass commits; the first `num_accepted` were candidates."""
         sources = [TokenSource.CANDIDATE] * num_accepted + [TokenSource.TARGET] * (len(token_ids) - num_accepted)
         if self.alternatives:
             for place, row in enumerate(self.path_along(token_ids[:num_accepted])[1:]):

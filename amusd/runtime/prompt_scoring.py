@@ -20,9 +20,9 @@ class PromptScoring:
     """How many of the most likely tokens are reported in the place of each."""
     cache: KVCache
     digests: Digests | None
-    """Of the model, if its logits are on a device."""
+    """The digests of the model, if its logits are on a device."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the tokens behind the first one, as far as they are scored."""
+    """Log-probabilities of the tokens behind the first one, as far as they are scored."""
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     """One entry for each of these; empty unless asked for."""
     error: NotFiniteError | None = None

@@ -51,7 +51,7 @@ class TargetWorker:
     _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
     """By the sequences that are not finished, in the order of their admission."""
     _scorings: dict[PromptScoring, _Slot] = field(default_factory=dict)
-    """By the prompts that are scored, in the order of their admission."""
+    """The slots of the prompts that are scored, in the order of their admission."""
     _finished: list[TargetSequence] = field(default_factory=list)
     """Those whose counts the draft still has to say."""
     _digests: Digests | None = field(init=False)

@@ -40,9 +40,9 @@ class Changes:
     biases: Row
     """What is added to each of them, one after another."""
     penalized: Columns
-    """By `repetition_penalty`; ascending."""
+    """Columns that `repetition_penalty` changes; ascending."""
     written: Columns
-    """By `presence_penalty` and `frequency_penalty`; ascending."""
+    """Columns that `presence_penalty` and `frequency_penalty` change; ascending."""
     reductions: Row
     """What is taken off each of those written."""
 

@@ -28,7 +28,7 @@ class Emission:
     top_logprobs: tuple[TopLogprobs, ...] = ()
     """One entry for each of `token_ids`; empty unless asked for."""
     sources: tuple[TokenSource, ...] = ()
-    """Where each of `token_ids` comes from."""
+    """The source of each of `token_ids`."""
 
 
 @dataclass

@@ -240,7 +240,7 @@ class Gate:
 
 
 def _digest(key: str | bytes | None) -> bytes | None:
-    """Of equal length for all keys, so that comparing them says nothing about theirs."""
+    """A hash of equal length for all keys, so that comparing two says nothing about theirs."""
     if key is None:
         return None
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()

@@ -213,7 +213,7 @@ class Plan:
     prompts: tuple[Prompt, ...]
     is_chat: bool
     params: SamplingParams
-    """Of the first choice; the next one has the next seed."""
+    """Parameters of the first choice; the next one has the next seed."""
     num_choices: int
     """For each prompt."""
     decoding: DecodingConfig

@@ -46,7 +46,7 @@ class _Choice:
     waiting: list[Token] = field(default_factory=list)
     """Tokens that have shown no text."""
     num_characters: int = 0
-    """Of the text so far, the echo included: where the next token begins."""
+    """Length of the text so far, the echo included: the next token begins there."""
 
 
 class Writer:

@@ -188,7 +188,7 @@ def _first_signal() -> Iterator[asyncio.Event]:
 
 
 def url(own: socket.socket) -> str:
-    """Where a browser on this machine finds the server."""
+    """The address at which a browser on this machine finds the server."""
     host, port = own.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

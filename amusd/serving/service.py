@@ -46,7 +46,7 @@ class Service:
         self.config = config
         self.model = model
         self.decoding = decoding
-        """Of requests that name none."""
+        """The schedule of requests that name none."""
         self.limits = limits
         self.began = int(time.time())
         self.is_closing = False
@@ -262,7 +262,7 @@ class _Request:
         yield DONE
 
     async def _pieces(self) -> AsyncGenerator[list[tuple[int, list[Token] | None]], None]:
-        """By answer, the tokens that became readable; None: the answer is complete. Several that come together are."""
+        """The tokens that became readable together, by answer; None: the answer is complete."""
         reading = {asyncio.ensure_future(answer.chunk()): index for index, answer in enumerate(self._answers)}
         has_begun: set[int] = set()
         try:

@@ -87,7 +87,7 @@ class Story:
 
     def __init__(self) -> None:
         self._rollbacks: dict[int, RollbackWatch] = {}
-        """By the sequences that go on."""
+        """A watch for each sequence that goes on."""
 
     def take(self, event: Event) -> list[dict[str, Any]]:
         """What is told of the next event."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Body = dict[str, Any]
 """The JSON of a request."""
 PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
-"""Where to ask, for a chat or for a completion."""
+"""Paths of a chat and of a completion."""
 SHOWN_CHARACTERS = 200
 """Longest piece of a server's error message that is kept."""
 

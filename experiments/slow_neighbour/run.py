@@ -81,7 +81,7 @@ class Row:
     p50_ratio: float
     p99_ratio: float
     token_ratio: float
-    """Of the mean time per token."""
+    """The ratio of the mean times per token."""
     are_identical: bool
     """The others have the same tokens as beside a neighbour that is read."""
 
