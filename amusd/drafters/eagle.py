@@ -82,7 +82,7 @@ class EagleDrafter(ModelTreeDrafter):
         self._is_ready = True
 
     def plan(self, expansion: Expansion) -> TreePart:
-        """The rows of `expansion`; those of the prefix that are to be computed again have passes of their own before it."""
+        """The rows of `expansion`; rows of the prefix that are due again have passes of their own before it."""
         most = self.model.max_rows(0)
         while self._pending and expansion.nodes[0] is not expansion.root:
             self.model.forward_trees([self._pending_part(most, ()).rows])
