@@ -40,9 +40,28 @@ class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.slots_of_pass: range | Tensor = range(0)
         """The slots that the first rows of the running pass are written to: neighbours, or [rows] int64 on the device.
         Further rows are padding, and are not written."""
+        self.parents_of_pass: Tensor = torch.zeros(0, dtype=torch.int64)
+        """[rows, padding included] int64 on the device: the slot whose feature each row of the running pass reads."""
+        self._features: Tensor | None = None
         self._tensors: dict[tuple[int, str], Tensor] = {}
         """[heads, slots, dim] of each layer: "keys" and "values", or "joint", the keys' heads first."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
+
+    def features(self, width: int, device: torch.device) -> Tensor:
+        """[slots, width]: the feature of the token in each slot."""
+        if self._features is None:
+            self._features = torch.zeros((self.num_slots, width), dtype=self.dtype, device=device)
+        return self._features
+
+    def write_features(self, rows: Tensor) -> None:
+        """Write the first of `rows` [rows, width] at the slots of the pass."""
+        assert self._features is not None, "features() comes first"
+        slots = self.slots_of_pass
+        rows = rows[: len(slots)]
+        if isinstance(slots, range):
+            self._features.narrow(0, slots.start, len(slots)).copy_(rows)
+        else:
+            self._features.index_copy_(0, slots, rows.to(self.dtype))
 
     @property
     def nbytes(self) -> int:
