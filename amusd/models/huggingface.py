@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -270,29 +270,37 @@ def wrap_model(
     Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
     cover the model, the ranks cannot share it, or there are no int8 products.
     """
-    options.check(model.config)
-    max_length = min(options.max_model_len, position_limit(model.config) or options.max_model_len)
+
+    def make(max_length: int) -> Network:
+        if not uses_decoder(model.config, options.model_impl):
+            return HuggingFaceNetwork(model.to(options.device), options.features)
+        return Decoder(
+            model,
+            device=torch.device(options.device),
+            max_positions=max_length,
+            dtype=dtype,
+            int8=options.dtype == INT8,
+            ranks=options.ranks,
+            features=options.features,
+        )
+
     model = model.eval().requires_grad_(requires_grad=False)
-    network: Network
+    return wrap_network(make, model.config, options, output_ids)
+
+
+def wrap_network(
+    make: Callable[[int], Network], config: Any, options: LoadOptions, output_ids: Tensor | None = None
+) -> CachedModel:
+    """Put the network that `make` builds, given its number of positions, on its device. Raises as `wrap_model`."""
+    options.check(config)
+    max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
     with device_errors(options.device):
         if options.device.startswith("cuda"):
             require_triton()
             torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # of sums that are split
-        if uses_decoder(model.config, options.model_impl):
-            network = Decoder(
-                model,
-                device=torch.device(options.device),
-                max_positions=max_length,
-                dtype=dtype,
-                int8=options.dtype == INT8,
-                ranks=options.ranks,
-                features=options.features,
-            )
-        else:
-            network = HuggingFaceNetwork(model.to(options.device), options.features)
         return CachedModel(
-            network,
+            make(max_length),
             options.numerics,
             max_length=max_length,
             output_ids=output_ids,
