@@ -188,6 +188,8 @@ class SimulateConfig:
     """Acceptance rates of the map."""
     grid_ratios: tuple[float, ...] = (2, 4, 8, 16)
     """Draft steps per target pass of the map; the draft's time per token follows from it."""
+    grid_batch_sizes: tuple[int, ...] = ()
+    """Batch sizes of the map, in the place of `grid_ratios`: the draft's time per token is then the given one."""
     points: tuple[str, ...] = ()
     """Run directories of `compare` or `generate` that the map's picture shows where they were measured, besides
     `calibration`."""
@@ -209,7 +211,7 @@ class SimulateConfig:
             self.batch_size == 1 or not self.grid,
             "simulate.batch_size",
             self.batch_size,
-            "must be 1 with simulate.grid=true, whose map is of one sequence at a time",
+            "must be 1 with simulate.grid=true, whose batch sizes are simulate.grid_batch_sizes",
         )
         for name, least in (("synchronous_lengths", 1), ("min_candidates", 0)):
             values = getattr(self, name)
@@ -231,4 +233,13 @@ class SimulateConfig:
             list(self.grid_ratios),
             "name at least one, each at least 1",
         )
+        sizes = self.grid_batch_sizes
+        require(all(size >= 1 for size in sizes), "simulate.grid_batch_sizes", list(sizes), "each must be at least 1")
+        require(self.grid or not sizes, "simulate.grid_batch_sizes", list(sizes), "needs simulate.grid=true")
         require(self.grid or not self.points, "simulate.points", list(self.points), "needs simulate.grid=true")
+        require(
+            not (self.points and sizes),
+            "simulate.points",
+            list(self.points),
+            "belong to a map of one sequence at a time, without simulate.grid_batch_sizes",
+        )
