@@ -321,7 +321,8 @@ def test_a_draft_that_is_lost_while_nobody_asks_is_noticed() -> None:
         draft.link.close()
         while server.get("/health").json()["draft"] == "present":
             pass
-        assert server.get("/health").status_code == 200
+        health = server.get("/health")
+        assert (health.status_code, health.json()["draft"]) == (200, "failed")
         assert server.figures()["amusd:draft_present{}"] == 0
         with server.client() as client:
             assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
