@@ -120,6 +120,10 @@ class ServeConfig:
     api_key: str | None = None
     """What a client has to send as `Authorization: Bearer ...`; None: nothing. The environment variable AMUSD_API_KEY
     says it without showing it in the list of processes."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides this machine's own under which clients may address a server on loopback that has no key: a proxy's.
+    Any other is refused with 403, so that a web page elsewhere cannot reach the server by a name of its own that it has
+    made to mean this machine."""
     model_name: str | None = None
     """Name of the model for clients; None: the target's name."""
     max_queue: int = 64
