@@ -128,7 +128,7 @@ def explain_drafter(
     config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
 ) -> str | None:
     """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
-    if config.kind == "ngram":
+    if not config.can.has_model:
         return None
     settings = _settings(config, draft_shape(config, target_shape))
     dtype = draft_dtype(config, device, target_shape)
