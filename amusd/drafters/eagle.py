@@ -32,18 +32,17 @@ class EagleDrafter(ModelTreeDrafter):
     def __init__(
         self,
         model: CachedModel,
-        width: int,
         ngrams: NgramCache | None = None,
         *,
         cache: KVCache | None = None,
         refreshes: bool = True,
     ) -> None:
-        """`width`: of a feature. `ngrams`, `cache`: see `ModelTreeDrafter`.
+        """`ngrams`, `cache`: see `ModelTreeDrafter`.
 
         `refreshes`: compute committed rows again once the target's features of the tokens before them have come.
         """
         super().__init__(model, ngrams, cache=cache)
-        self._features = torch.zeros(model.max_length, width)
+        self._features = torch.zeros(model.max_length, model.feature_width)
         self._refreshes = refreshes
 
     @property

@@ -134,6 +134,8 @@ class CachedModel:
         """Bytes of all weights; tied ones count once."""
         self.feature_columns: Mapping[str, slice] = {} if network.taps is None else network.taps.columns
         """Of each drafter's feature, by its name; empty where nobody reads any."""
+        self.feature_width = network.feature_width
+        """Numbers of the feature that each of its rows starts from; 0: it reads none."""
         self._completion = Completion(network.device)
         if capture is None and network.device.type == "cuda":
             raise ValueError(f"passes on {network.device} need a capture: run_each_time where graphs are off")

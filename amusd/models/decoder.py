@@ -150,7 +150,7 @@ class Decoder:
     """A `Network` made of a loaded transformers model, which is taken apart: it cannot be used afterwards."""
 
     implementation = "amusd"
-    reads_features = False
+    feature_width = 0
 
     def __init__(
         self,

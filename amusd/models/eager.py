@@ -92,6 +92,8 @@ class EagerPasses:
             self._token_ids_view[:rows] = parts[0].token_ids
             positions = self._positions[cache.length : cache.length + computed]
             memory.slots_of_pass = cache.memory_slots(rows)
+            if self._network.feature_width:
+                memory.parents_of_pass = (positions + (cache.first - 1)).clamp_(min=cache.first)
             attention = self._attention(parts[0], computed, with_logits=with_logits)
         else:
             places: list[int] = []
@@ -112,7 +114,7 @@ class EagerPasses:
                 packed.append((slice(first, len(places)), self._attention(part, num_rows, with_logits=True)))
             positions = torch.tensor(places + [0] * (computed - rows))
             memory.slots_of_pass = torch.tensor(slots)
-            if self._network.reads_features:
+            if self._network.feature_width:
                 memory.parents_of_pass = torch.tensor(parents + [0] * (computed - rows))
             attention = JoinedAttention(packed, computed) if len(parts) > 1 else packed[0][1]
         self._token_ids_view[rows:computed] = PADDING_ID

@@ -49,7 +49,7 @@ class HuggingFaceNetwork:
     """A `Network` around a causal language model of transformers whose attention is `amusd.models.attention.attend`."""
 
     implementation = "transformers"
-    reads_features = False
+    feature_width = 0
     fills_vectors = False
     """False: it is not known of other authors' layers."""
 

@@ -154,8 +154,8 @@ class Network(Protocol):
         ...
 
     @property
-    def reads_features(self) -> bool:
-        """Whether each row starts from a feature (`KVMemory.parents_of_pass`). Then every pass is one over paths."""
+    def feature_width(self) -> int:
+        """Numbers of the feature that each row starts from (`KVMemory.parents_of_pass`); 0: it reads none."""
         ...
 
     @property
