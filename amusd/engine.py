@@ -319,7 +319,7 @@ class Engine:
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         check_runs_ahead(name, decoding)
-        self._check_sampling(params, name, policy_name(decoding))
+        self._check_sampling(params, name, decoding)
         policy = make_policy(decoding, can_branch=self._can_branch(params, name))
         self._check_offered(name, as_tree=policy.fan_out > 1)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
@@ -430,13 +430,15 @@ class Engine:
                 stack.callback(self._leader.close)
             stack.callback(self._worker.shut_down)
 
-    def _check_sampling(self, params: SamplingParams, drafter: str | None, policy: str | None) -> None:
+    def _check_sampling(self, params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> None:
         if drafter == SYNTHETIC and params.rule == "rejection":
             raise ConfigError(
                 "sampling.acceptance=rejection: not with drafter=synthetic, which is told the answer; allowed: matching"
             )
-        if policy == "branching":
-            self._check_branching(params, drafter)
+        if policy_name(decoding) == "branching":
+            self._check_branching(params, drafter, "policy=branching")
+        if decoding.mode is Mode.SYNCHRONOUS and decoding.tree:
+            self._check_branching(params, drafter, "tree=true")
         vocab_size = self._worker.model.vocab_size
         for token_id, bias in params.logit_bias:
             if token_id >= vocab_size:
@@ -445,16 +447,16 @@ class Engine:
                     f"{vocab_size - 1}"
                 )
 
-    def _check_branching(self, params: SamplingParams, drafter: str | None) -> None:
+    def _check_branching(self, params: SamplingParams, drafter: str | None, asked: str) -> None:
         if params.rule == "rejection":
+            allowed = "chain" if asked == "policy=branching" else "tree=false"
             raise ConfigError(
-                "policy=branching: not with sampling.acceptance=rejection, whose draws no draft can foresee; "
-                "allowed: chain"
+                f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: {allowed}"
             )
         peer = self._worker.client.peer
         if peer is not None and drafter not in peer.tree_drafters:
             allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
-            raise ConfigError(f"policy=branching: drafter={drafter} drafts no trees; allowed: {allowed}")
+            raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {allowed}")
 
     def _check_offered(self, drafter: str | None, *, as_tree: bool) -> None:
         """Raises `ConfigError` for a drafter that the draft at the other end of the link has not named."""

@@ -54,6 +54,7 @@ class RunConfig:
     mode: Mode = DecodingConfig.mode
     policy: AsynchronousPolicy = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
+    tree: bool = DecodingConfig.tree
     max_lookahead: int = DecodingConfig.max_lookahead
     min_candidates: int = DecodingConfig.min_candidates
     max_wait_passes: float = DecodingConfig.max_wait_passes
