@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import string
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -55,7 +56,13 @@ def engine_of(folder: Path, drafter: DrafterConfig) -> EngineConfig:
 
 
 def answered(engine: Engine, **options: Any) -> Generation:
-    return engine.generate(PROMPT, SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True), **options)
+    return engine.generate(PROMPT, params_of(engine), **options)
+
+
+def params_of(engine: Engine) -> SamplingParams:
+    """Answers of capital letters: the model is random, and its tokens are bytes."""
+    biases = tuple((token_id, 1000.0) for token_id in engine.tokenizer.encode(string.ascii_uppercase))
+    return SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True, logit_bias=biases)
 
 
 def test_the_code_of_the_document_is_short() -> None:
@@ -71,7 +78,7 @@ def test_the_drafter_of_the_document_is_exact_in_every_mode_and_helps(own: Path)
     (own / "p.txt").write_text(f"never said\n{engine.tokenizer.decode(plain.token_ids)}\n")
     with Engine.start(engine_of(own, drafter)) as engine:
         answers = {name: answered(engine, decoding=decoding) for name, decoding in DECODINGS.items()}
-        several = engine.generate([PROMPT, PROMPT], SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True))
+        several = engine.generate([PROMPT, PROMPT], params_of(engine))
         with pytest.raises(ConfigError, match=r"^policy=branching: drafter=custom drafts no trees; allowed: none"):
             answered(engine, decoding=DecodingConfig(policy="branching"))
     assert {name: answer.token_ids for name, answer in answers.items()} == dict.fromkeys(DECODINGS, plain.token_ids)
@@ -96,8 +103,8 @@ def test_the_command_line_takes_it(own: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["finish_reason"]
     done = run(amusd_command("generate", *pair, "drafter=phrases.py:make", f"prompt={PROMPT}", "run_dir=failed"), own)
     assert done.returncode == 2
-    path, line = "phrases.py:make", next(n for n, text in enumerate(CODE.splitlines(), 1) if "context.options" in text)
-    expected = f"amusd: drafter.factory={path}: raises KeyError: 'path' (phrases.py, line {line})"
+    line = next(n for n, text in enumerate(CODE.splitlines(), 1) if "context.options" in text)
+    expected = f"amusd: drafter.factory=phrases.py:make: raises KeyError: 'path' ({own / 'phrases.py'}, line {line})"
     assert [text for text in done.stderr.splitlines() if "drafter.factory" in text] == [expected]
     assert "KeyError" in (own / "failed" / "draft_error.txt").read_text()
 
