@@ -75,7 +75,7 @@ class EngineStatus:
     """Answers that wait for one of `max_num_seqs` places."""
     draft: DraftPresence
     draft_failure: str | None
-    """Why no draft is used any more; None while there is one, or the next one is looked for."""
+    """Why no draft is used any more, if `draft` is `FAILED`; else None."""
     num_draft_restarts: int
     """Drafts that took the place of a lost one."""
     counts: TargetCounts
@@ -192,11 +192,16 @@ class Engine:
     def status(self) -> EngineStatus:
         """Figures for a monitor; for any thread, and without waiting for a pass."""
         client = self._worker.client
-        present = DraftPresence.PRESENT if client.has_draft else DraftPresence.AWAY
+        if not self._drafters:
+            draft = DraftPresence.NONE
+        elif client.failure is not None:
+            draft = DraftPresence.FAILED
+        else:
+            draft = DraftPresence.PRESENT if client.has_draft else DraftPresence.AWAY
         return EngineStatus(
             num_running=self._turns.num_running,
             num_waiting=self._turns.num_waiting,
-            draft=present if self._drafters else DraftPresence.NONE,
+            draft=draft,
             draft_failure=client.failure,
             num_draft_restarts=client.num_restarts,
             counts=replace(self._worker.counts),
