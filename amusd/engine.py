@@ -33,6 +33,7 @@ from amusd.config import (
     check_runs_ahead,
     runs_ahead,
 )
+from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
 from amusd.errors import ConfigError, ContextLengthError, StateError
 from amusd.models.embedded_target import Report
 from amusd.models.loading import load_target
@@ -102,14 +103,20 @@ class Engine:
         """Answers of plain decoding, by prompt and parameters."""
 
     @classmethod
-    def launch(cls, *, target: str = "embedded", drafter: str | None = "embedded", **settings: Any) -> Engine:
+    def launch(
+        cls, *, target: str = "embedded", drafter: str | DrafterConfig | None = "embedded", **settings: Any
+    ) -> Engine:
         """Load the target in this process, and start the draft in a process of its own, which `close` ends.
 
         `target` and `drafter` are a kind (`embedded`, `ngram`) or else a folder or hub name of a transformers
-        checkpoint; `drafter=None` decodes without a draft. `settings` are fields of `EngineConfig`. Sets the number of
-        this process's torch threads to `hardware.num_threads`. Raises `ConfigError` for what cannot work.
+        checkpoint; a drafter may also be a factory (as `drafter.factory`), or a `DrafterConfig`; `drafter=None` decodes
+        without a draft. `settings` are fields of `EngineConfig`. Sets the number of this process's torch threads to
+        `hardware.num_threads`. Raises `ConfigError` for what cannot work.
         """
-        drafters = () if drafter is None else (_kind_or_model(DrafterConfig, "drafter", drafter),)
+        chosen: Any = drafter
+        if drafter is not None and not isinstance(drafter, DrafterConfig):
+            chosen = _kind_or_model(DrafterConfig, "drafter", drafter)
+        drafters = () if chosen is None else (chosen,)
         models = {"target": _kind_or_model(TargetConfig, "target", target), "drafters": drafters}
         return cls.start(from_mapping(EngineConfig, {**models, **settings}))
 
@@ -547,12 +554,16 @@ class Engine:
 
 
 def _kind_or_model(config: type, key: str, name: str | os.PathLike[str]) -> dict[str, Any]:
-    """`embedded` and the like name a kind; anything else is a transformers checkpoint."""
+    """`embedded` and the like name a kind; a factory or its entry point makes a drafter; else it is a checkpoint."""
     if isinstance(name, os.PathLike):
         name = os.fspath(name)
     _check_type(key, name, str)
     kinds = get_args(get_type_hints(config)["kind"])
-    return {"kind": name} if name in kinds and name != "hf" else {"kind": "hf", "model": name}
+    if name in kinds and name != "hf":
+        return {"kind": name}
+    if config is DrafterConfig and (is_reference(name) or name in entry_point_names(DRAFTERS)):
+        return {"kind": "custom", "factory": name}
+    return {"kind": "hf", "model": name}
 
 
 def _check_type(key: str, value: T, expected: type) -> T:

@@ -191,7 +191,7 @@ def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> 
     num_ranks = config.draft_tensor_parallel_size
     forward = explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=num_ranks)
     if forward is None:
-        return drafter.kind
+        return drafter.kind if drafter.factory is None else f"{drafter.kind} {drafter.factory}"
     return f"{drafter.kind}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
 
 

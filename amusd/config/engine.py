@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
-from amusd.config.checks import check_model, check_seconds, require
+from amusd.config.checks import check_factory, check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "ngram", "synthetic"]
+DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "ngram", "synthetic", "custom"]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -84,10 +85,16 @@ class DrafterConfig:
     """`ngram`: longest suffix that is looked up."""
     min_ngram: int = 2
     """`ngram`: shortest suffix that is looked up."""
+    factory: str | None = None
+    """`custom`: code of your own that makes the drafter, `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
+    point of `amusd.drafters` (`docs/writing_a_drafter.md`). Alone, or as `drafter=` that, it means `custom`."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """`custom`: what that function is told, `drafter.options.NAME=VALUE`."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
         check_model("drafter", self.kind, self.model)
+        check_factory(self.kind, self.factory, self.options)
         require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
         require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
         require(

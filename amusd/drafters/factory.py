@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, one_by_one
+from amusd.drafters.custom import factories_of, load_own
 from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
@@ -52,6 +53,11 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
             factories[DrafterKind(config.kind)] = one_by_one(
                 functools.partial(NgramDrafter, config.min_ngram, config.max_ngram)
             )
+            continue
+        if config.kind == "custom":
+            own = load_own(config, engine, device)
+            factories |= factories_of(config, own)
+            num_ids = min(num_ids or own.num_ids, own.num_ids or num_ids)
             continue
         model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
         factories |= _model_factories(config, model)

@@ -131,9 +131,10 @@ def load_draft_model(
 
 def explain_target(config: EngineConfig, device: str) -> str:
     """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
-    settings = _settings(config.target, config.hardware.synthetic)
     dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
-    return explain_forward_pass(settings, config.target.model_impl, dtype, device, Role.TARGET, num_ranks)
+    return explain_forward_pass(
+        target_settings(config), config.target.model_impl, dtype, device, Role.TARGET, num_ranks
+    )
 
 
 def explain_drafter(
@@ -145,6 +146,11 @@ def explain_drafter(
     settings = _settings(config, draft_shape(config, target_shape))
     dtype = draft_dtype(config, device, target_shape)
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
+
+
+def target_settings(config: EngineConfig) -> Any:
+    """The transformers configuration of the target. Raises as `load_target`."""
+    return _settings(config.target, config.hardware.synthetic)
 
 
 def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None) -> Any:
