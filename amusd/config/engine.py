@@ -53,7 +53,7 @@ class TargetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
-    """What proposes candidates."""
+    """A drafter: it proposes candidates."""
 
     kind: DrafterKind = "embedded"
     model: str | None = None
