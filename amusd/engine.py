@@ -370,7 +370,7 @@ class Engine:
         return Answer(request, stop, text, make, self._turns)
 
     def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
-        """How likely the target takes each token of a prompt behind those before it, and the `top` likeliest ones.
+        """Return the log-probability of each token of a prompt behind those before it, and the `top` likeliest ones.
 
         `prompt` and `raw` as of `stream`. Takes its turn among the answers: one chunk of it goes before each of their
         passes. Raises `ConfigError` as `stream` does, and `StateError` when the engine is closed.
@@ -402,7 +402,7 @@ class Engine:
         return token_ids
 
     def logit_gap(self, prefix: Sequence[int], token_id: int, other_id: int) -> float:
-        """By how much the target prefers `token_id` to `other_id` behind `prefix`: how near to a tie a choice was."""
+        """Return how much the target prefers `token_id` to `other_id` behind `prefix`, or how near to a tie it was."""
         model = self._worker.model
         with self._turns.alone():
             cache = model.new_cache(len(prefix))

@@ -264,7 +264,7 @@ def _ms_per_token(answer: Generation) -> float:
 
 
 def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
-    """How many answers equal plain decoding's; for the others, how near to a tie the first different choice was."""
+    """The number of answers that equal plain decoding's; for others, how near to a tie the first other choice was."""
     gaps: list[float] = []
     answers = comparison.answers[index]
     pairs_of = zip(itertools.cycle(comparison.encoded), itertools.cycle(comparison.answers[0]), answers)

@@ -1,4 +1,4 @@
-"""How one request is answered: what its tokens are drawn from, and when which worker does what."""
+"""Settings of one request: what its tokens are drawn from, and when which worker does what."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LARGEST = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """What each token of an answer is drawn from, and with which noise. Both workers apply it."""
+    """The distribution that each token of an answer is drawn from, and its noise. Both workers apply it."""
 
     temperature: float = 0.0
     """0: greedy decoding. Above: the target's distribution is sampled, sharper below 1 and flatter above."""
@@ -113,7 +113,7 @@ GREEDY = Distribution()
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Distribution):
-    """How one answer is sampled and when it ends."""
+    """The distribution of one answer, and when it ends."""
 
     max_new_tokens: int = 128
     """Tokens of the answer at most."""
