@@ -10,6 +10,7 @@ Several ranks may compute one model (`sharding.py`): each holds its share of the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.compatibility import why_not_run
+from amusd.models.features import FeatureSpec, FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
@@ -148,6 +150,7 @@ class Decoder:
     """A `Network` made of a loaded transformers model, which is taken apart: it cannot be used afterwards."""
 
     implementation = "amusd"
+    feature_width = 0
 
     def __init__(
         self,
@@ -158,11 +161,13 @@ class Decoder:
         dtype: torch.dtype | None = None,
         int8: bool = False,
         ranks: Ranks = ALONE,
+        features: Mapping[str, FeatureSpec] | None = None,
     ) -> None:
         """`model`: a causal model that `why_not_covered` accepts; `max_positions`: rows of the rotary table.
 
         `dtype` of weights and rows, to which layers are converted one by one; None keeps that of the model. `int8`:
         multiply in int8; the dtype is float32. `ranks` share the model; there are at most as many as key heads.
+        `features`: what drafters read of each row, by their names.
         """
         config = model.config
         blocks = model.base_model.layers
@@ -203,6 +208,7 @@ class Decoder:
         self.vocab_size = int(head.weight.shape[0])
         weights = self._embedding.dtype
         self.cache_dtype = cache_dtype(weights, int8=int8) if device.type == "cpu" else weights
+        self.taps = FeatureTaps(features, device, weights) if features else None
         others = (self._norm, self._head)
         self.weight_bytes = sum(each.nbytes for each in (*self._layers, *others) if each is not None)
         is_counted = is_tied and ranks.size == 1
@@ -222,11 +228,18 @@ class Decoder:
         self._input_scales.by_row = several
         hidden = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]  # [rows, dim / 2]
+        tapped = () if self.taps is None else self.taps.layers
+        states: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
+            if index in tapped:
+                states[index] = hidden.clone()  # a layer may add to it in place
             hidden = layer(hidden, rotation, attention, memory, index)
-        if not with_logits:
-            return None
-        return self._head(norm_rows(hidden, self._norm, self._epsilon))
+        last = len(self._layers)
+        if with_logits or last in tapped:
+            hidden = norm_rows(hidden, self._norm, self._epsilon)
+        if self.taps is not None:
+            self.taps.write(states | {last: hidden}, memory)
+        return self._head(hidden) if with_logits else None
 
 
 def norm_rows(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:

@@ -31,8 +31,6 @@ from amusd.models.load_options import LoadOptions
 class EagleDecoder(Decoder):
     """The layers of an EAGLE drafter as a `Network`."""
 
-    reads_features = True
-
     def __init__(
         self,
         model: Any,
@@ -51,7 +49,7 @@ class EagleDecoder(Decoder):
         state. Others as of `Decoder`.
         """
         super().__init__(model, device=device, max_positions=max_positions, dtype=dtype, int8=int8)
-        self._feature_width = feature_width
+        self.feature_width = feature_width
         self._norm_before_residual = norm_before_residual
         self._norm_output = norm_output
         self._feature_norm: Tensor | None = None
@@ -78,7 +76,7 @@ class EagleDecoder(Decoder):
         self._input_scales.by_row = several
         embedded = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]
-        features = memory.features(self._feature_width, self.device)
+        features = memory.features(self.feature_width, self.device)
         state = features.index_select(0, memory.parents_of_pass).to(embedded.dtype)  # [rows, width]
         first, *others = self._layers
         if self._fc is not None:
