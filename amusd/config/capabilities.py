@@ -47,6 +47,7 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "eagle": Capabilities(needs_features=True, ranks=False),
         "ngram": Capabilities(tree=False, has_model=False, ranks=False, any_target=True),
         "synthetic": Capabilities(any_target=True),
+        "custom": Capabilities(has_model=False, ranks=False, any_target=True),
     }
 )
 """By the kind of `DrafterConfig`. A new kind is one line."""
