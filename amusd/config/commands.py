@@ -39,6 +39,8 @@ class CompareConfig:
     """Drafters to compare, by kind; empty: the configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
+    trees: bool = False
+    """Try trees of these lengths, too (`tree`), with drafters that can."""
     policies: tuple[AsynchronousPolicy, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)

@@ -73,7 +73,7 @@ def inputs_of(config: RunConfig) -> Inputs:
         max_candidates=width - 1,
         tokens_per_step=settings.tokens_per_step,
         accept_next=_accept_next(config, calibration),
-        can_branch=config.drafter.can_branch,
+        can_branch=config.drafter.can.tree,
         seed=settings.seed,
         batch_size=settings.batch_size,
     )
