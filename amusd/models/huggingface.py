@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,13 @@ from amusd.models.compatibility import (
     supported_class,
 )
 from amusd.models.decoder import Decoder
+from amusd.models.features import FeatureSpec, FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, uses_decoder
 from amusd.models.passes import Network
 from amusd.models.row_attention import require_triton
+from amusd.models.vocabulary import SharedVocabulary, adopt_vocabulary
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _FP8 = "F8_E4M3"
@@ -48,11 +50,12 @@ class HuggingFaceNetwork:
     """A `Network` around a causal language model of transformers whose attention is `amusd.models.attention.attend`."""
 
     implementation = "transformers"
+    feature_width = 0
     fills_vectors = False
     """False: it is not known of other authors' layers."""
 
-    def __init__(self, model: Any) -> None:
-        """`model` is on its device and ready for inference."""
+    def __init__(self, model: Any, features: Mapping[str, FeatureSpec] | None = None) -> None:
+        """`model` is on its device and ready for inference. `features`: see `Decoder`."""
         _freeze_frequencies(model)
         self._model = model
         self.device: torch.device = model.device
@@ -61,6 +64,7 @@ class HuggingFaceNetwork:
         self.num_ids, self.vocab_size = len(embedding), len(head)
         self.parameter_bytes = sum(int(parameter.nbytes) for parameter in model.parameters())
         self.weight_bytes = self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
+        self.taps = FeatureTaps(features, self.device, model.dtype) if features else None
 
     def __call__(
         self,
@@ -81,7 +85,10 @@ class HuggingFaceNetwork:
             position_ids=positions.unsqueeze(0),
             past_key_values=memory,
             use_cache=True,
+            output_hidden_states=self.taps is not None,
         )
+        if self.taps is not None:
+            self.taps.write({layer: output.hidden_states[layer][0] for layer in self.taps.layers}, memory)
         return output.logits[0] if with_logits else None
 
 
@@ -102,9 +109,10 @@ def _frozen(rope_type: str) -> str:
     return "default" if rope_type in ("dynamic", "longrope") else rope_type
 
 
-def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
+def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary | None = None) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
+    `shared`: the vocabulary of a draft whose tokenizer is not its target's; the model then reads the target's ids.
     Raises `UnsupportedModelError` for a model that cannot be rolled back, or that `model_impl=amusd` does not cover (no
     weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
@@ -118,7 +126,10 @@ def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
             model = mapped_model(checkpoint, config)
         else:
             model = _stock_model(path, model_class, config, options)
-        return wrap_model(model, options, dtype=loaded_dtype(options.dtype))
+        if shared is not None:
+            adopt_vocabulary(model, shared)
+        output_ids = None if shared is None else shared.output_ids
+        return wrap_model(model, options, output_ids, dtype=loaded_dtype(options.dtype))
 
 
 def _check_dtypes(checkpoint: Checkpoint, config: Any) -> None:
@@ -264,31 +275,40 @@ def wrap_model(
     Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
     cover the model, the ranks cannot share it, or there are no int8 products.
     """
-    options.check(model.config)
-    max_length = min(options.max_model_len, position_limit(model.config) or options.max_model_len)
+
+    def make(max_length: int) -> Network:
+        if not uses_decoder(model.config, options.model_impl):
+            return HuggingFaceNetwork(model.to(options.device), options.features)
+        return Decoder(
+            model,
+            device=torch.device(options.device),
+            max_positions=max_length,
+            dtype=dtype,
+            int8=options.dtype == INT8,
+            ranks=options.ranks,
+            features=options.features,
+        )
+
     model = model.eval().requires_grad_(requires_grad=False)
-    network: Network
+    return wrap_network(make, model.config, options, output_ids)
+
+
+def wrap_network(
+    make: Callable[[int], Network], config: Any, options: LoadOptions, output_ids: Tensor | None = None
+) -> CachedModel:
+    """Put the network that `make` builds, given its number of positions, on its device. Raises as `wrap_model`."""
+    options.check(config)
+    max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
     with device_errors(options.device):
         if options.device.startswith("cuda"):
             require_triton()
             torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # of sums that are split
-        if uses_decoder(model.config, options.model_impl):
-            network = Decoder(
-                model,
-                device=torch.device(options.device),
-                max_positions=max_length,
-                dtype=dtype,
-                int8=options.dtype == INT8,
-                ranks=options.ranks,
-            )
-        else:
-            network = HuggingFaceNetwork(model.to(options.device))
         return CachedModel(
-            network,
+            make(max_length),
             options.numerics,
             max_length=max_length,
-            output_ids=output_ids,
+            output_ids=None if output_ids is None else output_ids.to(options.device),
             capture=options.capture,
             tokens_per_step=options.tokens_per_step,
             ranks=options.ranks,
