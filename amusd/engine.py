@@ -326,8 +326,10 @@ class Engine:
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         check_runs_ahead(name, decoding)
-        self._check_sampling(params, name, policy_name(decoding))
+        self._check_sampling(params, name)
         policy = make_policy(decoding, can_branch=self._can_branch(params, name))
+        if policy.fan_out > 1 or policy_name(decoding) == "branching":
+            self._check_branching(params, name, f"policy={decoding.policy}")
         self._check_offered(name, as_tree=policy.fan_out > 1)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
         request = Request(
@@ -437,13 +439,11 @@ class Engine:
                 stack.callback(self._leader.close)
             stack.callback(self._worker.shut_down)
 
-    def _check_sampling(self, params: SamplingParams, drafter: str | None, policy: str | None) -> None:
+    def _check_sampling(self, params: SamplingParams, drafter: str | None) -> None:
         if drafter == SYNTHETIC and params.rule == "rejection":
             raise ConfigError(
                 "sampling.acceptance=rejection: not with drafter=synthetic, which is told the answer; allowed: matching"
             )
-        if policy == "branching":
-            self._check_branching(params, drafter)
         vocab_size = self._worker.model.vocab_size
         for token_id, bias in params.logit_bias:
             if token_id >= vocab_size:
@@ -452,16 +452,15 @@ class Engine:
                     f"{vocab_size - 1}"
                 )
 
-    def _check_branching(self, params: SamplingParams, drafter: str | None) -> None:
+    def _check_branching(self, params: SamplingParams, drafter: str | None, policy: str) -> None:
         if params.rule == "rejection":
             raise ConfigError(
-                "policy=branching: not with sampling.acceptance=rejection, whose draws no draft can foresee; "
-                "allowed: chain"
+                f"{policy}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: chain"
             )
         peer = self._worker.client.peer
         if peer is not None and drafter not in peer.tree_drafters:
             allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
-            raise ConfigError(f"policy=branching: drafter={drafter} drafts no trees; allowed: {allowed}")
+            raise ConfigError(f"{policy}: drafter={drafter} drafts no trees; allowed: {allowed}")
 
     def _check_offered(self, drafter: str | None, *, as_tree: bool) -> None:
         """Raises `ConfigError` for a drafter that the draft at the other end of the link has not named."""
@@ -469,6 +468,8 @@ class Engine:
         if drafter is None or peer is None:
             return
         offered = peer.tree_drafters if as_tree else peer.drafters
+        if drafter in peer.tree_drafters and not as_tree and drafter not in offered:
+            raise ConfigError(f"drafter={drafter}: drafts trees only: use mode=asynchronous policy=branching")
         if drafter not in offered:
             raise ConfigError(f"drafter={drafter}: the draft has {', '.join(offered) or 'none'}")
 
