@@ -326,9 +326,9 @@ class Engine:
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         check_runs_ahead(name, decoding)
-        self._check_sampling(params, name)
+        self._check_sampling(params, name, decoding)
         policy = make_policy(decoding, can_branch=self._can_branch(params, name))
-        if policy.fan_out > 1 or policy_name(decoding) == "branching":
+        if policy.fan_out > 1 and decoding.mode is Mode.ASYNCHRONOUS:
             self._check_branching(params, name, f"policy={decoding.policy}")
         self._check_offered(name, as_tree=policy.fan_out > 1)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
@@ -372,7 +372,7 @@ class Engine:
         return Answer(request, stop, text, make, self._turns)
 
     def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
-        """How likely the target takes each token of a prompt behind those before it, and the `top` likeliest ones.
+        """Return the log-probability of each token of a prompt behind those before it, and the `top` likeliest ones.
 
         `prompt` and `raw` as of `stream`. Takes its turn among the answers: one chunk of it goes before each of their
         passes. Raises `ConfigError` as `stream` does, and `StateError` when the engine is closed.
@@ -404,7 +404,7 @@ class Engine:
         return token_ids
 
     def logit_gap(self, prefix: Sequence[int], token_id: int, other_id: int) -> float:
-        """By how much the target prefers `token_id` to `other_id` behind `prefix`: how near to a tie a choice was."""
+        """Return how much the target prefers `token_id` to `other_id` behind `prefix`, or how near to a tie it was."""
         model = self._worker.model
         with self._turns.alone():
             cache = model.new_cache(len(prefix))
@@ -439,11 +439,15 @@ class Engine:
                 stack.callback(self._leader.close)
             stack.callback(self._worker.shut_down)
 
-    def _check_sampling(self, params: SamplingParams, drafter: str | None) -> None:
+    def _check_sampling(self, params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> None:
         if drafter == SYNTHETIC and params.rule == "rejection":
             raise ConfigError(
                 "sampling.acceptance=rejection: not with drafter=synthetic, which is told the answer; allowed: matching"
             )
+        if policy_name(decoding) == "branching":
+            self._check_branching(params, drafter, "policy=branching")
+        if decoding.mode is Mode.SYNCHRONOUS and decoding.tree:
+            self._check_branching(params, drafter, "tree=true")
         vocab_size = self._worker.model.vocab_size
         for token_id, bias in params.logit_bias:
             if token_id >= vocab_size:
@@ -452,15 +456,16 @@ class Engine:
                     f"{vocab_size - 1}"
                 )
 
-    def _check_branching(self, params: SamplingParams, drafter: str | None, policy: str) -> None:
+    def _check_branching(self, params: SamplingParams, drafter: str | None, asked: str) -> None:
         if params.rule == "rejection":
+            allowed = "tree=false" if asked == "tree=true" else "chain"
             raise ConfigError(
-                f"{policy}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: chain"
+                f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: {allowed}"
             )
         peer = self._worker.client.peer
         if peer is not None and drafter not in peer.tree_drafters:
             allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
-            raise ConfigError(f"{policy}: drafter={drafter} drafts no trees; allowed: {allowed}")
+            raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {allowed}")
 
     def _check_offered(self, drafter: str | None, *, as_tree: bool) -> None:
         """Raises `ConfigError` for a drafter that the draft at the other end of the link has not named."""
@@ -469,7 +474,9 @@ class Engine:
             return
         offered = peer.tree_drafters if as_tree else peer.drafters
         if drafter in peer.tree_drafters and not as_tree and drafter not in offered:
-            raise ConfigError(f"drafter={drafter}: drafts trees only: use mode=asynchronous policy=branching")
+            raise ConfigError(
+                f"drafter={drafter}: drafts trees only: use policy=branching, or mode=synchronous tree=true"
+            )
         if drafter not in offered:
             raise ConfigError(f"drafter={drafter}: the draft has {', '.join(offered) or 'none'}")
 

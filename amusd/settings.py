@@ -73,7 +73,7 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 
 def changed(config: Any, defaults: Any) -> dict[str, Any]:
-    """What differs in a config dataclass from another one of its kind: plain values by dotted name."""
+    """Return the values in which a config dataclass differs from another one of its kind, by dotted name."""
 
     def found(values: Mapping[str, Any], others: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():

@@ -173,7 +173,7 @@ def _pair(config: EngineConfig) -> list[Finding]:
         draft = load_drafters(config, device)
         if loaded and draft.tokenizer_hash not in ("", loaded[0][1].fingerprint):
             raise AmusdError("the drafter's tokenizer differs from the target's")
-        return "; ".join(texts)
+        return "; ".join([*texts, *draft.notes])
 
     findings = [_try("target", target), _try("drafter", drafters), _schedules(config)]
     if loaded:

@@ -1,4 +1,4 @@
-"""What is out of range is one `ConfigError` line: the key, the value, what is allowed."""
+"""Checks of settings. A value out of range is one `ConfigError` line: the key, the value, what is allowed."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ MAX_NUM_SEQS = 1 << 12
 """Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
-_PROMPT_STEP = 128
-"""Chunks of a prompt end at its multiples: attention on a CPU has a border there (`models/numerics.py`)."""
+PROMPT_STEP = 128
+"""Chunks of a prompt end at its multiples: attention on a CPU has its border there (`models/numerics.py`)."""
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
 
 
@@ -55,7 +55,7 @@ class TargetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
-    """What proposes candidates."""
+    """A drafter: it proposes candidates."""
 
     kind: DrafterKind = "embedded"
     model: str | None = None
@@ -225,10 +225,10 @@ class EngineConfig:
         require(is_number, "max_num_seqs", self.max_num_seqs, f"must be between 1 and {MAX_NUM_SEQS}")
         batched = self.max_num_batched_tokens
         require(
-            batched is None or (batched >= _PROMPT_STEP and batched % _PROMPT_STEP == 0),
+            batched is None or (batched >= PROMPT_STEP and batched % PROMPT_STEP == 0),
             "max_num_batched_tokens",
             batched,
-            f"must be a multiple of {_PROMPT_STEP}, or null",
+            f"must be a multiple of {PROMPT_STEP}, or null",
         )
         check_seconds("startup_timeout_seconds", self.startup_timeout_seconds)
         require(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from amusd.config import DrafterConfig, EngineConfig
@@ -19,6 +19,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
 from amusd.models.loading import load_draft_model
 from amusd.models.sharding import ALONE, Ranks
+from amusd.models.vocabulary import describe_share
 from amusd.protocol.draft_session import MAX_NODES
 
 
@@ -35,6 +36,8 @@ class LoadedDrafters:
     """The fingerprint of the models' tokenizer; empty where every drafter works with any."""
     num_ids: int = 0
     """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
+    notes: Sequence[str] = ()
+    """Lines that people should see, about drafters whose tokenizer is not the target's."""
 
     def names(self, *, drafts_trees: bool) -> tuple[str, ...]:
         """Return the names of the drafters of trees, or of chains."""
@@ -48,6 +51,7 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
     """
     factories: dict[DrafterKind, DrafterFactory] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
+    notes = []
     for config in engine.drafters:
         if config.kind == "ngram":
             factories[DrafterKind(config.kind)] = one_by_one(
@@ -67,7 +71,9 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
         num_ids = min(num_ids or model.num_ids, model.num_ids)
-    return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids)
+        if config.kind == "hf" and model.output_ids is not None:
+            notes.append(describe_share(model.output_ids, model.num_ids, tokenizer.encode))
+    return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes)
 
 
 def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterKind, DrafterFactory]:
