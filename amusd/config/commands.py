@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from amusd.config.checks import require
-from amusd.config.decoding import AsynchronousPolicy
+from amusd.config.decoding import PolicyName, check_policy
 from amusd.config.engine import DrafterKind
 
 HIDDEN = "(hidden)"
@@ -41,12 +41,14 @@ class CompareConfig:
     """Values of num_speculative_tokens tried; the table shows the best, named."""
     trees: bool = False
     """Try trees of these lengths, too (`tree`), with drafters that can."""
-    policies: tuple[AsynchronousPolicy, ...] = ()
+    policies: tuple[PolicyName, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)
     """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
 
     def __post_init__(self) -> None:
+        for policy in self.policies:
+            check_policy("compare.policies", policy)
         require(
             bool(self.batch_sizes) and min(self.batch_sizes) >= 1 and len({*self.batch_sizes}) == len(self.batch_sizes),
             "compare.batch_sizes",

@@ -11,7 +11,7 @@ from typing import Literal
 from amusd.config.capabilities import check_runs_ahead
 from amusd.config.checks import require
 from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
-from amusd.config.decoding import AsynchronousPolicy, DecodingConfig, SamplingParams
+from amusd.config.decoding import DecodingConfig, PolicyName, SamplingParams
 from amusd.config.engine import (
     MIN_VERIFY_WIDTH,
     DrafterConfig,
@@ -52,7 +52,7 @@ class RunConfig:
     calibration: str | None = None
     """`simulate`: a run directory or a calibration file, whose times and outcomes hold where nothing else is given."""
     mode: Mode = DecodingConfig.mode
-    policy: AsynchronousPolicy = DecodingConfig.policy
+    policy: PolicyName = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
     tree: bool = DecodingConfig.tree
     max_lookahead: int = DecodingConfig.max_lookahead
@@ -125,7 +125,7 @@ class RunConfig:
             return (self.num_speculative_tokens,)
         return self.compare.synchronous_lengths
 
-    def asynchronous_policies(self) -> tuple[AsynchronousPolicy, ...]:
+    def asynchronous_policies(self) -> tuple[PolicyName, ...]:
         """Policies that `compare` tries; none where `mode` names another one."""
         if self.mode is not Mode.ASYNCHRONOUS:
             return ()
