@@ -212,8 +212,6 @@ class ModelTreeDrafter(Drafter):
             self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses
             return [()] * number
         self._num_drafted += sum(len(row.token_ids) for row in ranked)
-        if self._is_chain:  # which goes on however unlikely it is
-            return [tuple((token_id, 1.0) for token_id in row.token_ids) for row in ranked]
         return [tuple(zip(row.token_ids, row.probabilities, strict=True)) for row in ranked]
 
     def _append_to_prefix(self, slots: Sequence[int]) -> None:
