@@ -30,7 +30,7 @@ from tests.launch.processes import ROOT, amusd_command, run
 from tests.launch.small_pair import PROMPT, save_pair
 
 DOCUMENT = (ROOT / "docs" / "writing_a_drafter.md").read_text(encoding="utf-8")
-CODE, CHECK = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
+CODE, POLICY, CHECK = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
 NUM_TOKENS = 24
 DECODINGS = {
     "synchronous": DecodingConfig(mode=Mode.SYNCHRONOUS),
@@ -38,6 +38,7 @@ DECODINGS = {
     "windowed": DecodingConfig(policy="windowed"),
     "auto": DecodingConfig(),
 }
+OWN_POLICY = "a policy of one's own"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reader's folder: the code of the document, and a small pair."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "phrases.py").write_text(CODE)
+    (folder / "patient.py").write_text(POLICY)
     save_pair(folder)
     return folder
 
@@ -78,12 +80,16 @@ def test_the_drafter_of_the_document_is_exact_in_every_mode_and_helps(own: Path)
     (own / "p.txt").write_text(f"never said\n{engine.tokenizer.decode(plain.token_ids)}\n")
     with Engine.start(engine_of(own, drafter)) as engine:
         answers = {name: answered(engine, decoding=decoding) for name, decoding in DECODINGS.items()}
+        own_policy = DecodingConfig(policy=f"{own / 'patient.py'}:make")
+        answers[OWN_POLICY] = answered(engine, decoding=own_policy)
         several = engine.generate([PROMPT, PROMPT], params_of(engine))
         with pytest.raises(ConfigError, match=r"^policy=branching: drafter=custom drafts no trees; allowed: none"):
             answered(engine, decoding=DecodingConfig(policy="branching"))
-    assert {name: answer.token_ids for name, answer in answers.items()} == dict.fromkeys(DECODINGS, plain.token_ids)
+    assert {name: answer.token_ids for name, answer in answers.items()} == dict.fromkeys(answers, plain.token_ids)
     assert [answer.token_ids for answer in several] == [plain.token_ids] * 2
     assert {answer.drafter for answer in answers.values()} == {"custom"}
+    assert answers[OWN_POLICY].policy == own_policy.policy
+    assert answers[OWN_POLICY].metrics.num_accepted
     assert answers["synchronous"].metrics.num_accepted >= NUM_TOKENS // 2
 
 
