@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from amusd.config.checks import require
 from amusd.config.decoding import PolicyName, check_policy
-from amusd.config.engine import DrafterKind
 
 HIDDEN = "(hidden)"
 """The text that replaces a secret in a file that others may read."""
@@ -35,8 +34,8 @@ class WorkloadConfig:
 class CompareConfig:
     """What `amusd compare` runs beside plain decoding."""
 
-    drafters: tuple[DrafterKind, ...] = ()
-    """Drafters to compare, by kind; empty: the configured one."""
+    drafters: tuple[str, ...] = ()
+    """Drafters to compare, each `KIND` or `KIND:FOLDER_OR_HUB_NAME`, of different kinds; empty: the configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
     trees: bool = False
@@ -55,6 +54,9 @@ class CompareConfig:
             list(self.batch_sizes),
             "name at least one, each at least 1, and none twice",
         )
+        kinds = [name.partition(":")[0] for name in self.drafters]
+        twice = next((kind for kind in kinds if kinds.count(kind) > 1), "")
+        require(not twice, "compare.drafters", list(self.drafters), f"names {twice} twice")
         require(
             bool(self.synchronous_lengths) and min(self.synchronous_lengths) >= 1,
             "compare.synchronous_lengths",

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from amusd.config.capabilities import check_runs_ahead
 from amusd.config.checks import require
@@ -159,11 +159,11 @@ class RunConfig:
             width,
             f"must be at least {longest_block + 1}: {longest_block} candidates and the token before them",
         )
-        kinds = self.compare.drafters or (self.drafter.kind,)
+        names = self.compare.drafters or (self.drafter.kind,)
         if self.accept is not None:
             simulated = self.verify_ms is not None or self.calibration is not None
             require(
-                "synthetic" in kinds or simulated,
+                "synthetic" in names or simulated,
                 "accept",
                 self.accept,
                 "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration",
@@ -171,7 +171,7 @@ class RunConfig:
             require(0 <= self.accept <= 1, "accept", self.accept, "must be between 0 and 1")
         return EngineConfig(
             target=self.target,
-            drafters=tuple(self._drafter(kind) for kind in kinds),
+            drafters=tuple(map(self._drafter, names)),
             transport=self.transport,
             hardware=self.hardware,
             verify_width=self.verify_width,
@@ -184,8 +184,15 @@ class RunConfig:
             draft_tensor_parallel_size=self.draft_tensor_parallel_size,
         )
 
-    def _drafter(self, kind: DrafterKind) -> DrafterConfig:
-        drafter = self.drafter if kind == self.drafter.kind else DrafterConfig(kind=kind)
+    def _drafter(self, name: str) -> DrafterConfig:
+        """The drafter that `compare.drafters` names: as configured, where its kind is that of `drafter`."""
+        kind, _, model = name.partition(":")
+        is_kind = kind in get_args(DrafterKind)
+        require(is_kind, "compare.drafters", name, f"allowed: {', '.join(get_args(DrafterKind))}, or KIND:MODEL")
+        if kind == self.drafter.kind:
+            drafter = dataclasses.replace(self.drafter, model=model) if model else self.drafter
+        else:
+            drafter = DrafterConfig(kind=cast("DrafterKind", kind), model=model or None)
         if kind == "synthetic" and self.accept is not None:
             return dataclasses.replace(drafter, accept=self.accept)
         return drafter

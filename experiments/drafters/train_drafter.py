@@ -30,7 +30,7 @@ from layouts import drafter_config, write_drafter
 from networks import Batch, DFlash, Eagle1, Eagle3, Medusa
 from objective import agreement, cross_entropy, distributions, verdicts
 from teacher import load_teacher, stop_ids
-from train import make_optimizers, most_frequent, schedule
+from train import most_frequent, schedule
 
 NETWORKS = {"eagle3": Eagle3, "eagle1": Eagle1, "medusa": Medusa, "dflash": DFlash}
 STEPS = {"eagle3": 4, "eagle1": 2, "medusa": 4, "dflash": 7}
@@ -58,9 +58,7 @@ def main() -> None:
     parser.add_argument("--measured-rows", type=int, default=32, help="held-out rows of a measurement")
     parser.add_argument("--measure-minutes", type=float, default=8, help="minutes of learning between measurements")
     parser.add_argument("--save-minutes", type=float, default=3)
-    parser.add_argument("--start", choices=("target", "random"), default="target")
-    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
-    parser.add_argument("--lr", type=float, default=0.001, help="of the matrices; norms: a tenth")
+    parser.add_argument("--lr", type=float, default=0.001, help="highest learning rate")
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -103,9 +101,14 @@ class Run:
         self._network = NETWORKS[arguments.method](self._config).to(arguments.device)
         if isinstance(self._network, DFlash):
             self._network.mask_embedding = self._embedding[arguments.mask_token].float()
-        if arguments.start == "target":
-            self._network.start_from(teacher)
-        self._optimizers = make_optimizers(self._network, arguments)
+        self._network.start_from(teacher, self._features.sizes())
+        matrices = [parameter for parameter in self._network.parameters() if parameter.ndim == 2]
+        vectors = [parameter for parameter in self._network.parameters() if parameter.ndim != 2]
+        groups = [
+            {"params": matrices, "weight_decay": arguments.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.95))
         self._num_steps = arguments.steps or STEPS[arguments.method]
         self._verdicts: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -137,16 +140,14 @@ class Run:
     def learn(self, rows: np.ndarray) -> None:
         """One step."""
         began, whole = time.monotonic(), round(self._arguments.minutes * 60)
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * schedule(min(whole - 1, int(self.seconds)), whole)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._arguments.lr * schedule(min(whole - 1, int(self.seconds)), whole)
         batch = self._load(rows)
         loss = self._loss(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         self._losses.append(float(loss.detach()))
         self._step += 1
         self._num_tokens += int(self._text.length[rows].sum())
@@ -231,10 +232,9 @@ class Run:
         report = {"settings": settings, "rows": len(self._features.learned_from), "curve": self._curve}
         (arguments.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
         state = {name: getattr(self, "seconds" if name == "seconds" else f"_{name}") for name in _SAVED}
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
         partial = self._checkpoint.with_suffix(".partial")
-        saved = {"network": self._network.state_dict(), "optimizers": optimizers, "output_ids": self._output_ids}
-        torch.save({**saved, **state}, partial)
+        saved = {"network": self._network.state_dict(), "optimizer": self._optimizer.state_dict()}
+        torch.save({**saved, **state, "output_ids": self._output_ids}, partial)
         partial.rename(self._checkpoint)
 
     def resume(self) -> None:
@@ -244,8 +244,7 @@ class Run:
             return
         saved = torch.load(self._checkpoint, weights_only=True)
         self._network.load_state_dict(saved["network"])
-        for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        self._optimizer.load_state_dict(saved["optimizer"])
         self._output_ids = saved["output_ids"]
         self._output_head = self._head[self._output_ids].contiguous()
         for name in _SAVED:
@@ -264,7 +263,7 @@ class Run:
         return Batch(token_ids, embedded, features, torch.from_numpy(counted).to(device))
 
     def _recent_loss(self) -> float:
-        recent = self._losses[-100:]
+        recent = self._losses[-20:]
         return sum(recent) / max(1, len(recent))
 
 

@@ -126,13 +126,21 @@ class ReferenceLayer:
         self.values: list[Tensor] = []
 
     def __call__(self, residual: Tensor, inputs: Tensor, position: int) -> Tensor:
+        return self.mixed(residual, self.placed(inputs, position))
+
+    def placed(self, inputs: Tensor, position: int) -> Tensor:
+        """Keeps key and value of a row; returns its query."""
         query, key, value = (self.times(f"self_attn.{name}_proj", inputs).view(-1, DIM) for name in "qkv")
         if f"{self.prefix}.self_attn.q_norm.weight" in self.weights:
             query, key = norm(query, self.at("self_attn.q_norm")), norm(key, self.at("self_attn.k_norm"))
         self.keys.append(rotated(key, position))
         self.values.append(value)
+        return rotated(query, position)
+
+    def mixed(self, residual: Tensor, query: Tensor) -> Tensor:
+        """The output of a row that sees all keys there are."""
         keys, values = (torch.stack(rows).repeat_interleave(HEADS // KEY_HEADS, 1) for rows in (self.keys, self.values))
-        scores = torch.einsum("hd,nhd->hn", rotated(query, position), keys) / math.sqrt(DIM)
+        scores = torch.einsum("hd,nhd->hn", query, keys) / math.sqrt(DIM)
         mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), values).flatten()
         hidden = residual + self.times("self_attn.o_proj", mixed)
         normed = norm(hidden, self.at("post_attention_layernorm"))
@@ -531,7 +539,7 @@ def test_a_folder_without_weights_is_refused(target: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_impl": "transformers"}, "only the lean decoder computes it: model_impl=transformers"),
+        ({"model_impl": "transformers"}, "model_impl=transformers: only amusd computes a drafter that reads features"),
         ({"ranks": Ranks(Role.DRAFT, 0, 2)}, "draft_tensor_parallel_size=2: .* allowed: 1"),
     ],
 )

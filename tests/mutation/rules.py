@@ -230,8 +230,8 @@ RULES = (
     Rule(
         "the synchronous target has no deadline",
         "amusd/policies/fixed.py",
-        "view.lacks(self.max_lookahead) and seconds_left > 0",
-        "view.lacks(self.max_lookahead)",
+        "not is_whole and seconds_left > 0",
+        "not is_whole",
         POLICIES,
     ),
     Rule("the first occurrence is looked up", NGRAM, "(ends[-2] for ends", "(ends[0] for ends", CONTRACT),
@@ -611,8 +611,8 @@ RULES = (
     Rule(
         "what a verdict prepared is not sent at once",
         DRAFTER_LOOP,
-        "if self._roll_back(sequence):\n                self._send(sequence)",
-        "if self._roll_back(sequence):\n                pass",
+        "if is_news:\n                self._send(sequence)",
+        "if is_news:\n                pass",
         DRAFT_TESTS,
     ),
     Rule(
