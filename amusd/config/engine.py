@@ -57,7 +57,7 @@ class DrafterConfig:
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer. As of the target."""
+    """`hf`: a folder or hub name of a transformers checkpoint; best with the target's tokenizer. As of the target."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
     where the CPU has fast products for it, else as of the target."""
