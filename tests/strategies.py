@@ -32,7 +32,20 @@ distributions = st.builds(
 )
 numbers = st.lists(nonces, max_size=5).map(tuple)
 opens = st.builds(
-    m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids, distributions, counts, counts, numbers
+    m.Open,
+    counts,
+    counts,
+    token_ids,
+    counts,
+    texts,
+    counts,
+    counts,
+    token_ids,
+    distributions,
+    counts,
+    counts,
+    counts,
+    numbers,
 )
 candidates = st.builds(
     m.Candidate,
@@ -53,9 +66,10 @@ closes = st.builds(m.Close, counts, st.sampled_from(FinishReason), numbers)
 progresses = st.builds(m.Progress, roles, counts, counts, counts, counts, counts, counts, counts, counts)
 failures = st.builds(m.Failed, roles, texts, texts)
 shutdowns = st.builds(m.Shutdown)
+features = st.builds(m.Features, counts, counts, counts, counts, st.binary(max_size=40))
 
 messages: st.SearchStrategy[m.Message] = st.one_of(
-    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns
+    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns, features
 )
 """Any message."""
 
@@ -73,6 +87,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         Distribution(temperature=0.7, logit_bias=((3, -1.0),)),
         3,
         8,
+        6,
         (5, 7, 8),
     ),
     m.Candidate(7, 1, 10, 9, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 1), more=True, draft_probs=(b"row", b"")),
@@ -81,5 +96,6 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 10**8, 2 * 10**9),
     m.Failed(Role.TARGET, "ValueError", "Traceback ...\nValueError: no"),
     m.Shutdown(),
+    m.Features(7, 1, 10, 12, bytes.fromhex("803f0040 0000c0bf")),
 )
 """One of each type, in the order of their kinds on the wire."""

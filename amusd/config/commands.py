@@ -1,4 +1,4 @@
-"""What single commands need beside a pair: where prompts come from, what is compared, measured or simulated."""
+"""Settings of single commands beside those of a pair: their prompts, what is compared, measured or simulated."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from amusd.config.decoding import AsynchronousPolicy
 from amusd.config.engine import DrafterKind
 
 HIDDEN = "(hidden)"
-"""What stands for a secret in a file that others may read."""
+"""The text that replaces a secret in a file that others may read."""
 DEFAULT_PROMPTS = 4
-"""How many prompts are taken where nobody says it."""
+"""The number of prompts that are taken by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadConfig:
-    """Where prompts come from."""
+    """The source of prompts."""
 
     path: str | None = None
     """JSON lines with `prompt`, `turns` or `conversation`; None takes the prompts that ship with the package."""
     num_prompts: int | None = None
-    """How many of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
+    """The number of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
     raw: bool = False
     """Do not apply the target's chat template."""
 
@@ -39,6 +39,8 @@ class CompareConfig:
     """Drafters to compare, by kind; empty: the configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
+    trees: bool = False
+    """Try trees of these lengths, too (`tree`), with drafters that can."""
     policies: tuple[AsynchronousPolicy, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)
@@ -111,7 +113,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Where `amusd serve` listens, and what it takes in."""
+    """The address of `amusd serve`, and its limits."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0: on all IPv4 addresses of the machine, which is then to be protected otherwise."""
@@ -120,6 +122,10 @@ class ServeConfig:
     api_key: str | None = None
     """What a client has to send as `Authorization: Bearer ...`; None: nothing. The environment variable AMUSD_API_KEY
     says it without showing it in the list of processes."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides this machine's own under which clients may address a server on loopback that has no key: a proxy's.
+    Any other is refused with 403, so that a web page elsewhere cannot reach the server by a name of its own that it has
+    made to mean this machine."""
     model_name: str | None = None
     """Name of the model for clients; None: the target's name."""
     max_queue: int = 64
@@ -188,6 +194,8 @@ class SimulateConfig:
     """Acceptance rates of the map."""
     grid_ratios: tuple[float, ...] = (2, 4, 8, 16)
     """Draft steps per target pass of the map; the draft's time per token follows from it."""
+    grid_batch_sizes: tuple[int, ...] = ()
+    """Batch sizes of the map, in the place of `grid_ratios`: the draft's time per token is then the given one."""
     points: tuple[str, ...] = ()
     """Run directories of `compare` or `generate` that the map's picture shows where they were measured, besides
     `calibration`."""
@@ -209,7 +217,7 @@ class SimulateConfig:
             self.batch_size == 1 or not self.grid,
             "simulate.batch_size",
             self.batch_size,
-            "must be 1 with simulate.grid=true, whose map is of one sequence at a time",
+            "must be 1 with simulate.grid=true, whose batch sizes are simulate.grid_batch_sizes",
         )
         for name, least in (("synchronous_lengths", 1), ("min_candidates", 0)):
             values = getattr(self, name)
@@ -231,4 +239,13 @@ class SimulateConfig:
             list(self.grid_ratios),
             "name at least one, each at least 1",
         )
+        sizes = self.grid_batch_sizes
+        require(all(size >= 1 for size in sizes), "simulate.grid_batch_sizes", list(sizes), "each must be at least 1")
+        require(self.grid or not sizes, "simulate.grid_batch_sizes", list(sizes), "needs simulate.grid=true")
         require(self.grid or not self.points, "simulate.points", list(self.points), "needs simulate.grid=true")
+        require(
+            not (self.points and sizes),
+            "simulate.points",
+            list(self.points),
+            "belong to a map of one sequence at a time, without simulate.grid_batch_sizes",
+        )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-from amusd.config.checks import check_model, check_seconds, require
+from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
+from amusd.config.checks import check_factory, check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
+DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "ngram", "synthetic", "custom"]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -29,8 +31,8 @@ MAX_NUM_SEQS = 1 << 12
 """Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
-_PROMPT_STEP = 128
-"""Chunks of a prompt end at its multiples: attention on a CPU has a border there (`models/numerics.py`)."""
+PROMPT_STEP = 128
+"""Chunks of a prompt end at its multiples: attention on a CPU has its border there (`models/numerics.py`)."""
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
 
 
@@ -53,11 +55,12 @@ class TargetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
-    """What proposes candidates."""
+    """A drafter: it proposes candidates."""
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint; best with the target's tokenizer. As of the target."""
+    """`hf`: a folder or hub name of a transformers checkpoint, best with the target's tokenizer; as of the target.
+    `eagle`: of a drafter that was trained for the target."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
     where the CPU has fast products for it, else as of the target."""
@@ -82,10 +85,16 @@ class DrafterConfig:
     """`ngram`: longest suffix that is looked up."""
     min_ngram: int = 2
     """`ngram`: shortest suffix that is looked up."""
+    factory: str | None = None
+    """`custom`: code of your own that makes the drafter, `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
+    point of `amusd.drafters` (`docs/writing_a_drafter.md`). Alone, or as `drafter=` that, it means `custom`."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """`custom`: what that function is told, `drafter.options.NAME=VALUE`."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
         check_model("drafter", self.kind, self.model)
+        check_factory(self.kind, self.factory, self.options)
         require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
         require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
         require(
@@ -110,9 +119,9 @@ class DrafterConfig:
         )
 
     @property
-    def can_branch(self) -> bool:
-        """It can draft trees: it has probabilities to rank its guesses by."""
-        return self.kind != "ngram"
+    def can(self) -> Capabilities:
+        """What drafters of its kind can do."""
+        return CAPABILITIES[self.kind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +225,10 @@ class EngineConfig:
         require(is_number, "max_num_seqs", self.max_num_seqs, f"must be between 1 and {MAX_NUM_SEQS}")
         batched = self.max_num_batched_tokens
         require(
-            batched is None or (batched >= _PROMPT_STEP and batched % _PROMPT_STEP == 0),
+            batched is None or (batched >= PROMPT_STEP and batched % PROMPT_STEP == 0),
             "max_num_batched_tokens",
             batched,
-            f"must be a multiple of {_PROMPT_STEP}, or null",
+            f"must be a multiple of {PROMPT_STEP}, or null",
         )
         check_seconds("startup_timeout_seconds", self.startup_timeout_seconds)
         require(
@@ -262,12 +271,14 @@ class EngineConfig:
 
     def _check_has_one_model(self) -> None:
         kinds = [drafter.kind for drafter in self.drafters]
-        require(
-            "ngram" not in kinds,
-            "draft_tensor_parallel_size",
-            self.draft_tensor_parallel_size,
-            "drafter=ngram has no model to share; allowed: 1",
-        )
+        for drafter in self.drafters:
+            why = "is not split over ranks" if drafter.can.has_model else "has no model to share"
+            require(
+                drafter.can.ranks,
+                "draft_tensor_parallel_size",
+                self.draft_tensor_parallel_size,
+                f"drafter={drafter.kind} {why}; allowed: 1",
+            )
         require(
             len(kinds) < 2,
             "draft_tensor_parallel_size",
@@ -278,10 +289,10 @@ class EngineConfig:
     def _check_fits_target(self, drafter: DrafterConfig) -> None:
         shape = self.hardware.synthetic
         require(
-            shape is None or drafter.kind in ("ngram", "synthetic"),
+            shape is None or drafter.can.any_target,
             "drafter",
             drafter.kind,
-            f"does not fit hardware.synthetic={shape}; allowed: ngram, synthetic",
+            f"does not fit hardware.synthetic={shape}; allowed: {kinds_with('any_target')}",
         )
         require(
             drafter.kind != "synthetic" or self.target.kind != "hf" or drafter.shape is not None,

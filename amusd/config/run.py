@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from amusd.config.capabilities import check_runs_ahead
 from amusd.config.checks import require
 from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
 from amusd.config.decoding import AsynchronousPolicy, DecodingConfig, SamplingParams
@@ -39,7 +40,7 @@ class RunConfig:
     view: Literal["plain", "live"] = "plain"
     """`generate` on a terminal: `live` shows below the text what both workers are doing."""
     run_dir: str | None = None
-    """Where the run keeps its files; None: `runs/<date>-<short hash>`."""
+    """The folder of the run's files; None: `runs/<date>-<short hash>`."""
     accept: float | None = None
     """`drafter=synthetic`: short for drafter.accept. `simulate`: the share of right draft tokens."""
     verify_ms: float | None = None
@@ -53,6 +54,7 @@ class RunConfig:
     mode: Mode = DecodingConfig.mode
     policy: AsynchronousPolicy = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
+    tree: bool = DecodingConfig.tree
     max_lookahead: int = DecodingConfig.max_lookahead
     min_candidates: int = DecodingConfig.min_candidates
     max_wait_passes: float = DecodingConfig.max_wait_passes
@@ -135,6 +137,7 @@ class RunConfig:
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))
             return self.engine(longest_block=longest_block, max_num_seqs=max(self.compare.batch_sizes))
+        check_runs_ahead(self.drafter.kind, self.decoding())
         if command == "serve":  # a request may ask for synchronous decoding
             return self.engine(longest_block=self.num_speculative_tokens)
         return self.engine(max_num_seqs=1 if command == "generate" and self.out is None else None)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, one_by_one
+from amusd.drafters.custom import factories_of, load_own
+from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
@@ -56,6 +58,11 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
                 functools.partial(NgramDrafter, config.min_ngram, config.max_ngram)
             )
             continue
+        if config.kind == "custom":
+            own = load_own(config, engine, device)
+            factories |= factories_of(config, own)
+            num_ids = min(num_ids or own.num_ids, own.num_ids or num_ids)
+            continue
         model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
         factories |= _model_factories(config, model)
         if tokenizer is None:
@@ -80,6 +87,9 @@ def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterK
         lookup = NgramDrafter(config.min_lookup, config.max_lookup) if looks_up else None
         return AutoregressiveDrafter(model, lookup, cache=cache)
 
+    def eagle(cache: KVCache) -> Drafter:
+        return EagleDrafter(model, cache=cache)
+
     def tree(cache: KVCache) -> Drafter:
         if config.kind == "synthetic":
             drafter = ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache)
@@ -87,6 +97,8 @@ def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterK
         ngrams = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
         return ModelTreeDrafter(model, ngrams, cache=cache)
 
+    if config.kind == "eagle":
+        chain = tree = eagle
     return {
         DrafterKind(config.kind): lambda number: [chain(cache) for cache in caches(number)],
         DrafterKind(config.kind, drafts_trees=True): lambda number: [tree(cache) for cache in caches(number)],

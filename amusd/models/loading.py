@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,8 +10,11 @@ import torch
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
+from amusd.models.draft_layouts import read_feature_spec
+from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import Report, embedded_target_path
+from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_config, load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
@@ -28,7 +32,7 @@ DRAFT_ROWS = 16
 
 def model_path(config: TargetConfig | DrafterConfig, report: Report | None = None) -> str:
     """Folder or hub name of a model's checkpoint; the embedded target is unpacked first if need be."""
-    return str(config.model) if config.kind == "hf" else str(embedded_target_path(report=report))
+    return str(embedded_target_path(report=report)) if config.model is None else config.model
 
 
 def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
@@ -64,7 +68,12 @@ def load_target(
         model = load_synthetic(config.hardware.synthetic, options)
         return model, SyntheticTokenizer(model.vocab_size)
     path = model_path(config.target, report)
-    model, tokenizer = load_model(path, options), load_tokenizer(path)
+    features: dict[str, FeatureSpec] = {
+        drafter.kind: read_feature_spec(str(drafter.model), path)
+        for drafter in config.drafters
+        if drafter.can.needs_features
+    }
+    model, tokenizer = load_model(path, replace(options, features=features)), load_tokenizer(path)
     if report is not None and not tokenizer.has_chat_template:
         report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
     return model, tokenizer
@@ -86,7 +95,7 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
     """The dtype of a drafter's model on `device`."""
     if config.dtype != "auto":
         return config.dtype
-    ships_in_int8 = config.kind != "hf" and draft_shape(config, target_shape) is None
+    ships_in_int8 = config.kind in ("embedded", "synthetic") and draft_shape(config, target_shape) is None
     can = config.model_impl != "transformers" and why_not_int8(torch.device(device)) is None
     return INT8 if ships_in_int8 and can else fastest_dtype(torch.device(device))
 
@@ -118,6 +127,9 @@ def load_draft_model(
         own = load_tokenizer(path)
         tokenizer, shared = _shared_with_target(own, engine) or (own, None)
         return load_model(path, options, shared), tokenizer
+    if config.kind == "eagle":
+        target_path = model_path(engine.target)
+        return load_eagle(path, target_path, options), load_tokenizer(target_path)
     model = load_embedded_draft(path, options, vocab_size=config.vocab_size)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
 
@@ -145,20 +157,26 @@ def _shared_with_target(
 
 def explain_target(config: EngineConfig, device: str) -> str:
     """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
-    settings = _settings(config.target, config.hardware.synthetic)
     dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
-    return explain_forward_pass(settings, config.target.model_impl, dtype, device, Role.TARGET, num_ranks)
+    return explain_forward_pass(
+        target_settings(config), config.target.model_impl, dtype, device, Role.TARGET, num_ranks
+    )
 
 
 def explain_drafter(
     config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
 ) -> str | None:
     """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
-    if config.kind == "ngram":
+    if not config.can.has_model:
         return None
     settings = _settings(config, draft_shape(config, target_shape))
     dtype = draft_dtype(config, device, target_shape)
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
+
+
+def target_settings(config: EngineConfig) -> Any:
+    """The transformers configuration of the target. Raises as `load_target`."""
+    return _settings(config.target, config.hardware.synthetic)
 
 
 def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None) -> Any:

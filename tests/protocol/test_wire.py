@@ -20,6 +20,7 @@ from amusd.protocol.messages import (
     Candidate,
     Close,
     Failed,
+    Features,
     Hello,
     Message,
     Open,
@@ -49,34 +50,36 @@ CANDIDATE = Candidate(7, 1, 10, 9, 2**64 - 1, 4, (0, 4), (5, 6), (), more=True)
 TREE = Candidate(7, 1, 10, 9, 5, 4, (0, 4), (5, 6), (60_000, 1), more=False)
 VERDICT = Verdict(7, 1, 3, 9, (5, 6), 2)
 GOLDEN = {
-    CANDIDATE: "414d5344 0700 0300 efcdab8967452301 1500000000000000"
+    CANDIDATE: "414d5344 0800 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 ffffffffffffffff 0400000000000000"
     "02000000 02000000 00000000 01 00000000 00000000 04000000 05000000 06000000",
-    TREE: "414d5344 0700 0300 efcdab8967452301 1500000000000000"
+    TREE: "414d5344 0800 0300 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 0500000000000000 0400000000000000"
     "02000000 02000000 02000000 00 00000000 00000000 04000000 05000000 06000000 60ea0000 01000000",
     Open(
-        7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8, (7, 2**32)
-    ): "414d5344 0700 0200 efcdab8967452301 1500000000000000"
+        7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8, 6, (7, 2**32)
+    ): "414d5344 0800 0200 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
-    "02000000 0300000000000000 0800000000000000 02000000 05000000 61 06000000 08000000"
+    "02000000 0300000000000000 0800000000000000 0600000000000000 02000000 05000000 61 06000000 08000000"
     "000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
     "0000000000000000 000000000000f0bf 0300000000000000 0900000000000000 00"
     "04000000 000000000000f8bf 05000000 0000000000000040 0700000000000000 0000000001000000",
-    Close(7, FinishReason.LENGTH, (9,)): "414d5344 0700 0500 efcdab8967452301 1500000000000000"
+    Close(7, FinishReason.LENGTH, (9,)): "414d5344 0800 0500 efcdab8967452301 1500000000000000"
     "0700000000000000 02 01000000 0900000000000000",
-    Failed(Role.DRAFT, "E", "ü"): "414d5344 0700 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
-    Hello(7, Role.DRAFT, 1, 10, "ab", ("a", "bc"), ("a",)): "414d5344 0700 0100 efcdab8967452301 1500000000000000"
+    Failed(Role.DRAFT, "E", "ü"): "414d5344 0800 0700 efcdab8967452301 1500000000000000 01 01000000 02000000 45 c3bc",
+    Hello(7, Role.DRAFT, 1, 10, "ab", ("a", "bc"), ("a",)): "414d5344 0800 0100 efcdab8967452301 1500000000000000"
     "0700000000000000 01 0100000000000000 0a00000000000000 02000000 02000000 01000000"
     "6162 01000000 61 02000000 6263 01000000 61",
-    VERDICT: "414d5344 0700 0400 efcdab8967452301 1500000000000000"
+    VERDICT: "414d5344 0800 0400 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 0300000000000000 0900000000000000 02000000 0200000000000000 05000000 06000000",
-    Progress(Role.DRAFT, 1, 2, 3, 4, 5, 6, 7, 8): "414d5344 0700 0600 efcdab8967452301 1500000000000000"
+    Progress(Role.DRAFT, 1, 2, 3, 4, 5, 6, 7, 8): "414d5344 0800 0600 efcdab8967452301 1500000000000000"
     "01 0100000000000000 0200000000000000 0300000000000000 0400000000000000"
     "0500000000000000 0600000000000000 0700000000000000 0800000000000000",
-    Shutdown(): "414d5344 0700 0800 efcdab8967452301 1500000000000000",
+    Features(7, 1, 9, 11, b"\x80\x3f\x00\x40"): "414d5344 0800 0900 efcdab8967452301 1500000000000000"
+    "0700000000000000 0100000000000000 0900000000000000 0b00000000000000 04000000 803f0040",
+    Shutdown(): "414d5344 0800 0800 efcdab8967452301 1500000000000000",
 }
-"""Frames of version 7 of every kind, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
+"""Frames of version 8 of every kind, before they are sealed. A change here is a change of PROTOCOL_VERSION."""
 
 
 def with_a_bit_flipped(frame: bytes) -> Iterator[bytes]:
@@ -174,7 +177,7 @@ def test_bytes_behind_the_end_are_refused(name: str) -> None:
     ("offset", "value", "reason"),
     [
         (0, b"AMSE", "not a frame"),
-        (4, b"\x01\x00", "protocol version 1, this side speaks 7"),
+        (4, b"\x01\x00", "protocol version 1, this side speaks 8"),
         (6, b"\x00\x00", "unknown message kind 0"),
         (6, b"\x63\x00", "unknown message kind 99"),
         (24, b"\xff" * 8, r"Candidate\.sequence_id is negative"),
@@ -236,10 +239,10 @@ def test_the_longest_open_fits_a_frame() -> None:
 
 def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
     frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE)[:-4])
-    frame[-97:-93] = struct.pack("<I", MAX_TOKENS + 1)
+    frame[-105:-101] = struct.pack("<I", MAX_TOKENS + 1)
     with pytest.raises(WireError, match=f"{MAX_TOKENS + 1} token ids, at most"):
         decode(seal(bytes(frame)))
-    frame[-97:-93] = struct.pack("<I", 20)
+    frame[-105:-101] = struct.pack("<I", 20)
     with pytest.raises(WireError, match="20 token ids announced, 69 bytes left"):
         decode(seal(bytes(frame)))
 
@@ -262,8 +265,8 @@ def test_the_sequences_that_are_not_over_are_bounded(number: int, reason: str) -
         (-65, struct.pack("<d", float("nan")), "temperature=nan: must be finite"),
         (-57, struct.pack("<d", 0.0), "top_p=0.0: must be above 0"),
         (-1, b"\x09", "9 stands for none of"),
-        (-93, struct.pack("<I", 1), "1 biases announced, 65 bytes left"),
-        (-93, struct.pack("<I", 2**31), "biases, at most"),
+        (-101, struct.pack("<I", 1), "1 biases announced, 65 bytes left"),
+        (-101, struct.pack("<I", 2**31), "biases, at most"),
     ],
 )
 def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value: bytes, reason: str) -> None:
