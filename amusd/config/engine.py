@@ -59,8 +59,8 @@ class DrafterConfig:
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer, as of the target. `eagle`,
-    `medusa`, `dflash`: of a drafter that was trained for the target."""
+    """`hf`: a folder or hub name of a transformers checkpoint, best with the target's tokenizer; as of the target.
+    `eagle`, `medusa`, `dflash`: of a drafter that was trained for the target."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
     where the CPU has fast products for it, else as of the target."""
