@@ -11,7 +11,7 @@ from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
 from amusd.config.checks import check_factory, check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "ngram", "synthetic", "custom"]
+DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "medusa", "dflash", "ngram", "synthetic", "custom"]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -59,8 +59,8 @@ class DrafterConfig:
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer, as of the target. `eagle`:
-    of a drafter that was trained for the target."""
+    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer, as of the target. `eagle`,
+    `medusa`, `dflash`: of a drafter that was trained for the target."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
     where the CPU has fast products for it, else as of the target."""
