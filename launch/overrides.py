@@ -160,7 +160,7 @@ def _choices(key: str, value: str) -> list[str]:
     if parsed.value_type is ValueType.INTERVAL_SWEEP:
         raise ConfigError(f"{key}={value}: an interval has no end of values; use a,b,c or range(start,stop,step)")
     try:
-        if is_text(key):  # Hydra's escapes are for its own grammar, which text does not pass again
+        if is_text(key) or key in MODEL_GROUPS:  # Hydra's escapes are for its grammar, which text does not pass again
             values = [str(getattr(item, "text", item)) for item in parsed.sweep_iterator()]
         else:
             values = list(parsed.sweep_string_iterator())
