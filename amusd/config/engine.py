@@ -71,10 +71,10 @@ class DrafterConfig:
     vocab_size: int = 8192
     """`embedded`: how many token ids its model can propose (the most frequent ones)."""
     min_lookup: int = 4
-    """`embedded`: shortest repeated suffix whose continuation is proposed in the model's place; 0: never, and what
-    followed shorter ones is not mixed into the guesses of a tree either."""
+    """`embedded`, `eagle`: shortest repeated suffix whose continuation is proposed in the model's place; 0: never, and
+    what followed shorter ones is not mixed into the guesses of a tree either."""
     max_lookup: int = 12
-    """`embedded`: longest suffix that is looked up for that."""
+    """`embedded`, `eagle`: longest suffix that is looked up for that."""
     shape: ModelShape | None = None
     """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
     accept: float = 0.8

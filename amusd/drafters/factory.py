@@ -88,7 +88,7 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
 
 def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterKind, DrafterFactory]:
     """The makers of chains and of trees over one set of caches: the i-th drafters of both have the same one."""
-    looks_up = config.kind == "embedded" and config.min_lookup > 0
+    looks_up = config.kind in ("embedded", "eagle") and config.min_lookup > 0
     caches = functools.cache(lambda number: model.new_caches(number, model.max_length, spare=MAX_NODES))
 
     def chain(cache: KVCache) -> Drafter:
@@ -97,19 +97,17 @@ def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterK
         lookup = NgramDrafter(config.min_lookup, config.max_lookup) if looks_up else None
         return AutoregressiveDrafter(model, lookup, cache=cache)
 
-    def eagle(cache: KVCache) -> Drafter:
-        return EagleDrafter(model, cache=cache)
-
     def tree(cache: KVCache) -> Drafter:
         if config.kind == "synthetic":
             drafter = ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache)
             return SyntheticTreeDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
         ngrams = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
+        if config.kind == "eagle":
+            return EagleDrafter(model, ngrams, cache=cache)
         return ModelTreeDrafter(model, ngrams, cache=cache)
 
-    if config.kind == "eagle":
-        chain = tree = eagle
+    make_chain = tree if config.kind == "eagle" else chain
     return {
-        DrafterKind(config.kind): lambda number: [chain(cache) for cache in caches(number)],
+        DrafterKind(config.kind): lambda number: [make_chain(cache) for cache in caches(number)],
         DrafterKind(config.kind, drafts_trees=True): lambda number: [tree(cache) for cache in caches(number)],
     }
