@@ -100,9 +100,9 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
     """The dtype of a drafter's model on `device`."""
     if config.dtype != "auto":
         return config.dtype
-    ships_in_int8 = config.kind in ("embedded", "synthetic") and draft_shape(config, target_shape) is None
+    is_embedded = config.kind in ("embedded", "synthetic") and draft_shape(config, target_shape) is None
     can = config.model_impl != "transformers" and why_not_int8(torch.device(device)) is None
-    return INT8 if ships_in_int8 and can else fastest_dtype(torch.device(device))
+    return INT8 if can and (is_embedded or config.can.needs_features) else fastest_dtype(torch.device(device))
 
 
 def load_draft_model(
