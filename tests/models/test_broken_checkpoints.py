@@ -53,7 +53,8 @@ def as_target(model: str) -> None:
 
 
 def as_draft(model: str) -> None:
-    load_drafters(EngineConfig(drafters=(DrafterConfig(kind="hf", model=model),)), "cpu")
+    target = TargetConfig(kind="hf", model=model)  # of the same tokenizer
+    load_drafters(EngineConfig(target=target, drafters=(DrafterConfig(kind="hf", model=model),)), "cpu")
 
 
 LOADERS = pytest.mark.parametrize("load", [as_target, as_draft])
