@@ -107,7 +107,13 @@ def test_without_overrides_the_defaults_of_the_package_hold() -> None:
 def test_every_configuration_file_composes(choice: str) -> None:
     group, _, name = choice.partition("=")
     model = [NEEDS_A_MODEL.get(group, "")]
-    needed = {"hf": model, "eagle": model, "custom": ["drafter.factory=mine:make"]}.get(name, [])
+    needed = {
+        "hf": model,
+        "eagle": model,
+        "medusa": model,
+        "dflash": model,
+        "custom": ["drafter.factory=mine:make"],
+    }.get(name, [])
     assert isinstance(compose_config([choice, *needed]), RunConfig)
 
 
