@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amusd.config import RunConfig
+from amusd.config import DrafterConfig, RunConfig
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 from amusd.settings import from_mapping, to_mapping
@@ -22,7 +22,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"bench": {"contexts": [64, 0]}}, "bench.contexts=[64, 0]: name lengths from 1 on"),
     (
         {"drafter": {"kind": "ngrams"}},
-        "drafter.kind=ngrams: allowed: embedded, hf, ngram, synthetic; did you mean 'ngram'?",
+        "drafter.kind=ngrams: allowed: cascade, embedded, hf, ngram, synthetic; did you mean 'ngram'?",
     ),
     ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
     ({"hardware": {"synthetic": "llama-8b"}}, "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: "),
@@ -85,6 +85,19 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),
     ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),
     ({"drafter": {"min_ngram": 5}}, "drafter.min_ngram=5: must be between 1 and drafter.max_ngram (4)"),
+    ({"drafter": {"kind": "cascade"}}, "drafter.model: required with drafter=cascade"),
+    (
+        {"drafter": {"inner": "ngram"}},
+        "drafter.inner=ngram: only allowed with drafter=cascade, not with drafter=embedded",
+    ),
+    (
+        {"drafter": {"kind": "cascade", "model": "/m", "inner": "synthetic"}},
+        "drafter.inner=synthetic: allowed: ngram, embedded, or a folder or hub name of a transformers checkpoint",
+    ),
+    (
+        {"drafter": {"kind": "cascade", "model": "/m", "num_inner_tokens": 16}},
+        "drafter.num_inner_tokens=16: must be between 1 and 15",
+    ),
     ({"hardware": {"num_threads": 0}}, "hardware.num_threads=0: must be at least 1"),
     ({"hardware": {"devices": ["cpu"]}}, "hardware.devices=['cpu']: name two"),
     (
@@ -97,6 +110,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (
         {"draft_tensor_parallel_size": 2, "drafter": {"kind": "ngram"}},
         "draft_tensor_parallel_size=2: drafter=ngram has no model to share; allowed: 1",
+    ),
+    (
+        {"draft_tensor_parallel_size": 2, "drafter": {"kind": "cascade", "model": "/m"}},
+        "draft_tensor_parallel_size=2: drafter=cascade has more than one model; allowed: 1",
     ),
     (
         {"draft_tensor_parallel_size": 2, "compare": {"drafters": ["embedded", "synthetic"]}},
@@ -213,3 +230,15 @@ def test_the_verify_width_follows_the_longest_block_in_whole_eights() -> None:
     assert width(mode=Mode.SYNCHRONOUS, num_speculative_tokens=8) == 16
     assert width(mode=Mode.ASYNCHRONOUS, num_speculative_tokens=8) == 8
     assert RunConfig().engine(longest_block=16).max_verify_width == 24
+
+
+@pytest.mark.parametrize(
+    ("inner", "kind", "model"), [(None, "ngram", None), ("embedded", "embedded", None), ("/s", "hf", "/s")]
+)
+def test_a_cascade_is_two_drafters(inner: str | None, kind: str, model: str | None) -> None:
+    drafter = DrafterConfig(kind="cascade", model="/m", inner=inner, min_ngram=3, num_inner_tokens=7)
+    middle, small = drafter.stages
+    assert (middle.kind, middle.model, middle.tokens_per_replay) == ("hf", "/m", 1)
+    assert (small.kind, small.model, small.min_ngram) == (kind, model, 3)
+    assert not drafter.can_branch
+    assert middle.stages == (middle,)

@@ -6,6 +6,8 @@ from amusd.errors import ConfigError
 from amusd.settings import shown
 
 _MAX_SECONDS = 1e6
+_OF_CHECKPOINTS = ("hf", "cascade")
+"""Kinds of models that are a checkpoint of the user's."""
 
 
 def require(condition: bool, key: str, value: object, allowed: str) -> None:
@@ -21,7 +23,9 @@ def check_seconds(key: str, value: float) -> None:
 
 def check_model(key: str, kind: str, model: str | None) -> None:
     """Raise `ConfigError` unless a checkpoint is named where one is needed, and only there."""
-    if kind == "hf" and not model:
-        raise ConfigError(f"{key}.model: required with {key}=hf (a folder or hub name of a transformers checkpoint)")
-    if kind != "hf" and model:
+    if kind in _OF_CHECKPOINTS and not model:
+        raise ConfigError(
+            f"{key}.model: required with {key}={kind} (a folder or hub name of a transformers checkpoint)"
+        )
+    if kind not in _OF_CHECKPOINTS and model:
         raise ConfigError(f"{key}.model={model}: only allowed with {key}=hf, not with {key}={kind}")

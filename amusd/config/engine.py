@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
 from amusd.config.checks import check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
+DrafterKind: TypeAlias = Literal["cascade", "embedded", "hf", "ngram", "synthetic"]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -29,6 +29,8 @@ MAX_NUM_SEQS = 1 << 12
 """Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
+MAX_INNER_TOKENS = 15
+"""A pass of a draft's model takes in 16 tokens at most, the last committed one among them."""
 _PROMPT_STEP = 128
 """Chunks of a prompt end at its multiples: attention on a CPU has a border there (`models/numerics.py`)."""
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
@@ -57,7 +59,8 @@ class DrafterConfig:
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer. As of the target."""
+    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer. As of the target. `cascade`:
+    the model in the middle, which judges what `inner` drafts."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
     where the CPU has fast products for it, else as of the target."""
@@ -82,10 +85,15 @@ class DrafterConfig:
     """`ngram`: longest suffix that is looked up."""
     min_ngram: int = 2
     """`ngram`: shortest suffix that is looked up."""
+    inner: str | None = None
+    """`cascade`: what drafts for `model`: `ngram` (None is that), `embedded`, or a checkpoint as of `hf`."""
+    num_inner_tokens: int = 4
+    """`cascade`: tokens of `inner` that one pass of `model` judges at most."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
         check_model("drafter", self.kind, self.model)
+        self._check_inner()
         require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
         require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
         require(
@@ -111,8 +119,44 @@ class DrafterConfig:
 
     @property
     def can_branch(self) -> bool:
-        """It can draft trees: it has probabilities to rank its guesses by."""
-        return self.kind != "ngram"
+        """It can draft trees: it has probabilities to rank its guesses by, and computes them node by node."""
+        return self.kind not in ("cascade", "ngram")
+
+    @property
+    def stages(self) -> tuple[DrafterConfig, ...]:
+        """The drafter itself; of a cascade the one in the middle and the one that drafts for it, which share settings.
+
+        The model in the middle makes its tokens in the pass that judges, so it never makes several in one replay.
+        """
+        if self.kind != "cascade":
+            return (self,)
+        middle = replace(self, kind="hf", inner=None, tokens_per_replay=1)
+        if self.inner in (None, "ngram"):
+            return middle, replace(self, kind="ngram", model=None, inner=None)
+        if self.inner == "embedded":
+            return middle, replace(self, kind="embedded", model=None, inner=None)
+        return middle, replace(self, kind="hf", model=self.inner, inner=None)
+
+    def _check_inner(self) -> None:
+        inner, number = self.inner, self.num_inner_tokens
+        require(
+            inner is None or self.kind == "cascade",
+            "drafter.inner",
+            inner,
+            f"only allowed with drafter=cascade, not with drafter={self.kind}",
+        )
+        require(
+            inner in (None, "ngram", "embedded") or inner not in (*get_args(DrafterKind), ""),
+            "drafter.inner",
+            inner,
+            "allowed: ngram, embedded, or a folder or hub name of a transformers checkpoint",
+        )
+        require(
+            1 <= number <= MAX_INNER_TOKENS,
+            "drafter.num_inner_tokens",
+            number,
+            f"must be between 1 and {MAX_INNER_TOKENS}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +317,12 @@ class EngineConfig:
             "draft_tensor_parallel_size",
             self.draft_tensor_parallel_size,
             f"ranks share the model of one drafter, not of {', '.join(kinds)}; allowed: 1",
+        )
+        require(
+            "cascade" not in kinds,
+            "draft_tensor_parallel_size",
+            self.draft_tensor_parallel_size,
+            "drafter=cascade has more than one model; allowed: 1",
         )
 
     def _check_fits_target(self, drafter: DrafterConfig) -> None:

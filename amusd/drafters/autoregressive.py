@@ -37,11 +37,7 @@ class AutoregressiveDrafter(ChainDrafter):
         self._distribution = GREEDY
         self._sampler: TokenSampler | None = None
         self._digests = Digests.of(model)
-        model.prepare(self._cache)  # the ratio test
-        model.prepare(self._cache, steps=model.tokens_per_step)
-        if self._digests is not None:
-            model.prepare(self._cache, (self._digests.few,), model.tokens_per_step)
-            model.prepare(self._cache, (self._digests.many,))
+        self._prepare()
 
     @property
     def tokens_per_step(self) -> int:
@@ -135,6 +131,14 @@ class AutoregressiveDrafter(ChainDrafter):
         super().close()
         self._cache.truncate(0)
 
+    def _prepare(self) -> None:
+        """Prepare every pass that is asked for."""
+        self.model.prepare(self._cache)  # the ratio test
+        self.model.prepare(self._cache, steps=self.model.tokens_per_step)
+        if self._digests is not None:
+            self.model.prepare(self._cache, (self._digests.few,), self.model.tokens_per_step)
+            self.model.prepare(self._cache, (self._digests.many,))
+
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
         """The model's proposal for each."""
@@ -155,11 +159,11 @@ class AutoregressiveDrafter(ChainDrafter):
             drafter.commit(proposed)
         return [tuple(proposed) for proposed in found]
 
-    def _catch_up(self) -> list[int]:
-        """The tokens that the next pass takes in; those that do not fit into one pass go through the model here."""
+    def _catch_up(self, num_behind: int = 0) -> list[int]:
+        """The tokens that the next pass takes in before `num_behind` more; what does not fit is prefilled here."""
         while True:
             start = self._cache.length
-            pending = self._context[start : start + self.model.max_rows(start)]
-            if start + len(pending) == self.length:
-                return pending
-            self.model.prefill(pending, self._cache)
+            most = self.model.max_rows(start)
+            if self.length - start + num_behind <= most:
+                return self._context[start:]
+            self.model.prefill(self._context[start : min(start + most, self.length - 1)], self._cache)

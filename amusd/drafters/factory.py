@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, one_by_one
+from amusd.drafters.base import ChainDrafter, Drafter, DrafterFactory, DrafterKind, one_by_one
+from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
@@ -17,6 +18,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
 from amusd.models.loading import load_draft_model
 from amusd.models.sharding import ALONE, Ranks
+from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.draft_session import MAX_NODES
 
 
@@ -48,12 +50,14 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     for config in engine.drafters:
         if config.kind == "ngram":
-            factories[DrafterKind(config.kind)] = one_by_one(
-                functools.partial(NgramDrafter, config.min_ngram, config.max_ngram)
-            )
+            factories[DrafterKind(config.kind)] = _lookups(config)
             continue
         model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
-        factories |= _model_factories(config, model)
+        if config.kind == "cascade":
+            make_inner, num_inner_ids = _load_inner(config, model, tokenizer, engine, device)
+            factories[DrafterKind(config.kind)] = _cascade_factory(config, model, make_inner, num_inner_ids)
+        else:
+            factories |= _model_factories(config, model)
         if tokenizer is None:
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
@@ -61,6 +65,47 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
         num_ids = min(num_ids or model.num_ids, model.num_ids)
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids)
+
+
+def _lookups(config: DrafterConfig) -> DrafterFactory:
+    return one_by_one(functools.partial(NgramDrafter, config.min_ngram, config.max_ngram))
+
+
+def _load_inner(
+    config: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer | None, engine: EngineConfig, device: str
+) -> tuple[DrafterFactory, int]:
+    """The maker of a cascade's inner drafters, and how many token ids they take in; 0: all.
+
+    Raises `ConfigError` where it cannot draft for `middle`, which has this tokenizer.
+    """
+    inner = config.stages[1]
+    if inner.kind == "ngram":
+        return _lookups(inner), 0
+    model, own = load_draft_model(inner, engine, device)
+    if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(f"drafter.inner={config.inner}: its tokenizer differs from that of {config.model}")
+    if model.num_ids > middle.num_ids:
+        raise ConfigError(
+            f"drafter.inner={config.inner}: has {model.num_ids} token ids, more than {config.model} ({middle.num_ids})"
+        )
+    return _model_factories(inner, model)[DrafterKind(inner.kind)], model.num_ids
+
+
+def _cascade_factory(
+    config: DrafterConfig, middle: CachedModel, make_inner: DrafterFactory, num_inner_ids: int = 0
+) -> DrafterFactory:
+    """The maker of chains by `middle` and by inner drafters, which are chains, too."""
+
+    def make(number: int) -> list[Drafter]:
+        made: list[Drafter] = []
+        for cache, inner in zip(middle.new_caches(number, middle.max_length), make_inner(number), strict=True):
+            assert isinstance(inner, ChainDrafter)
+            made.append(
+                CascadeDrafter(middle, inner, config.num_inner_tokens, cache=cache, num_inner_ids=num_inner_ids)
+            )
+        return made
+
+    return make
 
 
 def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterKind, DrafterFactory]:

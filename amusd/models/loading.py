@@ -94,8 +94,10 @@ def load_draft_model(
 ) -> tuple[CachedModel, Tokenizer | None]:
     """The model of a drafter that has one, and its tokenizer; None with random weights, which work with any.
 
-    `report` and `ranks` as for `load_target`, and it raises the same errors.
+    Of a cascade the model in the middle; each of its `stages` can be loaded on its own. `report` and `ranks` as for
+    `load_target`, and it raises the same errors.
     """
+    config = config.stages[0]
     capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs and ranks.captures)
     options = LoadOptions(
         numerics=Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
@@ -127,9 +129,13 @@ def explain_target(config: EngineConfig, device: str) -> str:
 def explain_drafter(
     config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
 ) -> str | None:
-    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
+    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`.
+
+    Of a cascade that of the model in the middle.
+    """
     if config.kind == "ngram":
         return None
+    config = config.stages[0]
     settings = _settings(config, draft_shape(config, target_shape))
     dtype = draft_dtype(config, device, target_shape)
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)

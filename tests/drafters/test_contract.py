@@ -10,14 +10,20 @@ from hypothesis import strategies as st
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
+from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.synthetic import SyntheticDrafter
+from amusd.models.numerics import Numerics
 from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 6
 CAPACITY = 60
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
+OTHER_MODEL = TableModel(VOCAB_SIZE, seed=5, max_length=CAPACITY)
+MODEL_OF_FEW_ROWS = TableModel(
+    VOCAB_SIZE, seed=3, max_length=CAPACITY, numerics=Numerics(width=4, fixed=True, border=8, prefill_chunk=8)
+)
 MODEL_OF_FEWER_IDS = TableModel(VOCAB_SIZE - 2, seed=3, max_length=CAPACITY)
 REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
 
@@ -31,6 +37,11 @@ def synthetic() -> SyntheticDrafter:
 
 FACTORIES: dict[str, Callable[[], Drafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
+    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramDrafter(2, 4)), 3),
+    "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1, 3), 4),
+    "cascade_fewer_ids": lambda: CascadeDrafter(
+        MODEL, AutoregressiveDrafter(MODEL_OF_FEWER_IDS), num_inner_ids=VOCAB_SIZE - 2
+    ),
     "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramDrafter(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),
