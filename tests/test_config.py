@@ -22,7 +22,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"bench": {"contexts": [64, 0]}}, "bench.contexts=[64, 0]: name lengths from 1 on"),
     (
         {"drafter": {"kind": "ngrams"}},
-        "drafter.kind=ngrams: allowed: cascade, embedded, hf, ngram, synthetic; did you mean 'ngram'?",
+        "drafter.kind=ngrams: allowed: embedded, hf, eagle, cascade, ngram, synthetic; did you mean 'ngram'?",
     ),
     ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
     ({"hardware": {"synthetic": "llama-8b"}}, "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: "),
@@ -81,7 +81,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_silence_seconds": 0}, "max_silence_seconds=0.0: must be above 0"),
     ({"target": {"kind": "hf"}}, "target.model: required with target=hf"),
     ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
-    ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with drafter=hf, not with drafter=embedded"),
+    (
+        {"drafter": {"model": "/m"}},
+        "drafter.model=/m: only allowed with drafter=hf or drafter=eagle or drafter=cascade, not with drafter=embedded",
+    ),
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),
     ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),
     ({"drafter": {"min_ngram": 5}}, "drafter.min_ngram=5: must be between 1 and drafter.max_ngram (4)"),
@@ -113,7 +116,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"draft_tensor_parallel_size": 2, "drafter": {"kind": "cascade", "model": "/m"}},
-        "draft_tensor_parallel_size=2: drafter=cascade has more than one model; allowed: 1",
+        "draft_tensor_parallel_size=2: drafter=cascade is not split over ranks; allowed: 1",
     ),
     (
         {"draft_tensor_parallel_size": 2, "compare": {"drafters": ["embedded", "synthetic"]}},
@@ -240,5 +243,5 @@ def test_a_cascade_is_two_drafters(inner: str | None, kind: str, model: str | No
     middle, small = drafter.stages
     assert (middle.kind, middle.model, middle.tokens_per_replay) == ("hf", "/m", 1)
     assert (small.kind, small.model, small.min_ngram) == (kind, model, 3)
-    assert not drafter.can_branch
+    assert not drafter.can.tree
     assert middle.stages == (middle,)

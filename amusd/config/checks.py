@@ -5,9 +5,9 @@ from __future__ import annotations
 from amusd.errors import ConfigError
 from amusd.settings import shown
 
+WITH_CHECKPOINT = ("hf", "eagle", "cascade")
+"""Kinds of models that are read from a folder or the hub."""
 _MAX_SECONDS = 1e6
-_OF_CHECKPOINTS = ("hf", "cascade")
-"""Kinds of models that are a checkpoint of the user's."""
 
 
 def require(condition: bool, key: str, value: object, allowed: str) -> None:
@@ -23,9 +23,8 @@ def check_seconds(key: str, value: float) -> None:
 
 def check_model(key: str, kind: str, model: str | None) -> None:
     """Raise `ConfigError` unless a checkpoint is named where one is needed, and only there."""
-    if kind in _OF_CHECKPOINTS and not model:
-        raise ConfigError(
-            f"{key}.model: required with {key}={kind} (a folder or hub name of a transformers checkpoint)"
-        )
-    if kind not in _OF_CHECKPOINTS and model:
-        raise ConfigError(f"{key}.model={model}: only allowed with {key}=hf, not with {key}={kind}")
+    if kind in WITH_CHECKPOINT and not model:
+        raise ConfigError(f"{key}.model: required with {key}={kind} (a folder or hub name of a checkpoint)")
+    if kind not in WITH_CHECKPOINT and model:
+        allowed = " or ".join(f"{key}={kind}" for kind in WITH_CHECKPOINT) if key == "drafter" else f"{key}=hf"
+        raise ConfigError(f"{key}.model={model}: only allowed with {allowed}, not with {key}={kind}")

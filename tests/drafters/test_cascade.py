@@ -109,7 +109,7 @@ def test_a_cascade_of_checkpoints_proposes_what_its_model_would(tmp_path: Path, 
         texts.append([text[:12] for text in proposed])
     assert texts[0] == texts[1]
     line = doctor._drafter_text(cascade, engine, "cpu")
-    assert line.startswith(f"cascade, chains only: up to 4 tokens of {'ngram' if inner == 'ngram' else 'hf, float32'}")
+    assert line.startswith(f"cascade: up to 4 tokens of {'ngram' if inner == 'ngram' else 'hf, float32'}")
     assert "; judged in one pass by hf, float32: lean decoder" in line
 
 
