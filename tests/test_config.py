@@ -94,6 +94,14 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "drafter.inner=ngram: only allowed with drafter=cascade, not with drafter=embedded",
     ),
     (
+        {"drafter": {"inner_device": "cpu"}},
+        "drafter.inner_device=cpu: only allowed with drafter=cascade, not with drafter=embedded",
+    ),
+    (
+        {"drafter": {"kind": "cascade", "model": "/m", "inner_device": "gpu"}},
+        "drafter.inner_device=gpu: allowed: cpu, or cuda: and the number of a GPU, as in cuda:2",
+    ),
+    (
         {"drafter": {"kind": "cascade", "model": "/m", "inner": "synthetic"}},
         "drafter.inner=synthetic: allowed: ngram, embedded, or a folder or hub name of a transformers checkpoint",
     ),

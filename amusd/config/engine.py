@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
@@ -90,6 +91,9 @@ class DrafterConfig:
     """`cascade`: what drafts for `model`: `ngram` (None is that), `embedded`, or a checkpoint as of `hf`."""
     num_inner_tokens: int = 4
     """`cascade`: tokens of `inner` that one pass of `model` judges at most."""
+    inner_device: str | None = None
+    """`cascade`: device of `inner`, for instance `cuda:2`, in a process of its own, which runs ahead of `model`; None: the
+    two take turns in one process."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
@@ -131,20 +135,28 @@ class DrafterConfig:
         """
         if self.kind != "cascade":
             return (self,)
-        middle = replace(self, kind="hf", inner=None, tokens_per_replay=1)
+        alone = partial(replace, self, inner=None, inner_device=None)
+        middle = alone(kind="hf", tokens_per_replay=1)
         if self.inner in (None, "ngram"):
-            return middle, replace(self, kind="ngram", model=None, inner=None)
+            return middle, alone(kind="ngram", model=None)
         if self.inner == "embedded":
-            return middle, replace(self, kind="embedded", model=None, inner=None)
-        return middle, replace(self, kind="hf", model=self.inner, inner=None)
+            return middle, alone(kind="embedded", model=None)
+        return middle, alone(kind="hf", model=self.inner)
 
     def _check_inner(self) -> None:
-        inner, number = self.inner, self.num_inner_tokens
+        inner, device, number = self.inner, self.inner_device, self.num_inner_tokens
+        for key, value in (("drafter.inner", inner), ("drafter.inner_device", device)):
+            require(
+                value is None or self.kind == "cascade",
+                key,
+                value,
+                f"only allowed with drafter=cascade, not with drafter={self.kind}",
+            )
         require(
-            inner is None or self.kind == "cascade",
-            "drafter.inner",
-            inner,
-            f"only allowed with drafter=cascade, not with drafter={self.kind}",
+            device is None or _DEVICE.fullmatch(device) is not None,
+            "drafter.inner_device",
+            device,
+            "allowed: cpu, or cuda: and the number of a GPU, as in cuda:2",
         )
         require(
             inner in (None, "ngram", "embedded") or inner not in (*get_args(DrafterKind), ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from amusd.config import DrafterConfig, EngineConfig
@@ -42,10 +42,17 @@ class LoadedDrafters:
         return tuple(kind.name for kind in self.factories if kind.drafts_trees == drafts_trees)
 
 
-def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> LoadedDrafters:
+StartInner = Callable[[DrafterConfig, CachedModel, Tokenizer], DrafterFactory]
+"""Starts the process of a cascade's inner drafters; returns what makes them. `CachedModel`: the one in the middle."""
+
+
+def load_drafters(
+    engine: EngineConfig, device: str, ranks: Ranks = ALONE, start_inner: StartInner | None = None
+) -> LoadedDrafters:
     """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ.
 
-    `ranks`: those that share the model of the only drafter.
+    `ranks`: those that share the model of the only drafter. `start_inner`: for a cascade over devices; without
+    it all is loaded here.
     """
     factories: dict[DrafterKind, DrafterFactory] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
@@ -55,7 +62,10 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
             continue
         model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
         if config.kind == "cascade":
-            make_inner, num_inner_ids = _load_inner(config, model, tokenizer, engine, device)
+            if config.inner_device is not None and start_inner is not None and tokenizer is not None:
+                make_inner, num_inner_ids = start_inner(config, model, tokenizer), 0
+            else:
+                make_inner, num_inner_ids = _load_inner(config, model, tokenizer, engine, device)
             factories[DrafterKind(config.kind)] = _cascade_factory(config, model, make_inner, num_inner_ids)
         else:
             factories |= _model_factories(config, model)

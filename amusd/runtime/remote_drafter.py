@@ -136,7 +136,7 @@ class RemoteDraft:
 
 
 class RemoteDrafter(ChainDrafter):
-    """One sequence at a `RemoteDraft`. How many tokens it proposes depends on time, the text of the cascade does not."""
+    """One sequence at a `RemoteDraft`. Time decides how many tokens it proposes, but not the text of the cascade."""
 
     def __init__(self, draft: RemoteDraft) -> None:
         super().__init__()

@@ -6,18 +6,30 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import tiny
 from runtime.pair import PROMPT, VOCAB_SIZE, DraftThread, decoding, pair, target_model
 
-from amusd.config import GREEDY, Distribution, SamplingParams
+from amusd.config import (
+    GREEDY,
+    DecodingConfig,
+    Distribution,
+    DrafterConfig,
+    EngineConfig,
+    SamplingParams,
+    TargetConfig,
+)
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
+from amusd.engine import Engine
+from amusd.errors import ConfigError
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
@@ -180,6 +192,36 @@ def test_a_middle_without_its_draft_drafts_alone() -> None:
     middle.drafter.commit((5, 5))
     assert len(middle.drafter.propose(4)) == 1
     middle.drafter.close()
+
+
+def test_three_processes_give_the_answer_of_plain_decoding(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("target", "middle", "small")]
+    for number, folder in enumerate(folders):
+        config = tiny.tiny_config(num_hidden_layers=3 - number, vocab_size=300)
+        tiny.save_checkpoint(folder, config, tiny.byte_tokenizer())
+    target, middle, small = map(str, folders)
+    drafter = DrafterConfig(kind="cascade", model=middle, inner=small, inner_device="cpu", dtype="float32")
+    config = EngineConfig(
+        target=TargetConfig(kind="hf", model=target, dtype="float32"), drafters=(drafter,), max_model_len=64
+    )
+    wanted = SamplingParams(max_new_tokens=24)
+    with Engine.start(config) as engine:
+        expected = engine.generate("abc", wanted, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE)).token_ids
+        for mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS):
+            answer = engine.generate("abc", wanted, decoding=DecodingConfig(mode=mode))
+            assert answer.token_ids == expected
+            assert answer.metrics.num_verified > 0
+        assert engine.draft_failure is None
+
+
+def test_an_inner_drafter_that_does_not_fit_is_refused_from_its_own_process(tmp_path: Path) -> None:
+    for name, tokenizer in (("middle", tiny.byte_tokenizer()), ("small", tiny.byte_tokenizer(("<end>",)))):
+        tiny.save_checkpoint(tmp_path / name, tiny.tiny_config(num_hidden_layers=1, vocab_size=300), tokenizer)
+    middle, small = str(tmp_path / "middle"), str(tmp_path / "small")
+    drafter = DrafterConfig(kind="cascade", model=middle, inner=small, inner_device="cpu")
+    config = EngineConfig(target=TargetConfig(kind="hf", model=middle), drafters=(drafter,), max_model_len=64)
+    with pytest.raises(ConfigError, match="tokenizer"):
+        Engine.start(config)
 
 
 @contextmanager
