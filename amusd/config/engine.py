@@ -92,8 +92,8 @@ class DrafterConfig:
     num_inner_tokens: int = 4
     """`cascade`: tokens of `inner` that one pass of `model` judges at most."""
     inner_device: str | None = None
-    """`cascade`: device of `inner`, for instance `cuda:2`, which then runs ahead of `model` in a process of its own. None:
-    the two take turns in one process."""
+    """`cascade`: device of `inner`, for instance `cuda:2`, which then runs ahead of `model` in a process of its own.
+    None: the two take turns in one process."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
