@@ -21,6 +21,9 @@ CONFIG_DIR, CONFIG_NAME = "--config-dir", "--config-name"
 TEXT_LISTS = frozenset({"sampling.stop"})
 """Lists whose value may be one plain text instead."""
 
+OPTIONS = "drafter.options"
+"""The section whose keys are those of a drafter from outside."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
@@ -35,7 +38,8 @@ class Key:
     @property
     def is_text(self) -> bool:
         """Whether its value is free text, taken literally."""
-        return typing.get_origin(self.hint) in (types.UnionType, typing.Union) and str in typing.get_args(self.hint)
+        is_union = typing.get_origin(self.hint) in (types.UnionType, typing.Union)
+        return is_union and str in typing.get_args(self.hint) and not self.allowed
 
     @property
     def allowed(self) -> str:

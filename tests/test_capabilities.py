@@ -70,10 +70,13 @@ def test_a_document_shows_the_table() -> None:
 @pytest.mark.parametrize(
     ("can", "schedules"),
     [
-        (Capabilities(), "mode=synchronous, asynchronous (policy=chain, windowed, branching, auto)"),
-        (Capabilities(tree=False), "mode=synchronous, asynchronous (policy=chain, windowed, auto)"),
-        (Capabilities(chain=False), "mode=asynchronous (policy=branching, auto)"),
-        (BESIDE, "mode=synchronous"),
+        (
+            Capabilities(),
+            "mode=synchronous (tree=false or true), asynchronous (policy=chain, windowed, branching, auto)",
+        ),
+        (Capabilities(tree=False), "mode=synchronous (tree=false), asynchronous (policy=chain, windowed, auto)"),
+        (Capabilities(chain=False), "mode=synchronous (tree=true), asynchronous (policy=branching, auto)"),
+        (BESIDE, "mode=synchronous (tree=false or true)"),
     ],
 )
 def test_its_schedules_are_said_in_words(can: Capabilities, schedules: str) -> None:

@@ -173,7 +173,7 @@ def _pair(config: EngineConfig) -> list[Finding]:
         draft = load_drafters(config, device)
         if loaded and draft.tokenizer_hash not in ("", loaded[0][1].fingerprint):
             raise AmusdError("the drafter's tokenizer differs from the target's")
-        return "; ".join(texts)
+        return "; ".join([*texts, *draft.notes])
 
     findings = [_try("target", target), _try("drafter", drafters), _schedules(config)]
     if loaded:
@@ -195,7 +195,7 @@ def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> 
     num_ranks = config.draft_tensor_parallel_size
     forward = explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=num_ranks)
     if forward is None:
-        return drafter.kind
+        return drafter.kind if drafter.factory is None else f"{drafter.kind} {drafter.factory}"
     return f"{drafter.kind}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
 
 

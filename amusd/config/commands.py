@@ -1,4 +1,4 @@
-"""What single commands need beside a pair: where prompts come from, what is compared, measured or simulated."""
+"""Settings of single commands beside those of a pair: their prompts, what is compared, measured or simulated."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import math
 from dataclasses import dataclass
 
 from amusd.config.checks import require
-from amusd.config.decoding import AsynchronousPolicy
-from amusd.config.engine import DrafterKind
+from amusd.config.decoding import PolicyName, check_policy
 
 HIDDEN = "(hidden)"
-"""What stands for a secret in a file that others may read."""
+"""The text that replaces a secret in a file that others may read."""
 DEFAULT_PROMPTS = 4
-"""How many prompts are taken where nobody says it."""
+"""The number of prompts that are taken by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadConfig:
-    """Where prompts come from."""
+    """The source of prompts."""
 
     path: str | None = None
     """JSON lines with `prompt`, `turns` or `conversation`; None takes the prompts that ship with the package."""
     num_prompts: int | None = None
-    """How many of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
+    """The number of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
     raw: bool = False
     """Do not apply the target's chat template."""
 
@@ -35,22 +34,29 @@ class WorkloadConfig:
 class CompareConfig:
     """What `amusd compare` runs beside plain decoding."""
 
-    drafters: tuple[DrafterKind, ...] = ()
-    """Drafters to compare, by kind; empty: the configured one."""
+    drafters: tuple[str, ...] = ()
+    """Drafters to compare, each `KIND` or `KIND:FOLDER_OR_HUB_NAME`, of different kinds; empty: the configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
-    policies: tuple[AsynchronousPolicy, ...] = ()
+    trees: bool = False
+    """Try trees of these lengths, too (`tree`), with drafters that can."""
+    policies: tuple[PolicyName, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)
     """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
 
     def __post_init__(self) -> None:
+        for policy in self.policies:
+            check_policy("compare.policies", policy)
         require(
             bool(self.batch_sizes) and min(self.batch_sizes) >= 1 and len({*self.batch_sizes}) == len(self.batch_sizes),
             "compare.batch_sizes",
             list(self.batch_sizes),
             "name at least one, each at least 1, and none twice",
         )
+        kinds = [name.partition(":")[0] for name in self.drafters]
+        twice = next((kind for kind in kinds if kinds.count(kind) > 1), "")
+        require(not twice, "compare.drafters", list(self.drafters), f"names {twice} twice")
         require(
             bool(self.synchronous_lengths) and min(self.synchronous_lengths) >= 1,
             "compare.synchronous_lengths",
@@ -111,7 +117,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Where `amusd serve` listens, and what it takes in."""
+    """The address of `amusd serve`, and its limits."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0: on all IPv4 addresses of the machine, which is then to be protected otherwise."""

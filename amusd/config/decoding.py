@@ -1,17 +1,21 @@
-"""How one request is answered: what its tokens are drawn from, and when which worker does what."""
+"""Settings of one request: what its tokens are drawn from, and when which worker does what."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from amusd.config.checks import check_seconds, require
-from amusd.settings import convert_fields, shown
+from amusd.config.plugins import POLICIES, entry_point_names, is_reference
+from amusd.errors import ConfigError
+from amusd.settings import convert_fields, nearest, shown
 from amusd.types import Mode
 
 AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"]
+PolicyName: TypeAlias = AsynchronousPolicy | str
+"""One of them, or code of the user's own (`docs/writing_a_drafter.md`)."""
 AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 
 MAX_BIASES = 1 << 16
@@ -26,7 +30,7 @@ _LARGEST = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """What each token of an answer is drawn from, and with which noise. Both workers apply it."""
+    """The distribution that each token of an answer is drawn from, and its noise. Both workers apply it."""
 
     temperature: float = 0.0
     """0: greedy decoding. Above: the target's distribution is sampled, sharper below 1 and flatter above."""
@@ -113,7 +117,7 @@ GREEDY = Distribution()
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Distribution):
-    """How one answer is sampled and when it ends."""
+    """The distribution of one answer, and when it ends."""
 
     max_new_tokens: int = 128
     """Tokens of the answer at most."""
@@ -169,17 +173,31 @@ class SamplingParams(Distribution):
         return Distribution(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Distribution)})
 
 
+def check_policy(key: str, name: str | None) -> None:
+    """Raise `ConfigError` unless a policy may be meant. Does not look whether the user's code is there."""
+    allowed: tuple[str, ...] = get_args(AsynchronousPolicy)
+    if name in allowed or (name is not None and is_reference(name)):
+        return
+    allowed += entry_point_names(POLICIES)
+    if name not in allowed:
+        raise ConfigError(f"{key}={shown(name)}: allowed: {', '.join(allowed)}{nearest(shown(name), allowed)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
     """The schedule of one request; any two requests of an engine may differ in it."""
 
     mode: Mode = Mode.ASYNCHRONOUS
-    policy: AsynchronousPolicy = "auto"
+    policy: PolicyName = "auto"
     """Asynchronous mode only. `chain`: the draft follows its best guess; `windowed`: it fills one window while another
     is verified; `branching`: it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: that
-    where it can, and waits as long as it finds worth it."""
+    where it can, and waits as long as it finds worth it. `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
+    point of `amusd.policies`: a policy of your own (`docs/writing_a_drafter.md`)."""
     num_speculative_tokens: int = 4
     """Synchronous mode: candidates per verification; `windowed`: tokens of a window."""
+    tree: bool = False
+    """Synchronous mode: a block is a tree, for which the draft takes `num_speculative_tokens` steps, each over the
+    likeliest tokens so far (not with `sampling.acceptance=rejection`)."""
     max_lookahead: int = 16
     """Chain, branching, auto: how many tokens the draft may be ahead of the committed prefix it knows."""
     min_candidates: int = 2
@@ -189,11 +207,11 @@ class DecodingConfig:
     tokens_per_message: int = 1
     """Chain: candidates are sent once this many are ready."""
     fan_out: int = 8
-    """Branching: candidates that the draft prepares behind each token at most."""
+    """Trees: candidates that the draft prepares behind each token at most."""
     rows_per_step: int = 16
-    """Branching: tokens of its tree that the draft computes in one step at most; no more than its passes take."""
+    """Trees: tokens that the draft computes in one step at most; no more than its passes take."""
     verify_breadth: int = 3
-    """Branching, auto: candidates of one position that a target pass verifies at most, in rows that cost next to
+    """Trees: candidates of one position that a target pass verifies at most, in rows that cost next to
     nothing (on a CPU with `verify_width=fixed`, on a GPU); elsewhere one path, as with 1."""
     draft_timeout_seconds: float = 10.0
     """Synchronous mode, windowed: how long the target waits for a block before it goes on alone."""
@@ -202,6 +220,7 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "")
+        check_policy("policy", self.policy)
         counts = ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step")
         for name in (*counts, "verify_breadth"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")

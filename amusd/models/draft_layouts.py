@@ -29,9 +29,11 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
 from amusd.models.compatibility import check_quantization, supported_class
-from amusd.models.decoder import MODEL_TYPES
+from amusd.models.decoder import MODEL_TYPES, why_not_covered
 from amusd.models.features import FeatureSpec
 from amusd.models.huggingface import compute_frequencies, empty_model, load_config
+from amusd.models.linear import INT8, why_not_int8
+from amusd.models.load_options import LoadOptions
 from amusd.models.tokenizer import load_tokenizer
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
@@ -115,9 +117,8 @@ class PublishedDraft:
 
         Layers get the biases that there are. Raises `ConfigError` if weights are missing, too many or of other shapes.
         """
-        given = {name: tensor for name, tensor in self.weights.items() if name not in ("d2t", "t2d")}
-        if self.family != EAGLE:  # what is computed beside the target
-            given = {name: tensor for name, tensor in given.items() if not name.startswith(_BESIDE_TARGET[self.family])}
+        elsewhere = ("d2t", "t2d", *_BESIDE_TARGET[self.family])
+        given = {name: tensor for name, tensor in self.weights.items() if not name.startswith(elsewhere)}
         given |= {EMBEDDING: self.embedding(), HEAD: self.head()}
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Linear):
@@ -147,7 +148,15 @@ class PublishedDraft:
 
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_BESIDE_TARGET = {
+_NEEDED = {
+    EAGLE: ("fc.weight", "model.layers.0.self_attn.q_proj.weight"),
+    EAGLE3: ("fc.weight", "model.layers.0.self_attn.q_proj.weight"),
+    DFLASH: ("fc.weight", "hidden_norm.weight", "model.layers.0.self_attn.q_proj.weight"),
+    MEDUSA: (),
+}
+"""Weights that are looked at before all of them are checked."""
+_BESIDE_TARGET: Mapping[str, tuple[str, ...]] = {
+    EAGLE: (),
     EAGLE3: ("fc.", "input_norm.", "fc_norm."),
     DFLASH: ("fc.", "hidden_norm."),
     MEDUSA: (),
@@ -199,23 +208,26 @@ def read_published(path: str | Path, target_path: str | Path) -> PublishedDraft:
     folder = find_checkpoint(path)
     with one_line_errors(path, CONFIG):
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            raise ConfigError(f"drafter {path}: {CONFIG} is not an object")
-    _refuse(path, _why_refused(settings))
+        _refuse(path, _why_refused(settings))
+    target = load_config(target_path).get_text_config(decoder=True)
+    with one_line_errors(path):
+        draft = _read(path, settings, target_path, target)
+        for difference in _differences(draft, folder):
+            raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
+        _check_vocabulary(draft)
+    return draft
+
+
+def _read(path: str | Path, settings: Mapping[str, Any], target_path: str | Path, target: Any) -> PublishedDraft:
+    """The drafter, whatever target it was made for."""
     stored = read_head(path)
-    _refuse(
-        path, next((title for part, title in _REFUSED_WEIGHTS.items() if any(part in name for name in stored)), None)
-    )
     family = _family(path, settings, stored)
     weights = {_canonical(name, family): tensor for name, tensor in stored.items() if not _is_copy(name)}
-    target = load_config(target_path).get_text_config(decoder=True)
+    if missing := [name for name in _NEEDED[family] if name not in weights]:
+        raise ConfigError(f"drafter {path}: its file lacks weights, {missing[0]} among them")
     config = None if family == MEDUSA else _layer_config(path, settings, weights, target)
     layers = _feature_layers(path, family, settings, int(target.num_hidden_layers))
-    draft = PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
-    for difference in _differences(draft, folder):
-        raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
-    _check_vocabulary(draft)
-    return draft
+    return PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
 
 
 def target_weight(path: str | Path, name: str) -> Tensor:
@@ -245,7 +257,10 @@ def _refuse(path: str | Path, title: str | None) -> None:
 
 
 def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, Tensor]) -> str:
-    """The family that the files are of."""
+    """The family that the files are of. Raises `UnsupportedModelError` for none that is computed here."""
+    _refuse(
+        path, next((title for part, title in _REFUSED_WEIGHTS.items() if any(part in name for name in stored)), None)
+    )
     if _SPECULATORS_TYPE in settings:
         return str(settings[_SPECULATORS_TYPE])
     bare = {name.removeprefix("model.").removeprefix("medusa_head.") for name in stored}
@@ -282,8 +297,7 @@ def _layer_config(path: str | Path, settings: Mapping[str, Any], weights: Mappin
     from transformers import AutoConfig
 
     sizes = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
-    names = [found[1] for found in map(_LAYER.match, weights) if found]
-    num_layers = 1 + max(map(int, names))
+    num_layers = 1 + max(int(found[1]) for found in map(_LAYER.match, weights) if found)
     has_norms = "model.layers.0.self_attn.q_norm.weight" in weights
     stated = sizes.get("model_type")
     model_type = stated if stated in MODEL_TYPES else ("qwen3" if has_norms else "llama")
@@ -374,6 +388,22 @@ def _check_vocabulary(draft: PublishedDraft) -> None:
     t2d = weights.get("t2d")
     if t2d is not None and not torch.equal(t2d.bool().nonzero().flatten(), ids):
         raise ConfigError(f"drafter {draft.path}: d2t and t2d name different tokens")
+
+
+def check_options(draft: PublishedDraft, options: LoadOptions) -> None:
+    """Raise `UnsupportedModelError` for options that no drafter with features has; before any weight is read."""
+    if options.ranks.size > 1:
+        raise UnsupportedModelError(
+            f"draft_tensor_parallel_size={options.ranks.size}: a drafter that reads features has one rank; allowed: 1"
+        )
+    if options.model_impl == "transformers":
+        raise UnsupportedModelError("model_impl=transformers: only amusd computes a drafter that reads features")
+    if draft.config is not None:
+        if (reason := why_not_covered(draft.config)) is not None:
+            raise UnsupportedModelError(f"drafter {draft.path}: {reason}")
+        options.check(draft.config)
+    elif options.dtype == INT8 and (reason := why_not_int8(torch.device(options.device))) is not None:
+        raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
 
 
 def empty_layers(draft: PublishedDraft, max_model_len: int) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
-from amusd.drafters.base import DrafterFactory, one_by_one
+from amusd.drafters.base import DrafterFactory, one_by_one, say_once
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.models.cached_model import CachedModel
@@ -285,6 +285,8 @@ def serve_draft(
     try:
         device = claim_device(config, Role.DRAFT)
         drafters = drafters or load_drafters(config, device, leader or ALONE, partial(start_inner, config, others))
+        for note in drafters.notes if incarnation == FIRST_INCARNATION else ():
+            say_once(f"draft: {note}")
         if leader is not None:
             _await_followers(leader, config)
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
@@ -320,9 +322,10 @@ def start_inner(
     process = DraftProcess(config)
     running.callback(process.stop)
     process.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
-    peer = await_hello(link, target_hello(middle, tokenizer), config.startup_timeout_seconds, process.ending)
+    own = replace(target_hello(middle, tokenizer), vocab_size=middle.num_ids)
+    peer = await_hello(link, own, config.startup_timeout_seconds, process.ending)
     process.met()
-    remote = RemoteDraft(link, peer, stage.kind, middle.vocab_size)
+    remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
     running.callback(remote.shut_down)
     return one_by_one(lambda: RemoteDrafter(remote))
 

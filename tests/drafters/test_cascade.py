@@ -9,7 +9,7 @@ import torch
 from models import tiny
 
 from amusd.commands import doctor
-from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig
+from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, TargetConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter, DrafterKind
 from amusd.drafters.cascade import CascadeDrafter
@@ -92,7 +92,8 @@ def test_a_cascade_of_checkpoints_proposes_what_its_model_would(tmp_path: Path, 
     inner = checkpoint(tmp_path, "small", 1) if inner == "small" else inner
     cascade = DrafterConfig(kind="cascade", model=middle, inner=inner, dtype="float32")
     alone = DrafterConfig(kind="hf", model=middle, dtype="float32")
-    engine = EngineConfig(drafters=(cascade, alone), max_model_len=64)
+    target = TargetConfig(kind="hf", model=middle)
+    engine = EngineConfig(target=target, drafters=(cascade, alone), max_model_len=64)
     loaded = load_drafters(engine, "cpu")
     assert loaded.names(drafts_trees=False) == ("cascade", "hf")
     assert loaded.names(drafts_trees=True) == ("hf",)
@@ -118,11 +119,13 @@ def test_an_inner_drafter_that_does_not_fit_is_refused_in_one_line(tmp_path: Pat
     stranger = checkpoint(tmp_path, "stranger", 1, tiny.byte_tokenizer(("<end>",)))
     larger = tmp_path / "larger"
     tiny.save_checkpoint(larger, tiny.tiny_config(num_hidden_layers=1, vocab_size=310), tiny.byte_tokenizer())
-    for inner, message in (
-        (stranger, f"drafter.inner={stranger}: its tokenizer differs from that of {middle}"),
-        (str(larger), f"drafter.inner={larger}: has 310 token ids, more than {middle} (300)"),
+    elsewhere = str(tmp_path / "elsewhere")  # else the target's tokens stand for those of all drafters
+    for inner, target, message in (
+        (stranger, elsewhere, f"drafter.inner={stranger}: its tokenizer differs from that of {middle}"),
+        (str(larger), middle, f"drafter.inner={larger}: has 310 token ids, more than {middle} (300)"),
     ):
         config = DrafterConfig(kind="cascade", model=middle, inner=inner)
+        engine = EngineConfig(target=TargetConfig(kind="hf", model=target), drafters=(config,), max_model_len=64)
         with pytest.raises(ConfigError) as caught:
-            load_drafters(EngineConfig(drafters=(config,), max_model_len=64), "cpu")
+            load_drafters(engine, "cpu")
         assert str(caught.value) == message

@@ -141,6 +141,7 @@ def cascade(middle: PrefixModel) -> CascadeDrafter:
         Experiment(PLAIN, target=(larger := PrefixModel(3)), draft=PrefixModel(2, 3, of=larger)),
         Experiment(PLAIN, make_drafter=cascade),
         Experiment(PLAIN, make_drafter=cascade, num_speculative_tokens=4, asynchronous=False),
+        Experiment(PLAIN, target=(other := PrefixModel(4)), draft=PrefixModel(2, 3, of=other, output_ids=(1, 2, 4))),
     ],
     ids=[
         "plain",
@@ -154,6 +155,7 @@ def cascade(middle: PrefixModel) -> CascadeDrafter:
         "draft of fewer ids",
         "cascade",
         "four of a cascade",
+        "draft that shares some ids",
     ],
 )
 @pytest.mark.parametrize("number", [FEW, pytest.param(200_000, marks=pytest.mark.long)])
