@@ -73,9 +73,9 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`, both drafters."""
-        super().open(token_ids, capacity, fan_out)
         self.inner.set_distribution(self._distribution)
-        self.inner.open(self._known(token_ids), capacity)
+        self.inner.open(self._known(token_ids), capacity)  # first: it may work on another device meanwhile
+        super().open(token_ids, capacity, fan_out)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens to both."""

@@ -107,7 +107,7 @@ def test_help_lists_the_groups_and_keys_of_a_command_with_their_defaults(
     assert listed & keys().keys() == own
     for other, foreign in (("bench", "bench."), ("simulate", "simulate."), ("compare", "compare.")):
         assert any(name.startswith(foreign) for name in own) == (command == other)
-    assert any(line.startswith("  drafter=embedded | hf | eagle") for line in lines)
+    assert any(line.startswith("  drafter=cascade | custom | eagle") for line in lines)
     assert ("  experiment=" in "\n".join(lines)) == (command in ("generate", "compare"))
     assert len(lines) < 150
 
