@@ -22,7 +22,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"bench": {"contexts": [64, 0]}}, "bench.contexts=[64, 0]: name lengths from 1 on"),
     (
         {"drafter": {"kind": "ngrams"}},
-        "drafter.kind=ngrams: allowed: embedded, hf, eagle, cascade, ngram, synthetic, custom; did you mean 'ngram'?",
+        (
+            "drafter.kind=ngrams: allowed: embedded, hf, eagle, medusa, dflash, cascade, ngram, synthetic, custom; "
+            "did you mean 'ngram'?"
+        ),
     ),
     ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
     ({"hardware": {"synthetic": "llama-8b"}}, "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: "),
@@ -83,7 +86,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
     (
         {"drafter": {"model": "/m"}},
-        "drafter.model=/m: only allowed with drafter=hf or drafter=eagle or drafter=cascade, not with drafter=embedded",
+        (
+            "drafter.model=/m: only allowed with drafter=hf or drafter=eagle or drafter=medusa or drafter=dflash or "
+            "drafter=cascade, not with drafter=embedded"
+        ),
     ),
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),
     ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),

@@ -35,7 +35,8 @@ class CompareConfig:
     """What `amusd compare` runs beside plain decoding."""
 
     drafters: tuple[str, ...] = ()
-    """Drafters to compare, each `KIND` or `KIND:FOLDER_OR_HUB_NAME`, of different kinds; empty: the configured one."""
+    """Drafters to compare, each `KIND`, `KIND:FOLDER_OR_HUB_NAME` or `custom:FACTORY`, of different kinds; empty: the
+    configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
     trees: bool = False

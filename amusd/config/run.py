@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from amusd.config.capabilities import check_runs_ahead
 from amusd.config.checks import require
@@ -186,13 +186,14 @@ class RunConfig:
 
     def _drafter(self, name: str) -> DrafterConfig:
         """The drafter that `compare.drafters` names: as configured, where its kind is that of `drafter`."""
-        kind, _, model = name.partition(":")
+        kind, _, source = name.partition(":")
         is_kind = kind in get_args(DrafterKind)
         require(is_kind, "compare.drafters", name, f"allowed: {', '.join(get_args(DrafterKind))}, or KIND:MODEL")
+        given: dict[str, Any] = {"factory" if kind == "custom" else "model": source} if source else {}
         if kind == self.drafter.kind:
-            drafter = dataclasses.replace(self.drafter, model=model) if model else self.drafter
+            drafter = dataclasses.replace(self.drafter, **given)
         else:
-            drafter = DrafterConfig(kind=cast("DrafterKind", kind), model=model or None)
+            drafter = DrafterConfig(kind=cast("DrafterKind", kind), **given)
         if kind == "synthetic" and self.accept is not None:
             return dataclasses.replace(drafter, accept=self.accept)
         return drafter

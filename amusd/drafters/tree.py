@@ -151,8 +151,8 @@ class ModelTreeDrafter(Drafter):
             self._ngrams.commit(self._context[self._ngrams.length :])
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
-        """The tokens that followed the longest suffix when it occurred before."""
-        found = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)
+        """The tokens that followed the longest suffix when it occurred before; none for a chain: it has one guess."""
+        found = () if self._ngrams is None or self._is_chain else self._ngrams.continuation(LOOKUP_TOKENS)
         return found, LOOKUP_WEIGHT if found else 0.0
 
     def close(self) -> None:

@@ -24,9 +24,7 @@ from amusd.models.attention import Attention, AttentionInputs, attend_masked
 from amusd.models.compatibility import position_limit
 from amusd.models.decoder import Decoder
 from amusd.models.draft_layouts import (
-    DFLASH,
     MEDUSA,
-    TITLES,
     PublishedDraft,
     check_options,
     empty_layers,
@@ -323,14 +321,10 @@ def _block_settings(draft: PublishedDraft) -> tuple[int, int]:
     return block_size, mask
 
 
-def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions) -> BlockModel:
-    """Load the Medusa or DFlash drafter in a folder or hub name. Raises as `load_eagle`."""
-    draft = read_published(path, target_path)
+def load_block_model(path: str | Path, target_path: str | Path, options: LoadOptions, kind: str) -> BlockModel:
+    """Load the drafter of this kind, `medusa` or `dflash`, in a folder or hub name. Raises as `load_eagle`."""
+    draft = read_published(path, target_path, kind)
     check_options(draft, options)
     with device_errors(options.device):
         prepare_device(options.device)
-        if draft.family == MEDUSA:
-            return MedusaModel(draft, options)
-        if draft.family == DFLASH:
-            return DFlashModel(draft, options)
-    raise UnsupportedModelError(f"{path} holds a drafter of the kind {TITLES[draft.family]}; use drafter=eagle")
+        return MedusaModel(draft, options) if draft.family == MEDUSA else DFlashModel(draft, options)

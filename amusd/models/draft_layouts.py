@@ -38,6 +38,8 @@ from amusd.models.tokenizer import load_tokenizer
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 TITLES = {EAGLE: "EAGLE-1 or EAGLE-2", EAGLE3: "EAGLE-3", MEDUSA: "Medusa", DFLASH: "DFlash"}
+KINDS = {EAGLE: "eagle", EAGLE3: "eagle", MEDUSA: "medusa", DFLASH: "dflash"}
+"""Which `drafter=` each is."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _SPECULATORS_TYPE = "speculators_model_type"
@@ -194,13 +196,13 @@ class _Reduction(torch.nn.Module):
         return features
 
 
-def read_feature_spec(path: str | Path, target_path: str | Path) -> FeatureSpec:
+def read_feature_spec(path: str | Path, target_path: str | Path, kind: str) -> FeatureSpec:
     """What the drafter in `path` reads of its target: for the target's process. Raises as `read_published`."""
-    return read_published(path, target_path).feature_spec()
+    return read_published(path, target_path, kind).feature_spec()
 
 
-def read_published(path: str | Path, target_path: str | Path) -> PublishedDraft:
-    """Read the drafter of any layout in a folder or hub name; weights stay in their mapped files.
+def read_published(path: str | Path, target_path: str | Path, kind: str) -> PublishedDraft:
+    """Read the drafter of this kind (one of `KINDS`) in a folder or hub name; weights stay in their mapped files.
 
     Raises `ConfigError` for files that are missing or damaged, `UnsupportedModelError` for a drafter of another kind,
     or one that was made for another target.
@@ -212,6 +214,10 @@ def read_published(path: str | Path, target_path: str | Path) -> PublishedDraft:
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
         draft = _read(path, settings, target_path, target)
+        if (found := KINDS[draft.family]) != kind:
+            raise UnsupportedModelError(
+                f"drafter={kind}: {path} holds a drafter of the kind {TITLES[draft.family]}; use drafter={found}"
+            )
         for difference in _differences(draft, folder):
             raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
         _check_vocabulary(draft)

@@ -17,14 +17,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.attention import Attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.decoder import Decoder, norm_rows, own_norm
 from amusd.models.draft_layouts import (
     EAGLE,
-    EAGLE3,
-    TITLES,
     PublishedDraft,
     check_options,
     empty_layers,
@@ -107,11 +105,7 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` and
     `UnsupportedModelError` as `read_published` and `load_model`.
     """
-    draft = read_published(path, target_path)
-    if draft.family not in (EAGLE, EAGLE3):
-        raise UnsupportedModelError(
-            f"drafter=eagle: {path} holds a {TITLES[draft.family]} drafter; use drafter={draft.family}"
-        )
+    draft = read_published(path, target_path, "eagle")
     check_options(draft, options)
     settings = {name: _flag(draft, name) for name in ("norm_before_residual", "norm_output")}
     model = draft.fill(_empty_eagle(draft, options.max_model_len))

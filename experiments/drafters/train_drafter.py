@@ -3,7 +3,8 @@
     python experiments/drafters/train_drafter.py eagle3 --text TEXT.npz --features FEATURES/ --out OUT/ --minutes 40
 
 OUT gets `config.json` and `model.safetensors` (bfloat16), written anew every few minutes, `training.json` (settings,
-curve, cost) and `checkpoint.pt`, from which an interrupted training goes on.
+curve, cost) and `checkpoint.pt`, from which an interrupted training goes on. Started by `torchrun --nproc-per-node`,
+several processes share the work: each takes batches of its own, and the gradients are averaged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -62,7 +65,10 @@ def main() -> None:
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    train(parser.parse_args())
+    arguments = parser.parse_args()
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo" if arguments.device == "cpu" else "nccl")
+    train(arguments)
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -73,14 +79,17 @@ def train(arguments: argparse.Namespace) -> None:
     measured, saved = run.seconds, time.monotonic()
     for rows in run.batches():
         run.learn(rows)
+        if run.rank > 0:
+            continue
         if run.seconds - measured > arguments.measure_minutes * 60 and not run.is_over:
             run.evaluate()
             measured = run.seconds
         if time.monotonic() - saved > arguments.save_minutes * 60:
             run.save()
             saved = time.monotonic()
-    run.evaluate()
-    run.save()
+    if run.rank == 0:
+        run.evaluate()
+        run.save()
 
 
 class Run:
@@ -88,6 +97,7 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
+        self.rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self._text = read_text(arguments.text)
         self._features = Features(arguments.features, self._text)
         teacher = load_teacher(arguments.device)
@@ -126,7 +136,7 @@ class Run:
     def batches(self) -> Iterator[np.ndarray]:
         """Row numbers of batches until the time is over: every labelled row once each time round."""
         length, size = self._text.length, self._arguments.rows
-        random = np.random.default_rng(self._arguments.seed + self._step)
+        random = np.random.default_rng((self._arguments.seed, self._step, self.rank))
         while True:
             self._features.refresh()
             rows = random.permutation(self._features.learned_from)
@@ -145,18 +155,38 @@ class Run:
         batch = self._load(rows)
         loss = self._loss(batch)
         loss.backward()
+        if self._world_size > 1:
+            self._average_gradients()
         torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._losses.append(float(loss.detach()))
         self._step += 1
-        self._num_tokens += int(self._text.length[rows].sum())
-        self.seconds += time.monotonic() - began
+        self._num_tokens += self._world_size * int(self._text.length[rows].sum())
+        self.seconds += self._agree(time.monotonic() - began)
+        if self.rank > 0:
+            return
         print(
             f"step {self._step}, {self.seconds / 60:.1f} min, loss {self._recent_loss():.4f}, "
             f"{self._num_tokens / self.seconds:,.0f} tokens/s",
             flush=True,
         )
+
+    def _average_gradients(self) -> None:
+        """Give every process the mean of the gradients."""
+        gradients = [parameter.grad for parameter in self._network.parameters()]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient) / self._world_size)
+
+    def _agree(self, seconds: float) -> float:
+        """The mean over the processes, so that all of them end with the same step."""
+        if self._world_size == 1:
+            return seconds
+        total = torch.tensor(seconds, dtype=torch.float64, device=self._arguments.device)
+        dist.all_reduce(total)
+        return float(total) / self._world_size
 
     def _loss(self, batch: Batch) -> Tensor:
         """Mean over tokens of the cross entropy less its lower bound, weighted over the distances."""
@@ -240,7 +270,8 @@ class Run:
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
         if not self._checkpoint.exists():
-            self.evaluate()
+            if self.rank == 0:
+                self.evaluate()
             return
         saved = torch.load(self._checkpoint, weights_only=True)
         self._network.load_state_dict(saved["network"])

@@ -23,7 +23,7 @@ from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode
 from launch.compose import compose_config
-from launch.draft import own_factory
+from launch.draft import own_code
 from launch.job import Options
 from launch.overrides import expand_sweep
 from tests.launch.processes import ROOT, amusd_command, run
@@ -299,6 +299,14 @@ def test_a_mistake_on_the_command_line_is_one_line(overrides: list[str], message
     assert "\n" not in str(caught.value)
 
 
+def test_it_is_compared_with_others() -> None:
+    config = compose_config(["compare.drafters=[ngram,custom:/x/mine.py:make]"])
+    assert config.engine_for("compare").drafters == (
+        DrafterConfig(kind="ngram"),
+        DrafterConfig(kind="custom", factory="/x/mine.py:make"),
+    )
+
+
 def test_options_can_be_swept_and_come_from_a_file(tmp_path: Path) -> None:
     jobs = expand_sweep(["drafter=a:b", "drafter.options.x=1,2"])
     assert [compose_config(job).drafter.options for job in jobs] == [{"x": 1}, {"x": 2}]
@@ -316,14 +324,17 @@ def test_a_value_that_cannot_be_written_down_is_refused() -> None:
 
 def test_on_another_machine_the_target_cannot_choose_the_code_that_runs() -> None:
     asked = DrafterConfig(kind="custom", factory="a:b", options={"path": "/theirs"})
-    for own_words in ([], ["drafter=c:d"]):
+    ngram = DrafterConfig(kind="ngram")
+    for own_words in ([], ["drafter=c:d"], ["compare.drafters=[ngram,custom:c:d]"]):
         with pytest.raises(
             ConfigError, match=r"^drafter.factory=a:b: the target asks for it, and it would run code on"
         ):
-            own_factory(Options(overrides=tuple(own_words)), asked)
-    named = Options(overrides=("drafter=a:b", "drafter.options.path=/mine"))
-    assert own_factory(named, asked).options == {"path": "/mine"}
-    assert own_factory(Options(), DrafterConfig()) == DrafterConfig()
+            own_code(Options(overrides=tuple(own_words)), [ngram, asked])
+    mine = ("drafter.factory=a:b", "drafter.options.path=/mine")
+    for own_words in (mine, (*mine, "compare.drafters=[ngram,custom]")):
+        expected = dataclasses.replace(asked, options={"path": "/mine"})
+        assert own_code(Options(overrides=own_words), [ngram, asked]) == (ngram, expected)
+    assert own_code(Options(), [DrafterConfig()]) == (DrafterConfig(),)
 
 
 FAILING = """

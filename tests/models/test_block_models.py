@@ -30,6 +30,7 @@ from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.linear import why_not_int8
+from amusd.models.load_options import LoadOptions
 
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
 
@@ -125,9 +126,9 @@ def test_medusa_gives_the_scores_of_the_paper(
 ) -> None:
     weights = medusa_weights(num_blocks, equal_heads=equal_heads)
     folder = save_medusa(tmp_path / "draft", weights, file)
-    spec = read_feature_spec(folder, target)
+    spec = read_feature_spec(folder, target, "medusa")
     assert (spec.layers, spec.width, spec.reduce) == ((LAYERS,), WIDTH, None)
-    model = load_block_model(folder, target, OPTIONS)
+    model = load_medusa(folder, target)
     assert model.max_depth == NUM_HEADS, "counted from the weights"
     state, features = model.new_state(), random(6, WIDTH, seed=1)
     state.take(0, features)
@@ -136,7 +137,7 @@ def test_medusa_gives_the_scores_of_the_paper(
 
 def test_medusa_s_further_heads_go_on_behind_an_older_state(target: Path, tmp_path: Path) -> None:
     weights = medusa_weights()
-    model = load_block_model(save_medusa(tmp_path / "draft", weights), target, OPTIONS)
+    model = load_medusa(save_medusa(tmp_path / "draft", weights), target)
     state, features = model.new_state(), random(9, WIDTH, seed=1)
     assert len(state.score(0, 5)) == 0
     state.take(0, features[:6])
@@ -157,10 +158,18 @@ def test_medusa_in_narrow_dtypes_stays_close(dtype: str, num_heads_equal: bool, 
     skip_without(dtype)
     weights = medusa_weights(equal_heads=num_heads_equal)
     folder, features = save_medusa(tmp_path / "draft", weights), random(1, WIDTH, seed=1)
-    state = load_block_model(folder, target, replace(OPTIONS, dtype=dtype)).new_state()
+    state = load_medusa(folder, target, replace(OPTIONS, dtype=dtype)).new_state()
     state.take(0, features)
     found, expected = state.score(1, 5).float(), medusa_scores(weights, features[0])
     assert torch.nn.functional.cosine_similarity(found, expected).min() > 0.99
+
+
+def load_medusa(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> BlockModel:
+    return load_block_model(folder, target, options, "medusa")
+
+
+def load_dflash(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> BlockModel:
+    return load_block_model(folder, target, options, "dflash")
 
 
 def skip_without(dtype: str) -> None:
@@ -171,13 +180,13 @@ def skip_without(dtype: str) -> None:
 def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> None:
     weights, shared = dflash_weights(), shared_weights(target)
     folder = save_dflash(tmp_path / "draft", weights)
-    spec = read_feature_spec(folder, target)
+    spec = read_feature_spec(folder, target, "dflash")
     assert (spec.layers, spec.width) == ((2, 5), WIDTH), "it names layers whose outputs it reads"
     states = random(30, 2 * WIDTH, seed=1)
     assert spec.reduce is not None
     features = spec.reduce(states)
     torch.testing.assert_close(features, norm(states @ weights["fc.weight"].T, weights["hidden_norm.weight"]))
-    model = load_block_model(folder, target, OPTIONS)
+    model = load_dflash(folder, target)
     assert model.max_depth == BLOCK - 1
     state = model.new_state()
     state.take(0, features[:7])
@@ -190,7 +199,7 @@ def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> N
 
 def test_dflash_does_not_see_features_that_have_not_come(target: Path, tmp_path: Path) -> None:
     weights, shared, features = dflash_weights(), shared_weights(target), random(12, WIDTH, seed=1)
-    state = load_block_model(save_dflash(tmp_path / "draft", weights), target, OPTIONS).new_state()
+    state = load_dflash(save_dflash(tmp_path / "draft", weights), target).new_state()
     assert len(state.score(4, 40)) == 0
     state.take(0, features[:3])
     state.take(5, features[5:8])
@@ -218,8 +227,8 @@ def test_dflash_in_speculators_form_may_have_a_head_of_its_own(from_anchor: bool
         "sample_from_anchor": from_anchor,
     }
     folder, features = save(tmp_path / "draft", weights, **settings), random(6, WIDTH, seed=1)
-    assert read_feature_spec(folder, target).layers == (1, 4)
-    model = load_block_model(folder, target, OPTIONS)
+    assert read_feature_spec(folder, target, "dflash").layers == (1, 4)
+    model = load_dflash(folder, target)
     assert model.output_ids is not None
     assert model.output_ids.tolist() == DRAFT_IDS.tolist()
     state, skipped = model.new_state(), 0 if from_anchor else 1
@@ -235,14 +244,14 @@ def test_dflash_in_narrow_dtypes_stays_close(dtype: str, target: Path, tmp_path:
     folder, features = save_dflash(tmp_path / "draft"), random(6, WIDTH, seed=1)
     scores = []
     for options in (OPTIONS, replace(OPTIONS, dtype=dtype)):
-        state = load_block_model(folder, target, options).new_state()
+        state = load_dflash(folder, target, options).new_state()
         state.take(0, features)
         scores.append(state.score(6, 40).float())
     assert torch.nn.functional.cosine_similarity(*scores).min() > 0.98
 
 
 def test_a_block_at_the_longest_length_fits(target: Path, tmp_path: Path) -> None:
-    model: BlockModel = load_block_model(save_dflash(tmp_path / "draft"), target, OPTIONS)
+    model = load_dflash(save_dflash(tmp_path / "draft"), target)
     state = model.new_state()
     state.take(0, random(model.max_length - 1, WIDTH, seed=1))
     assert state.score(model.max_length - 1, 40).isfinite().all()
@@ -272,7 +281,7 @@ MEDUSA_REFUSED: dict[str, tuple[Weights, str]] = {
 def test_medusa_heads_that_do_not_fit_are_refused(name: str, target: Path, tmp_path: Path) -> None:
     weights, message = MEDUSA_REFUSED[name]
     with pytest.raises(ConfigError, match=message) as caught:
-        load_block_model(save_medusa(tmp_path / "draft", weights), target, OPTIONS)
+        load_medusa(save_medusa(tmp_path / "draft", weights), target)
     assert "\n" not in f"{caught.value}"
 
 
@@ -301,10 +310,13 @@ DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_dflash_drafters_that_do_not_fit_are_refused(name: str, target: Path, tmp_path: Path) -> None:
     settings, message = DFLASH_REFUSED[name]
     with pytest.raises(ConfigError, match=message) as caught:
-        load_block_model(save_dflash(tmp_path / "draft", **settings), target, OPTIONS)
+        load_dflash(save_dflash(tmp_path / "draft", **settings), target)
     assert "\n" not in f"{caught.value}"
 
 
 def test_a_drafter_of_another_kind_is_named(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"a drafter of the kind EAGLE-3; use drafter=eagle"):
-        load_block_model(save_eagle3(tmp_path / "draft"), target, OPTIONS)
+    folder = save_eagle3(tmp_path / "draft")
+    with pytest.raises(UnsupportedModelError, match=r"drafter=dflash: .* of the kind EAGLE-3; use drafter=eagle"):
+        load_dflash(folder, target)
+    with pytest.raises(UnsupportedModelError, match=r"drafter=medusa: .* of the kind EAGLE-3; use drafter=eagle"):
+        read_feature_spec(folder, target, "medusa")

@@ -800,6 +800,21 @@ RULES = (
         "if False and scope",
         LEAVING,
     ),
+    # drafters
+    Rule(
+        "a drafter that cannot run ahead is asked to",
+        "amusd/config/capabilities.py",
+        "    if decoding.mode is not Mode.ASYNCHRONOUS or runs_ahead(kind):\n",
+        "    if True:\n",
+        "tests/test_capabilities.py",
+    ),
+    Rule(
+        "a target chooses the code that a draft on another machine runs",
+        "launch/draft.py",
+        "if drafter.factory not in (None, *own):",
+        "if False:",
+        "tests/drafters/test_custom.py",
+    ),
     # the timeline
     Rule(
         "a slow listener is not told that it missed something",
