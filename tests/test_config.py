@@ -23,8 +23,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (
         {"drafter": {"kind": "ngrams"}},
         (
-            "drafter.kind=ngrams: allowed: embedded, hf, eagle, medusa, dflash, cascade, ngram, synthetic, custom; "
-            "did you mean 'ngram'?"
+            "drafter.kind=ngrams: allowed: embedded, hf, eagle, medusa, dflash, cascade, ngram, synthetic, custom"
+            "; did you mean 'ngram'?"
         ),
     ),
     ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
@@ -87,8 +87,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (
         {"drafter": {"model": "/m"}},
         (
-            "drafter.model=/m: only allowed with drafter=hf or drafter=eagle or drafter=medusa or drafter=dflash or "
-            "drafter=cascade, not with drafter=embedded"
+            "drafter.model=/m: only allowed with drafter=hf or drafter=eagle or drafter=medusa or drafter=dflash "
+            "or drafter=cascade, not with drafter=embedded"
         ),
     ),
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),

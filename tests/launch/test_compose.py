@@ -50,8 +50,10 @@ MISTAKES = [
     ("drafter=nope", "drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic"),
     (
         "drafter=ngrams",
-        "drafter=ngrams: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic; did you mean "
-        "'ngram'?",
+        (
+            "drafter=ngrams: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic; "
+            "did you mean 'ngram'?"
+        ),
     ),
     ("target=null", "target=null: allowed: embedded, hf"),
     ("target=gpt2", "target=gpt2: allowed: embedded, hf; or a model: its folder, or OWNER/NAME of the hub"),

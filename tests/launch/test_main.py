@@ -79,9 +79,9 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
 def test_a_mistake_is_answered_by_the_real_command_without_a_traceback(tmp_path: Path) -> None:
     done = run(amusd_command("generate", "drafter=nope"), tmp_path)
     assert done.returncode == 2
-    kinds = "cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic"
-    allowed = f"{kinds}; or a model: its folder, or OWNER/NAME of the hub"
-    assert done.stderr == f"amusd: drafter=nope: allowed: {allowed}\n"
+    allowed = "cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic"
+    model = "or a model: its folder, or OWNER/NAME of the hub"
+    assert done.stderr == f"amusd: drafter=nope: allowed: {allowed}; {model}\n"
     assert list(tmp_path.iterdir()) == []
 
 
