@@ -69,7 +69,7 @@ class DrafterConfig:
     what `inner` drafts."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
-    where the CPU has fast products for it, else as of the target."""
+    and for drafters that read states, where the CPU has fast products for it, else as of the target."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
     tokens_per_replay: int = 4

@@ -247,7 +247,6 @@ def test_what_the_factory_is_told(files: Path, monkeypatch: pytest.MonkeyPatch, 
     ("overrides", "drafter"),
     [
         (["drafter=a.b:c"], DrafterConfig(kind="custom", factory="a.b:c")),
-        (["drafter=/x y/z.py:c"], DrafterConfig(kind="custom", factory="/x y/z.py:c")),
         (["drafter.factory=/x, y/z.py:c.d"], DrafterConfig(kind="custom", factory="/x, y/z.py:c.d")),
         (["drafter=custom", "drafter.factory=mine"], DrafterConfig(kind="custom", factory="mine")),
         (["drafter=a:c", "drafter.options.n=3", "drafter.options.s='x, y'"], {"n": 3, "s": "x, y"}),
@@ -311,9 +310,6 @@ def test_it_is_compared_with_others() -> None:
 def test_options_can_be_swept_and_come_from_a_file(tmp_path: Path) -> None:
     jobs = expand_sweep(["drafter=a:b", "drafter.options.x=1,2"])
     assert [compose_config(job).drafter.options for job in jobs] == [{"x": 1}, {"x": 2}]
-    factories = [compose_config(job).drafter.factory for job in expand_sweep(["drafter=/x/a.py:b,c.py:d,ngram"])]
-    assert factories == ["/x/a.py:b", "c.py:d", None]
-    assert expand_sweep(["drafter=/x y/a.py:b"]) == [("drafter=/x y/a.py:b",)]
     file = tmp_path / "mine.yaml"
     file.write_text("drafter: {kind: custom, factory: 'a:b', options: {y: [1, 2]}}\n")
     assert compose_config([f"experiment={file}", "drafter.options.x=1"]).drafter.options == {"y": (1, 2), "x": 1}
