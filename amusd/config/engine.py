@@ -92,12 +92,11 @@ class DrafterConfig:
     min_ngram: int = 2
     """`ngram`: shortest suffix that is looked up."""
     inner: str | None = None
-    """`cascade`: what drafts for `model`: `ngram` (None is that), `embedded`, or a checkpoint as of `hf`."""
+    """`cascade`: what drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
     num_inner_tokens: int = 4
     """`cascade`: tokens of `inner` that one pass of `model` judges at most."""
     inner_device: str | None = None
-    """`cascade`: device of `inner`, for instance `cuda:2`, which then runs ahead of `model` in a process of its own.
-    None: the two take turns in one process."""
+    """`cascade`: device of a process of its own for `inner`; None: that of `model`."""
     factory: str | None = None
     """`custom`: code of your own that makes the drafter, `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
     point of `amusd.drafters` (`docs/writing_a_drafter.md`). Alone, or as `drafter=` that, it means `custom`."""
