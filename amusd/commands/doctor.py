@@ -206,6 +206,10 @@ def _schedules(config: EngineConfig, draft: LoadedDrafters) -> Finding:
 
 
 def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> str:
+    if drafter.kind == "cascade":
+        middle, inner = (_drafter_text(stage, config, device) for stage in drafter.stages)
+        number = drafter.num_inner_tokens
+        return f"cascade: up to {number} tokens of {inner}; judged in one pass by {middle}"
     num_ranks = config.draft_tensor_parallel_size
     forward = explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=num_ranks)
     if forward is None:

@@ -110,9 +110,11 @@ def load_draft_model(
 ) -> tuple[CachedModel, Tokenizer | None]:
     """The model of a drafter that has one, and the tokenizer whose ids it takes; None with random weights: any will do.
 
-    That tokenizer is the target's, if its own is another and the target's can be read here. `report` and `ranks` as for
-    `load_target`, and it raises the same errors.
+    That tokenizer is the target's, if its own is another and the target's can be read here. Of a cascade the model in
+    the middle; each of its `stages` can be loaded on its own. `report` and `ranks` as for `load_target`, and it raises
+    the same errors.
     """
+    config = config.stages[0]
     options = _draft_options(config, engine, device, ranks)
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
@@ -209,12 +211,16 @@ def explain_target(config: EngineConfig, device: str) -> str:
 def explain_drafter(
     config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
 ) -> str | None:
-    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
+    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`.
+
+    Of a cascade that of the model in the middle.
+    """
     if config.can.needs_features:
         dtype = draft_dtype(config, device, target_shape)
         return f"reads states of the target ({explain_products(dtype, torch.device(device))})"
     if not config.can.has_model:
         return None
+    config = config.stages[0]
     settings = _settings(config, draft_shape(config, target_shape))
     dtype = draft_dtype(config, device, target_shape)
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
