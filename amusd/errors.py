@@ -2,7 +2,7 @@
 
     AmusdError
     +-- ConfigError            the user's: a key, a value or a combination that cannot work, or an output that fails
-    |   +-- UnsupportedModelError   the model cannot do what speculative decoding needs (no rollback, other tokenizer)
+    |   +-- UnsupportedModelError   the model cannot do what speculative decoding needs (no rollback)
     |   +-- MissingDependencyError  a package or file has to be installed; the message says how
     |   +-- ContextLengthError a prompt leaves no room for an answer
     |   +-- NotFiniteError     a model's logits are not numbers: its weights are damaged, or overflow in its dtype

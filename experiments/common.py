@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -34,6 +35,7 @@ SHOWN = (
 )
 
 Document = dict[str, Any]
+_FOLDERS = re.compile(r"(?:[^/,:\[\]]*/)+")
 
 
 def run(main: Callable[[], None]) -> None:
@@ -115,7 +117,7 @@ def without_folders(arguments: Sequence[str]) -> list[str]:
     found = []
     for argument in arguments:
         key, equals, value = argument.rpartition("=")
-        found.append(f"{key}{equals}{Path(value).name}")
+        found.append(f"{key}{equals}{_FOLDERS.sub('', value)}")
     return found
 
 

@@ -43,9 +43,9 @@ def test_the_table_has_every_kind() -> None:
     assert tuple(CAPABILITIES) == get_args(DrafterKind)
 
 
-@pytest.mark.parametrize("kind", ["embedded", "hf", "ngram", "synthetic"])
+@pytest.mark.parametrize("kind", ["cascade", "embedded", "hf", "ngram", "synthetic"])
 def test_what_is_offered_is_what_the_table_says(kind: DrafterKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = DrafterConfig(kind=kind, model="tiny" if kind == "hf" else None)
+    config = DrafterConfig(kind=kind, model="tiny" if kind in ("cascade", "hf") else None)
     load = functools.partial(tiny.wrapped_pair, "LlamaConfig", Numerics(width=8, fixed=False))
     monkeypatch.setattr(factory, "load_draft_model", lambda *_args, **_options: (load()[1], None))
     engine = RunConfig(drafter=config).engine()

@@ -22,7 +22,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"bench": {"contexts": [64, 0]}}, "bench.contexts=[64, 0]: name lengths from 1 on"),
     (
         {"drafter": {"kind": "ngrams"}},
-        "drafter.kind=ngrams: allowed: embedded, hf, eagle, ngram, synthetic, custom; did you mean 'ngram'?",
+        (
+            "drafter.kind=ngrams: allowed: embedded, hf, eagle, medusa, dflash, cascade, ngram, synthetic, custom"
+            "; did you mean 'ngram'?"
+        ),
     ),
     ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
     ({"hardware": {"synthetic": "llama-8b"}}, "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: "),
@@ -83,11 +86,35 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
     (
         {"drafter": {"model": "/m"}},
-        "drafter.model=/m: only allowed with drafter=hf or drafter=eagle, not with drafter=embedded",
+        (
+            "drafter.model=/m: only allowed with drafter=hf or drafter=eagle or drafter=medusa or drafter=dflash "
+            "or drafter=cascade, not with drafter=embedded"
+        ),
     ),
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),
     ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),
     ({"drafter": {"min_ngram": 5}}, "drafter.min_ngram=5: must be between 1 and drafter.max_ngram (4)"),
+    ({"drafter": {"kind": "cascade"}}, "drafter.model: required with drafter=cascade"),
+    (
+        {"drafter": {"inner": "ngram"}},
+        "drafter.inner=ngram: only allowed with drafter=cascade, not with drafter=embedded",
+    ),
+    (
+        {"drafter": {"inner_device": "cpu"}},
+        "drafter.inner_device=cpu: only allowed with drafter=cascade, not with drafter=embedded",
+    ),
+    (
+        {"drafter": {"kind": "cascade", "model": "/m", "inner_device": "gpu"}},
+        "drafter.inner_device=gpu: allowed: cpu, or cuda: and the number of a GPU, as in cuda:2",
+    ),
+    (
+        {"drafter": {"kind": "cascade", "model": "/m", "inner": "synthetic"}},
+        "drafter.inner=synthetic: allowed: ngram, embedded, or a folder or hub name of a transformers checkpoint",
+    ),
+    (
+        {"drafter": {"kind": "cascade", "model": "/m", "num_inner_tokens": 16}},
+        "drafter.num_inner_tokens=16: must be between 1 and 15",
+    ),
     ({"hardware": {"num_threads": 0}}, "hardware.num_threads=0: must be at least 1"),
     ({"hardware": {"devices": ["cpu"]}}, "hardware.devices=['cpu']: name two"),
     (
@@ -100,6 +127,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (
         {"draft_tensor_parallel_size": 2, "drafter": {"kind": "ngram"}},
         "draft_tensor_parallel_size=2: drafter=ngram has no model to share; allowed: 1",
+    ),
+    (
+        {"draft_tensor_parallel_size": 2, "drafter": {"kind": "cascade", "model": "/m"}},
+        "draft_tensor_parallel_size=2: drafter=cascade is not split over ranks; allowed: 1",
     ),
     (
         {"draft_tensor_parallel_size": 2, "compare": {"drafters": ["embedded", "synthetic"]}},
@@ -226,3 +257,15 @@ def test_the_verify_width_follows_the_longest_block_in_whole_eights() -> None:
     assert width(mode=Mode.SYNCHRONOUS, num_speculative_tokens=8) == 16
     assert width(mode=Mode.ASYNCHRONOUS, num_speculative_tokens=8) == 8
     assert RunConfig().engine(longest_block=16).max_verify_width == 24
+
+
+@pytest.mark.parametrize(
+    ("inner", "kind", "model"), [(None, "ngram", None), ("embedded", "embedded", None), ("/s", "hf", "/s")]
+)
+def test_a_cascade_is_two_drafters(inner: str | None, kind: str, model: str | None) -> None:
+    drafter = DrafterConfig(kind="cascade", model="/m", inner=inner, min_ngram=3, num_inner_tokens=7)
+    middle, small = drafter.stages
+    assert (middle.kind, middle.model, middle.tokens_per_replay) == ("hf", "/m", 1)
+    assert (small.kind, small.model, small.min_ngram) == (kind, model, 3)
+    assert not drafter.can.tree
+    assert middle.stages == (middle,)

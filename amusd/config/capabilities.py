@@ -48,6 +48,7 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "eagle": Capabilities(needs_features=True, ranks=False),
         "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False),
         "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False),
+        "cascade": Capabilities(tree=False, ranks=False),
         "ngram": Capabilities(tree=False, has_model=False, ranks=False, any_target=True),
         "synthetic": Capabilities(any_target=True),
         "custom": Capabilities(has_model=False, ranks=False, any_target=True),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
 from amusd.config.checks import check_factory, check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "medusa", "dflash", "ngram", "synthetic", "custom"]
+DrafterKind: TypeAlias = Literal[
+    "embedded", "hf", "eagle", "medusa", "dflash", "cascade", "ngram", "synthetic", "custom"
+]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -31,6 +34,8 @@ MAX_NUM_SEQS = 1 << 12
 """Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
+MAX_INNER_TOKENS = 15
+"""A pass of a draft's model takes in 16 tokens at most, the last committed one among them."""
 PROMPT_STEP = 128
 """Chunks of a prompt end at its multiples: attention on a CPU has its border there (`models/numerics.py`)."""
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
@@ -60,10 +65,11 @@ class DrafterConfig:
     kind: DrafterKind = "embedded"
     model: str | None = None
     """`hf`: a folder or hub name of a transformers checkpoint, best with the target's tokenizer; as of the target.
-    `eagle`, `medusa`, `dflash`: of a drafter that was trained for the target."""
+    `eagle`, `medusa`, `dflash`: of a drafter that was trained for the target. `cascade`: of the model that judges
+    what `inner` drafts."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
-    where the CPU has fast products for it, else as of the target."""
+    and for drafters that read states, where the CPU has fast products for it, else as of the target."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
     tokens_per_replay: int = 4
@@ -85,6 +91,12 @@ class DrafterConfig:
     """`ngram`: longest suffix that is looked up."""
     min_ngram: int = 2
     """`ngram`: shortest suffix that is looked up."""
+    inner: str | None = None
+    """`cascade`: what drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
+    num_inner_tokens: int = 4
+    """`cascade`: tokens of `inner` that one pass of `model` judges at most."""
+    inner_device: str | None = None
+    """`cascade`: device of a process of its own for `inner`; None: that of `model`."""
     factory: str | None = None
     """`custom`: code of your own that makes the drafter, `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
     point of `amusd.drafters` (`docs/writing_a_drafter.md`). Alone, or as `drafter=` that, it means `custom`."""
@@ -94,6 +106,7 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
         check_model("drafter", self.kind, self.model)
+        self._check_inner()
         check_factory(self.kind, self.factory, self.options)
         require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
         require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
@@ -122,6 +135,50 @@ class DrafterConfig:
     def can(self) -> Capabilities:
         """What drafters of its kind can do."""
         return CAPABILITIES[self.kind]
+
+    @property
+    def stages(self) -> tuple[DrafterConfig, ...]:
+        """The drafter itself; of a cascade the one in the middle and the one that drafts for it, which share settings.
+
+        The model in the middle makes its tokens in the pass that judges, so it never makes several in one replay.
+        """
+        if self.kind != "cascade":
+            return (self,)
+        alone = partial(replace, self, inner=None, inner_device=None)
+        middle = alone(kind="hf", tokens_per_replay=1)
+        if self.inner in (None, "ngram"):
+            return middle, alone(kind="ngram", model=None)
+        if self.inner == "embedded":
+            return middle, alone(kind="embedded", model=None)
+        return middle, alone(kind="hf", model=self.inner)
+
+    def _check_inner(self) -> None:
+        inner, device, number = self.inner, self.inner_device, self.num_inner_tokens
+        for key, value in (("drafter.inner", inner), ("drafter.inner_device", device)):
+            require(
+                value is None or self.kind == "cascade",
+                key,
+                value,
+                f"only allowed with drafter=cascade, not with drafter={self.kind}",
+            )
+        require(
+            device is None or _DEVICE.fullmatch(device) is not None,
+            "drafter.inner_device",
+            device,
+            "allowed: cpu, or cuda: and the number of a GPU, as in cuda:2",
+        )
+        require(
+            inner in (None, "ngram", "embedded") or inner not in (*get_args(DrafterKind), ""),
+            "drafter.inner",
+            inner,
+            "allowed: ngram, embedded, or a folder or hub name of a transformers checkpoint",
+        )
+        require(
+            1 <= number <= MAX_INNER_TOKENS,
+            "drafter.num_inner_tokens",
+            number,
+            f"must be between 1 and {MAX_INNER_TOKENS}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ cache     [0, cache_length)      keys and values present; at most length - 1, so
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from typing_extensions import Self
@@ -36,12 +37,12 @@ class AutoregressiveDrafter(ChainDrafter):
         self._cache = model.new_cache(model.max_length) if cache is None else cache
         self._distribution = GREEDY
         self._sampler: TokenSampler | None = None
+        self._held: list[int] = []
+        """Tokens of the last sequence, once it is closed; the cache holds the first of them."""
+        self._num_opened = 0
+        """How many of them it was opened with."""
         self._digests = Digests.of(model)
-        model.prepare(self._cache)  # the ratio test
-        model.prepare(self._cache, steps=model.tokens_per_step)
-        if self._digests is not None:
-            model.prepare(self._cache, (self._digests.few,), model.tokens_per_step)
-            model.prepare(self._cache, (self._digests.many,))
+        self._prepare()
 
     @property
     def tokens_per_step(self) -> int:
@@ -63,13 +64,14 @@ class AutoregressiveDrafter(ChainDrafter):
         return self._sampler.take_rows() if isinstance(self._sampler, DraftSampler) else ()
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`; all but the last go through the model at once."""
+        """Start from `token_ids`: all but the last go through the model at once, but for those that the cache holds."""
         if capacity > self._cache.capacity:
             raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
         super().open(token_ids, capacity, fan_out)
         if self._lookup is not None:
             self._lookup.open(token_ids, capacity)
-        self._cache.truncate(0)
+        self._cache.truncate(self._num_held(token_ids))
+        self._held, self._num_opened = [], len(token_ids)
         self._sampler = None
         if not self._distribution.is_argmax:
             model, distribution = self.model, self._distribution
@@ -79,7 +81,7 @@ class AutoregressiveDrafter(ChainDrafter):
                 self._sampler = TokenSampler(
                     distribution, model.vocab_size, model.output_ids, prompt=token_ids, digests=self._digests
                 )
-        self.model.prefill(token_ids[:-1], self._cache)
+        self.model.prefill(token_ids[self._cache.length : -1], self._cache)
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """`max_tokens` tokens; fewer at the end of the capacity, none where the model gives no numbers."""
@@ -116,6 +118,7 @@ class AutoregressiveDrafter(ChainDrafter):
         self.take_rows()
         self._cache.truncate(min(self._cache.length, self.length - 1))
         self._cache.wipe()
+        self._num_opened = self._cache.capacity  # nor goes another sequence on with what is left
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens; they go through the model with the next step."""
@@ -131,9 +134,23 @@ class AutoregressiveDrafter(ChainDrafter):
         self._cache.truncate(min(self._cache.length, length - 1))
 
     def close(self) -> None:
-        """Keep the cache's memory for the next sequence."""
+        """Keep the cache for the next sequence: it may begin as this one did."""
+        self._held = self._context or self._held
         super().close()
-        self._cache.truncate(0)
+
+    def _num_held(self, token_ids: Sequence[int]) -> int:
+        """Positions of the cache to keep for a sequence that begins with all that the last one was opened with."""
+        agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._held, token_ids[:-1], strict=False))
+        number = min(self._cache.length, sum(1 for _ in agreeing))
+        return number if number >= self._num_opened else 0
+
+    def _prepare(self) -> None:
+        """Prepare every pass that is asked for."""
+        self.model.prepare(self._cache)  # the ratio test
+        self.model.prepare(self._cache, steps=self.model.tokens_per_step)
+        if self._digests is not None:
+            self.model.prepare(self._cache, (self._digests.few,), self.model.tokens_per_step)
+            self.model.prepare(self._cache, (self._digests.many,))
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
@@ -155,11 +172,11 @@ class AutoregressiveDrafter(ChainDrafter):
             drafter.commit(proposed)
         return [tuple(proposed) for proposed in found]
 
-    def _catch_up(self) -> list[int]:
-        """The tokens that the next pass takes in; those that do not fit into one pass go through the model here."""
+    def _catch_up(self, num_behind: int = 0) -> list[int]:
+        """The tokens that the next pass takes in before `num_behind` more; what does not fit is prefilled here."""
         while True:
             start = self._cache.length
-            pending = self._context[start : start + self.model.max_rows(start)]
-            if start + len(pending) == self.length:
-                return pending
-            self.model.prefill(pending, self._cache)
+            most = self.model.max_rows(start)
+            if self.length - start + num_behind <= most:
+                return self._context[start:]
+            self.model.prefill(self._context[start : min(start + most, self.length - 1)], self._cache)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import ModelTreeDrafter, TreePart
@@ -49,6 +50,10 @@ class EagleDrafter(ModelTreeDrafter):
     def is_ready(self) -> bool:
         """Features have come, or a verdict without any."""
         return self._is_ready
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """Set what the target draws from; under the ratio test it is certain of the likeliest token instead."""
+        super().set_distribution(GREEDY if distribution.rule == "rejection" else distribution)
 
     def _prefill(self) -> int:
         """Compute nothing yet: the features of the prompt come with the target's prefill."""

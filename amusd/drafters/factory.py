@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, one_by_one
+from amusd.drafters.base import ChainDrafter, Drafter, DrafterFactory, DrafterKind, one_by_one
 from amusd.drafters.block import BlockDrafter
+from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.custom import factories_of, load_own
 from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
@@ -47,19 +48,24 @@ class LoadedDrafters:
         return tuple(kind.name for kind in self.factories if kind.drafts_trees == drafts_trees)
 
 
-def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> LoadedDrafters:
+StartInner = Callable[[DrafterConfig, CachedModel, Tokenizer], DrafterFactory]
+"""Starts the process of a cascade's inner drafters; returns what makes them. `CachedModel`: the one in the middle."""
+
+
+def load_drafters(
+    engine: EngineConfig, device: str, ranks: Ranks = ALONE, start_inner: StartInner | None = None
+) -> LoadedDrafters:
     """Load what the engine's drafters need. Raises `ConfigError` when one cannot be had, or their tokenizers differ.
 
-    `ranks`: those that share the model of the only drafter.
+    `ranks`: those that share the model of the only drafter. `start_inner`: for a cascade over devices; without
+    it all is loaded here.
     """
     factories: dict[DrafterKind, DrafterFactory] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     notes = []
     for config in engine.drafters:
         if config.kind == "ngram":
-            factories[DrafterKind(config.kind)] = one_by_one(
-                functools.partial(NgramDrafter, config.min_ngram, config.max_ngram)
-            )
+            factories[DrafterKind(config.kind)] = _lookups(config)
             continue
         if config.kind == "custom":
             own = load_own(config, engine, device)
@@ -74,16 +80,64 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
             factories |= {DrafterKind(config.kind, drafts_trees=is_tree): make for is_tree in (False, True)}
         else:
             model, tokenizer = cached_model, _ = load_draft_model(config, engine, device, ranks=ranks)
-            factories |= _model_factories(config, cached_model)
+            if config.kind != "cascade":
+                factories |= _model_factories(config, cached_model)
+            elif config.inner_device is not None and start_inner is not None and tokenizer is not None:
+                inner = start_inner(config, cached_model, tokenizer)
+                factories[DrafterKind(config.kind)] = _cascade_factory(config, cached_model, inner)
+            else:
+                inner, num_inner_ids = _load_inner(config, cached_model, tokenizer, engine, device)
+                factories[DrafterKind(config.kind)] = _cascade_factory(config, cached_model, inner, num_inner_ids)
         if tokenizer is None:
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
         num_ids = min(num_ids or model.num_ids, model.num_ids)
-        if config.kind == "hf" and model.output_ids is not None:
+        if config.kind in ("cascade", "hf") and model.output_ids is not None:
             notes.append(describe_share(model.output_ids, model.num_ids, tokenizer.encode))
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes)
+
+
+def _lookups(config: DrafterConfig) -> DrafterFactory:
+    return one_by_one(functools.partial(NgramDrafter, config.min_ngram, config.max_ngram))
+
+
+def _load_inner(
+    config: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer | None, engine: EngineConfig, device: str
+) -> tuple[DrafterFactory, int]:
+    """The maker of a cascade's inner drafters, and how many token ids they take in; 0: all.
+
+    Raises `ConfigError` where it cannot draft for `middle`, which has this tokenizer.
+    """
+    inner = config.stages[1]
+    if inner.kind == "ngram":
+        return _lookups(inner), 0
+    model, own = load_draft_model(inner, engine, device)
+    if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(f"drafter.inner={config.inner}: its tokenizer differs from that of {config.model}")
+    if model.num_ids > middle.num_ids:
+        raise ConfigError(
+            f"drafter.inner={config.inner}: has {model.num_ids} token ids, more than {config.model} ({middle.num_ids})"
+        )
+    return _model_factories(inner, model)[DrafterKind(inner.kind)], model.num_ids
+
+
+def _cascade_factory(
+    config: DrafterConfig, middle: CachedModel, make_inner: DrafterFactory, num_inner_ids: int = 0
+) -> DrafterFactory:
+    """The maker of chains by `middle` and by inner drafters, which are chains, too."""
+
+    def make(number: int) -> list[Drafter]:
+        made: list[Drafter] = []
+        for cache, inner in zip(middle.new_caches(number, middle.max_length), make_inner(number), strict=True):
+            assert isinstance(inner, ChainDrafter)
+            made.append(
+                CascadeDrafter(middle, inner, config.num_inner_tokens, cache=cache, num_inner_ids=num_inner_ids)
+            )
+        return made
+
+    return make
 
 
 def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterKind, DrafterFactory]:

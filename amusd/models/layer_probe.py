@@ -25,6 +25,8 @@ _CLEARLY = 1.25
 """Another shift is reported if it guesses right this many times as often."""
 _LEAST = 0.05
 """And if it is right more often by this share of all guesses."""
+NUM_TOKENS = 96
+"""Length of the answer."""
 
 Guess: TypeAlias = Callable[[Sequence[int], Tensor], list[int]]
 """A text and the features [positions, width] of all of it -> the guess behind each position from 1 on, which may see
@@ -80,9 +82,9 @@ def probe_layers(
     spec: FeatureSpec,
     guess: Guess,
     prompt: Sequence[int],
-    length: int,
+    length: int = NUM_TOKENS,
 ) -> dict[int, float]:
-    """`agreement_by_shift` on an answer of `length` tokens to `prompt`, two tokens at least, that the target gives.
+    """`agreement_by_shift` on an answer of `length` tokens that the target gives to `prompt`, of two tokens at least.
 
     `name`, `states`: under which `target` writes features, and which; see `shifted_spec`.
     """

@@ -91,11 +91,12 @@ def explain_forward_pass(config: Any, model_impl: str, dtype: str, device: str, 
     check_forward_pass(config, model_impl, dtype, device, role, num_ranks)
     if (adapter := _why_adapter(config, model_impl)) is not None:
         return f"transformers adapter: {adapter}"
-    text = f"lean decoder ({_explain_products(dtype, torch.device(device), fp8=is_fp8(config))})"
+    text = f"lean decoder ({explain_products(dtype, torch.device(device), fp8=is_fp8(config))})"
     return text if num_ranks == 1 else f"{text}, {config.num_key_value_heads} key heads shared by {num_ranks} ranks"
 
 
-def _explain_products(dtype: str, device: torch.device, *, fp8: bool) -> str:
+def explain_products(dtype: str, device: torch.device, *, fp8: bool = False) -> str:
+    """How our linear layers multiply with weights in `dtype` on `device`; `fp8`: the checkpoint is in FP8."""
     if dtype == INT8:
         return "packed weights: FBGEMM int8"
     rows = getattr(torch, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +19,9 @@ from amusd.models.embedded_target import Report, embedded_target_path
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_config, load_model
+from amusd.models.layer_probe import guess_with_block, guess_with_eagle, probe_layers, shifted_spec
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
-from amusd.models.load_options import LoadOptions, explain_forward_pass
+from amusd.models.load_options import LoadOptions, explain_forward_pass, explain_products
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, shape_config
@@ -44,12 +46,12 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
 
 
 def load_target(
-    config: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
+    config: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE, *, probes: bool = False
 ) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device.
 
     `report` receives a line about work that takes long, and about a model without a chat template. `ranks`: the
-    processes that share the model.
+    processes that share the model. `probes`: also have it write what `probe_drafter` reads.
     """
     options = LoadOptions(
         numerics=Numerics.for_device(
@@ -74,6 +76,8 @@ def load_target(
         for drafter in config.drafters
         if drafter.can.needs_features
     }
+    if probes:
+        features |= {_probed(kind): _states(config, spec) for kind, spec in features.items()}
     model, tokenizer = load_model(path, replace(options, features=features)), load_tokenizer(path)
     if report is not None and not tokenizer.has_chat_template:
         report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
@@ -96,9 +100,9 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
     """The dtype of a drafter's model on `device`."""
     if config.dtype != "auto":
         return config.dtype
-    ships_in_int8 = config.kind in ("embedded", "synthetic") and draft_shape(config, target_shape) is None
+    is_embedded = config.kind in ("embedded", "synthetic") and draft_shape(config, target_shape) is None
     can = config.model_impl != "transformers" and why_not_int8(torch.device(device)) is None
-    return INT8 if ships_in_int8 and can else fastest_dtype(torch.device(device))
+    return INT8 if can and (is_embedded or config.can.needs_features) else fastest_dtype(torch.device(device))
 
 
 def load_draft_model(
@@ -106,9 +110,11 @@ def load_draft_model(
 ) -> tuple[CachedModel, Tokenizer | None]:
     """The model of a drafter that has one, and the tokenizer whose ids it takes; None with random weights: any will do.
 
-    That tokenizer is the target's, if its own is another and the target's can be read here. `report` and `ranks` as for
-    `load_target`, and it raises the same errors.
+    That tokenizer is the target's, if its own is another and the target's can be read here. Of a cascade the model in
+    the middle; each of its `stages` can be loaded on its own. `report` and `ranks` as for `load_target`, and it raises
+    the same errors.
     """
+    config = config.stages[0]
     options = _draft_options(config, engine, device, ranks)
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
@@ -169,6 +175,31 @@ def _shared_with_target(
     return target, shared
 
 
+def probe_drafter(
+    config: DrafterConfig, engine: EngineConfig, device: str, target: CachedModel, prompt: Sequence[int]
+) -> dict[int, float]:
+    """How often a drafter's first guess is right on an answer to `prompt`, by shift of the layers that it reads.
+
+    `target`: loaded with `probes`. Raises as `load_draft_model`.
+    """
+    spec = read_feature_spec(str(config.model), model_path(engine.target), config.kind)
+    if config.can.has_model:
+        guess = guess_with_eagle(load_draft_model(config, engine, device)[0])
+    else:
+        guess = guess_with_block(load_block_draft(config, engine, device)[0])
+    return probe_layers(target, _probed(config.kind), _states(engine, spec), spec, guess, prompt)
+
+
+def _probed(kind: str) -> str:
+    """The name under which a target writes what the probe of a drafter reads."""
+    return f"{kind} probe"
+
+
+def _states(config: EngineConfig, spec: FeatureSpec) -> FeatureSpec:
+    settings = target_settings(config).get_text_config(decoder=True)
+    return shifted_spec(spec, settings.num_hidden_layers, settings.hidden_size)
+
+
 def explain_target(config: EngineConfig, device: str) -> str:
     """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
     dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
@@ -180,9 +211,16 @@ def explain_target(config: EngineConfig, device: str) -> str:
 def explain_drafter(
     config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
 ) -> str | None:
-    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
+    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`.
+
+    Of a cascade that of the model in the middle.
+    """
+    if config.can.needs_features:
+        dtype = draft_dtype(config, device, target_shape)
+        return f"reads states of the target ({explain_products(dtype, torch.device(device))})"
     if not config.can.has_model:
         return None
+    config = config.stages[0]
     settings = _settings(config, draft_shape(config, target_shape))
     dtype = draft_dtype(config, device, target_shape)
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)

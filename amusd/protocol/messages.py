@@ -38,7 +38,7 @@ class Hello:
     vocab_size: int
     """Ids are in `[0, vocab_size)`; 0 from a drafter without a model. For information: padded vocabularies differ."""
     tokenizer_hash: str
-    """Fingerprint of the tokenizer (hex), compared between the peers; empty from a drafter that works with any."""
+    """Fingerprint (hex) of the tokenizer whose ids it speaks, compared between the peers; empty: it works with any."""
     drafters: tuple[str, ...]
     """Names an `Open` may ask for; empty from the target."""
     tree_drafters: tuple[str, ...] = ()

@@ -130,6 +130,11 @@ class TargetSession:
         return self.max_length - self._prefix.length
 
     @property
+    def candidates(self) -> tuple[int, ...]:
+        """Candidates ready for verification: the tokens of the likeliest path."""
+        return tuple(node.token_id for node in self._path())
+
+    @property
     def num_candidates(self) -> int:
         """Candidates ready for verification: the length of the likeliest path."""
         return len(self._path())

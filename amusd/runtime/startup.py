@@ -7,13 +7,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from amusd.config import EngineConfig
-from amusd.drafters.base import say_once
+from amusd.config import DrafterConfig, EngineConfig, TransportConfig
+from amusd.drafters.base import DrafterFactory, one_by_one, say_once
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.models.cached_model import CachedModel
@@ -27,13 +29,15 @@ from amusd.models.sharding import ALONE
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
-from amusd.runtime.devices import claim_device, device_of, devices_of
+from amusd.runtime.devices import check_devices, claim_device, device_of, devices_of
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.draft_restart import FIRST_INCARNATION, LOOK_SECONDS, DraftRestart, DraftSource
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.followers import Followers
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.placement import RoleRank, in_role, num_ranks_of
+from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
+from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder, RunsRecorder
 from amusd.transport.base import Rendezvous, Transport
@@ -221,12 +225,12 @@ def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
 def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
     """Load what draft processes that are forked from this one share; None where each has to load for itself.
 
-    That is where it computes on a GPU, which is lost in a fork, or has several ranks; and where the drafters cannot be
-    loaded: the process that tries again reports why.
+    That is where it computes on a GPU, which is lost in a fork, has several ranks, or another process for the inner
+    drafter; and where the drafters cannot be loaded: the process that tries again reports why.
     """
     can_fork = sys.platform.startswith("linux") and num_ranks_of(config, Role.DRAFT) == 1
     device = device_of(config, Role.DRAFT)
-    if not can_fork or device != "cpu":
+    if not can_fork or device != "cpu" or any(drafter.inner_device is not None for drafter in config.drafters):
         return None
     torch.set_num_threads(1)  # the other threads of a pool would be missing in the fork
     try:
@@ -277,9 +281,10 @@ def serve_draft(
     """
     torch.set_num_threads(config.hardware.num_threads)  # which `prepare_draft` has set to another
     link = connect(config.transport, rendezvous, link_devices(config))
+    others = ExitStack()
     try:
         device = claim_device(config, Role.DRAFT)
-        drafters = drafters or load_drafters(config, device, leader or ALONE)
+        drafters = drafters or load_drafters(config, device, leader or ALONE, partial(start_inner, config, others))
         for note in drafters.notes if incarnation == FIRST_INCARNATION else ():
             say_once(f"draft: {note}")
         if leader is not None:
@@ -294,6 +299,35 @@ def serve_draft(
         raise
     finally:
         link.close()
+        others.close()
+
+
+def start_inner(
+    config: EngineConfig, running: ExitStack, drafter: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer
+) -> DrafterFactory:
+    """Start a process for the inner drafter of a cascade, which ends with `running`; returns what makes its drafters.
+
+    Raises `ConfigError` when the two cannot work together, `PeerError` when it fails or does not come.
+    """
+    assert drafter.inner_device is not None
+    check_devices([drafter.inner_device])
+    hardware = replace(config.hardware, devices=(device_of(config, Role.DRAFT), drafter.inner_device))
+    stage = drafter.stages[1]
+    config = replace(
+        config, drafters=(stage,), hardware=hardware, transport=TransportConfig(), target_tensor_parallel_size=1
+    )
+    nonce = secrets.randbits(64)
+    link = listen(config.transport, nonce, link_devices(config))
+    running.callback(link.close)
+    process = DraftProcess(config)
+    running.callback(process.stop)
+    process.tell(FIRST_INCARNATION, Rendezvous(link.address, nonce))
+    own = replace(target_hello(middle, tokenizer), vocab_size=middle.num_ids)
+    peer = await_hello(link, own, config.startup_timeout_seconds, process.ending)
+    process.met()
+    remote = RemoteDraft(link, peer, stage.kind, middle.num_ids)
+    running.callback(remote.shut_down)
+    return one_by_one(lambda: RemoteDrafter(remote))
 
 
 def failure_report(error: BaseException) -> Failed:

@@ -11,6 +11,7 @@ from models import tiny
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
+from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.synthetic import SyntheticDrafter
@@ -26,6 +27,10 @@ from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 6
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
+OTHER_MODEL = TableModel(VOCAB_SIZE, seed=5, max_length=CAPACITY)
+MODEL_OF_FEW_ROWS = TableModel(
+    VOCAB_SIZE, seed=3, max_length=CAPACITY, numerics=Numerics(width=4, fixed=True, border=8, prefill_chunk=8)
+)
 MODEL_OF_FEWER_IDS = TableModel(VOCAB_SIZE - 2, seed=3, max_length=CAPACITY)
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
 LETTERS = (b"d", b"a", b"e", b"b", b"c")
@@ -51,6 +56,11 @@ OTHER_TOKENIZER = model_with_another_tokenizer()
 FACTORIES: dict[str, Callable[[], ChainDrafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
     "another_tokenizer": lambda: AutoregressiveDrafter(OTHER_TOKENIZER),
+    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramDrafter(2, 4)), 3),
+    "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1, 3), 4),
+    "cascade_fewer_ids": lambda: CascadeDrafter(
+        MODEL, AutoregressiveDrafter(MODEL_OF_FEWER_IDS), num_inner_ids=VOCAB_SIZE - 2
+    ),
     "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramDrafter(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),

@@ -16,6 +16,8 @@ from fake_cuda.workers import Target, TreeDraft
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.ngram import NgramDrafter
 from amusd.models.features import FeatureSpec
 from amusd.models.language_model import FeatureRows, SequenceRows
 from amusd.runtime.draft_client import DraftClient
@@ -73,6 +75,19 @@ def step_of_a_chain(gpus: FakeGpus, distribution: Distribution) -> Record:
     return measured(gpus, lambda: drafter.propose(4))
 
 
+def step_of_a_cascade(gpus: FakeGpus, distribution: Distribution) -> Record:
+    """A pass over what was looked up."""
+    drafter = CascadeDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")), NgramDrafter(1, 3))
+    drafter.set_distribution(distribution)
+    drafter.open([*PROMPT, *PROMPT], 200)
+
+    def propose() -> None:
+        drafter.truncate(2 * len(PROMPT))
+        drafter.propose(5)
+
+    return measured(gpus, propose)
+
+
 def step_of_a_tree(gpus: FakeGpus, distribution: Distribution) -> Record:
     """Eight nodes."""
     draft = TreeDraft(builders.small("cuda:0", **builders.as_draft("cuda:0")))
@@ -80,7 +95,7 @@ def step_of_a_tree(gpus: FakeGpus, distribution: Distribution) -> Record:
     return measured(gpus, lambda: draft.step(8))
 
 
-STEPS = {"target": pass_of_the_target, "chain": step_of_a_chain, "tree": step_of_a_tree}
+STEPS = {"target": pass_of_the_target, "chain": step_of_a_chain, "cascade": step_of_a_cascade, "tree": step_of_a_tree}
 
 
 @pytest.mark.parametrize("distribution", [GREEDY, TEMPERATURE], ids=["greedy", "temperature"])

@@ -47,8 +47,14 @@ MISTAKES = [
     ("~mode=synchronous", "~mode=synchronous: keys are neither added nor deleted here"),
     ("~mode", "~mode: expected key=value"),
     ("sky", "sky: expected key=value; a value with spaces needs quotes"),
-    ("drafter=nope", "drafter=nope: allowed: custom, eagle, embedded, hf, ngram, synthetic"),
-    ("drafter=ngrams", "drafter=ngrams: allowed: custom, eagle, embedded, hf, ngram, synthetic; did you mean 'ngram'?"),
+    ("drafter=nope", "drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic"),
+    (
+        "drafter=ngrams",
+        (
+            "drafter=ngrams: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic; "
+            "did you mean 'ngram'?"
+        ),
+    ),
     ("target=null", "target=null: allowed: embedded, hf"),
     ("target=gpt2", "target=gpt2: allowed: embedded, hf; or a model: its folder, or OWNER/NAME of the hub"),
     ("target=/a,/b", "target=/a,/b: several values are a sweep, which needs -m"),
@@ -109,6 +115,7 @@ def test_every_configuration_file_composes(choice: str) -> None:
     model = [NEEDS_A_MODEL.get(group, "")]
     needed = {
         "hf": model,
+        "cascade": model,
         "eagle": model,
         "medusa": model,
         "dflash": model,
@@ -334,7 +341,10 @@ def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
     [
         ("max_lookahead=interval(1,2)", "max_lookahead=interval(1,2): an interval"),
         ("max_lookahead=glob(*)", "max_lookahead=glob(*): glob() chooses from a group"),
-        ("drafter=glob(x*)", "drafter=glob(x*): matches none of custom, eagle, embedded, hf, ngram, synthetic"),
+        (
+            "drafter=glob(x*)",
+            "drafter=glob(x*): matches none of cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic",
+        ),
         ("max_lookahead=range(4,4)", "max_lookahead=range(4,4): a sweep over nothing"),
         ("max_lookahed=1,2", "max_lookahed=1,2: no such key; did you mean 'max_lookahead'?"),
     ],

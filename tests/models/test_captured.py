@@ -13,7 +13,9 @@ import torch
 from models import tiny
 from torch import Tensor
 
+from amusd.config import GREEDY, Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.cascade import CascadeDrafter
 from amusd.errors import DeviceError, NotFiniteError
 from amusd.models import graphs
 from amusd.models.attention import register_attention
@@ -231,6 +233,29 @@ def test_a_drafter_takes_one_replay_for_several_tokens() -> None:
         for drafter in drafters:
             drafter.truncate(drafter.length - step)
             drafter.commit(random_ids(2, seed=step))
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, Distribution(temperature=0.8, seed=2)], ids=["greedy", "sampled"])
+def test_a_cascade_takes_one_replay_for_what_was_foreseen(
+    distribution: Distribution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32), "amusd")
+    drafters = [CascadeDrafter(model, AutoregressiveDrafter(plain), 4) for model in (plain, replayed)]
+    passes: list[int] = []
+    run = CapturedPasses.run
+    monkeypatch.setattr(CapturedPasses, "run", lambda self, work: passes.append(work.steps) or run(self, work))
+    for drafter in drafters:
+        drafter.set_distribution(distribution)
+        drafter.open(random_ids(17), 90)
+    passes.clear()
+    for step in range(8):
+        first, second = (drafter.propose(5) for drafter in drafters)
+        assert first == second
+        assert len(first) == 5
+        for drafter in drafters:
+            drafter.truncate(drafter.length - step % 5)
+            drafter.commit(random_ids(2, seed=step))
+    assert passes == [1] * 8
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)

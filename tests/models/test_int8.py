@@ -128,6 +128,8 @@ def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: p
     assert draft_dtype(DrafterConfig(model_impl="transformers"), "cpu", None) == "bfloat16"
     assert draft_dtype(DrafterConfig(kind="hf", model="m"), "cpu", None) == "bfloat16"
     assert draft_dtype(DrafterConfig(kind="synthetic"), "cpu", "llama-1b") == "bfloat16"
+    assert draft_dtype(DrafterConfig(kind="eagle", model="m"), "cpu", None) == "int8"
+    assert draft_dtype(DrafterConfig(kind="medusa", model="m"), "cuda:0", None) == "bfloat16"
     assert draft_dtype(DrafterConfig(dtype="float32"), "cpu", None) == "float32"
 
 

@@ -27,6 +27,9 @@ DRAFTER_LOOP, DRAFT_TESTS = "amusd/runtime/draft_worker.py", "tests/runtime/test
 TIMELINE, TIMELINE_TESTS = "amusd/serving/timeline.py", "tests/serving/test_timeline.py"
 ROLLBACK_TESTS = "tests/runtime/test_rollback.py"
 EAGLE, EAGLE_TESTS = "amusd/drafters/eagle.py", "tests/drafters/test_eagle.py"
+LAYOUTS, NETWORK, NETWORK_TESTS = "amusd/models/draft_layouts.py", "amusd/models/eagle.py", "tests/models/test_eagle.py"
+BLOCKS, BLOCKS_TESTS = "amusd/models/block_models.py", "tests/models/test_block_models.py"
+BLOCK, BLOCK_TESTS = "amusd/drafters/block.py", "tests/drafters/test_block.py"
 FEATURE_TESTS = "tests/runtime/test_features.py"
 REQUESTS, RESPONSES, PURE = "amusd/serving/requests.py", "amusd/serving/responses.py", "tests/serving/test_pure.py"
 SERVICE, API, LEAVING = "amusd/serving/service.py", "tests/serving/test_api.py", "tests/serving/test_leaving.py"
@@ -840,6 +843,74 @@ RULES = (
         "            self._missed = None\n        return knows",
         "            pass\n        return knows",
         TIMELINE_TESTS,
+    ),
+    # published drafters
+    Rule(
+        "outputs of layers are counted as their inputs",
+        LAYOUTS,
+        "own, offset = nested, 1",
+        "own, offset = nested, 0",
+        NETWORK_TESTS,
+    ),
+    Rule(
+        "a block reads the layers below its own", LAYOUTS, "        offset = 1\n", "        offset = 0\n", BLOCKS_TESTS
+    ),
+    Rule(
+        "a head keeps its order when its tokens are sorted",
+        LAYOUTS,
+        "return own[stored.argsort()]",
+        "return own",
+        NETWORK_TESTS,
+    ),
+    Rule(
+        "weights without a place are dropped",
+        LAYOUTS,
+        "if extra := sorted(given.keys() - expected.keys()):",
+        "if extra := []:",
+        NETWORK_TESTS,
+    ),
+    Rule(
+        "the first layer never adds to the normed feature",
+        NETWORK,
+        "residual = normed if self._norm_before_residual else state",
+        "residual = state",
+        NETWORK_TESTS,
+    ),
+    Rule(
+        "rows always write their state as it is",
+        NETWORK,
+        "memory.write_features(normed if self._norm_output else hidden)",
+        "memory.write_features(hidden)",
+        NETWORK_TESTS,
+    ),
+    Rule(
+        "an older state is taken for the latest",
+        BLOCKS,
+        "self._latest[last], late)",
+        "self._latest[last], 0)",
+        BLOCKS_TESTS,
+    ),
+    Rule("the root's own row is one of the guesses", BLOCKS, "else 1\n", "else 0\n", BLOCKS_TESTS),
+    Rule(
+        "features that are not there are seen",
+        BLOCKS,
+        "seen = self._known[:position]",
+        "seen = self._known[:position] | True",
+        BLOCKS_TESTS,
+    ),
+    Rule(
+        "guesses are those of the place before",
+        BLOCK,
+        "position - self._first",
+        "position - self._first + 1",
+        BLOCK_TESTS,
+    ),
+    Rule(
+        "guesses under penalties do not depend on the path",
+        BLOCK,
+        "if not needs_path and position",
+        "if position",
+        BLOCK_TESTS,
     ),
     # features
     Rule(

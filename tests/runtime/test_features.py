@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from runtime.draft_threads import restarting_pair
 from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
 from torch import Tensor
 
@@ -185,3 +186,27 @@ def test_long_features_come_in_frames_of_a_bounded_size(monkeypatch: pytest.Monk
         assert generate(engine, Mode.ASYNCHRONOUS) == reference(NUM_TOKENS)
     assert max(message.end - message.start for message in links[0].sent) == 2
     assert [message.start for message in links[0].sent[1:]] == [message.end for message in links[0].sent[:-1]]
+
+
+def test_a_draft_that_joins_late_gets_the_features_of_the_whole_prefix() -> None:
+    drafters: list[ReadingDrafter] = []
+
+    def make() -> ReadingDrafter:
+        drafters.append(ReadingDrafter())
+        return drafters[-1]
+
+    with restarting_pair({NAME: make}) as (engine, drafts):
+        engine.worker.model.feature_columns = {NAME: slice(0, 4)}
+        answer = engine.submit(PROMPT, params(300), decoding=decoding(Mode.ASYNCHRONOUS), drafter=NAME)
+        tokens = []
+        for token in answer:
+            tokens.append(token.token_id)
+            if len(tokens) == 5:
+                drafts.dismiss()
+        assert answer.result().metrics.num_draft_restarts == 1
+    assert tuple(tokens[:NUM_TOKENS]) == reference(NUM_TOKENS)[len(PROMPT) :]
+    second = drafters[1].features
+    assert sorted(second) == list(range(len(second)))
+    assert len(second) > len(PROMPT) + 5
+    shown = min(len(second), len(PROMPT) + NUM_TOKENS)
+    assert torch.equal(torch.stack([second[position] for position in range(shown)]), expected(shown))

@@ -14,6 +14,7 @@ from amusd.answer import Generation
 from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
+from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.engine import Engine
@@ -34,9 +35,11 @@ FILTERS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "logit_bias": ((3, 1.5), (7, -4.0))},
     {"frequency_penalty": 0.6, "presence_penalty": -0.4},
 ]
+STRANGER = TableModel(VOCAB_SIZE, seed=8, max_length=400)
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "cascade": lambda: CascadeDrafter(target_model(), AutoregressiveDrafter(STRANGER, NgramDrafter(2, 4)), 3),
     "same": lambda: AutoregressiveDrafter(target_model()),
-    "stranger": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
+    "stranger": lambda: AutoregressiveDrafter(STRANGER),
     "ngram": lambda: NgramDrafter(1, 3),
     "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramDrafter(2, 4)),
 }
@@ -63,11 +66,12 @@ def test_every_mode_and_drafter_gives_the_tokens_of_plain_decoding(temperature: 
     assert draft.error is None
 
 
+@pytest.mark.parametrize("drafter", ["cascade", "same"])
 @pytest.mark.parametrize("mode", SPECULATIVE)
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
-def test_a_draft_equal_to_the_target_is_always_accepted(mode: Mode, filters: dict[str, Any]) -> None:
+def test_a_draft_equal_to_the_target_is_always_accepted(mode: Mode, filters: dict[str, Any], drafter: str) -> None:
     """It draws with the same noise at the same positions, and penalties count the same tokens."""
-    with pair({"same": DRAFTERS["same"]}) as (engine, _):
+    with pair({drafter: DRAFTERS[drafter]}) as (engine, _):
         for length in (1, 4, 8):
             answer = engine.generate(PROMPT, params(1.0, **filters), decoding=decoding(mode, length))
             assert answer.metrics.num_verified > 0
@@ -167,14 +171,15 @@ def test_logprobs_are_those_of_scoring_the_answer_again(mode: Mode, temperature:
     assert answer.as_dict()["top_logprobs"] == [[list(pair) for pair in top] for top in answer.top_logprobs]
 
 
+@pytest.mark.parametrize("drafter", ["cascade", "same"])
 @pytest.mark.parametrize("mode", SPECULATIVE)
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: ",".join(filters) or "none")
 def test_under_the_ratio_test_a_draft_equal_to_the_target_is_always_accepted(
-    mode: Mode, filters: dict[str, Any]
+    mode: Mode, filters: dict[str, Any], drafter: str
 ) -> None:
     """p / q is 1 for every token, if rows are those that were drawn from and penalties count the same tokens."""
     wanted = params(1.0, acceptance="rejection", **filters)
-    with pair({"same": DRAFTERS["same"]}) as (engine, draft):
+    with pair({drafter: DRAFTERS[drafter]}) as (engine, draft):
         answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5))
     assert len(answer.token_ids) == NUM_TOKENS
     assert answer.metrics.num_verified > 0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.models.language_model import ChainRows, ModelOutput
+from amusd.models.language_model import ChainRows, ModelOutput, SequenceRows
 from amusd.protocol.messages import Candidate, Open, Verdict
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.wire import decode, encode
@@ -105,6 +105,9 @@ class PrefixModel:
             rows.append(self.row(tuple(cache.tokens)))
         return ModelOutput(logits=torch.stack(rows))
 
+    def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
+        return [self.forward(rows.token_ids, rows.cache) for rows in batch]  # type: ignore[arg-type]  # as below
+
     def choose(self, token_ids: Sequence[int], cache: Cache) -> list[int]:
         raise NotImplementedError
 
@@ -133,6 +136,7 @@ class Experiment:
     make_sampler: Callable[[Distribution, int], TargetSampler] = lambda d, seed: TargetSampler(
         _seeded(d, seed), VOCAB_SIZE, prompt=PROMPT
     )
+    make_drafter: Callable[[PrefixModel], AutoregressiveDrafter] = AutoregressiveDrafter  # type: ignore[assignment]
     prepare_drafter: Callable[[AutoregressiveDrafter], None] = lambda drafter: None
     filter_offer: Callable[[Candidate], Candidate] = lambda candidate: candidate
     """What happens to a candidate message on its way (a mutant's place)."""
@@ -141,7 +145,7 @@ class Experiment:
 
     def run(self, number: int) -> Counter[tuple[int, ...]]:
         """The first tokens of `number` answers."""
-        drafter = AutoregressiveDrafter(self.draft or PrefixModel(2, of=self.target))  # type: ignore[arg-type]
+        drafter = self.make_drafter(self.draft or PrefixModel(2, of=self.target))
         self.prepare_drafter(drafter)
         return Counter(self._answer(seed, drafter) for seed in range(number))
 

@@ -15,6 +15,7 @@ from sampling.law import MAX_LENGTH, PROMPT, VOCAB_SIZE, Experiment, PrefixModel
 
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.cascade import CascadeDrafter
 from amusd.protocol.messages import Candidate
 from amusd.sampling import sampler as sampler_module
 from amusd.sampling.acceptance import ProbabilityRow, certain, is_accepted, pack_row, residual, unpack_row
@@ -119,6 +120,12 @@ def test_the_first_tokens_follow_the_targets_law(asynchronous: bool, number: int
     check(Experiment(TOP_3, asynchronous=asynchronous), number)
 
 
+def cascade(middle: PrefixModel) -> CascadeDrafter:
+    """`middle` judges what a model near to it drafts."""
+    inner = AutoregressiveDrafter(PrefixModel(5, of=middle))  # type: ignore[arg-type]
+    return CascadeDrafter(middle, inner, 2)  # type: ignore[arg-type]
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "experiment",
@@ -132,6 +139,8 @@ def test_the_first_tokens_follow_the_targets_law(asynchronous: bool, number: int
         Experiment(replace(PLAIN, frequency_penalty=0.8)),
         Experiment(PLAIN, target=(against := PrefixModel(1)), draft=PrefixModel(2, of=against, sign=-1.0)),
         Experiment(PLAIN, target=(larger := PrefixModel(3)), draft=PrefixModel(2, 3, of=larger)),
+        Experiment(PLAIN, make_drafter=cascade),
+        Experiment(PLAIN, make_drafter=cascade, num_speculative_tokens=4, asynchronous=False),
         Experiment(PLAIN, target=(other := PrefixModel(4)), draft=PrefixModel(2, 3, of=other, output_ids=(1, 2, 4))),
     ],
     ids=[
@@ -144,6 +153,8 @@ def test_the_first_tokens_follow_the_targets_law(asynchronous: bool, number: int
         "counts",
         "draft against target",
         "draft of fewer ids",
+        "cascade",
+        "four of a cascade",
         "draft that shares some ids",
     ],
 )

@@ -1,0 +1,212 @@
+"""The inner drafter of a cascade in a process of its own: three devices compute at once.
+
+    draft  ──Candidate──▶  middle  ──Candidate──▶  target
+           ◀───Verdict───          ◀───Verdict───
+
+To its draft the middle is a target: what it has made is committed there, and the draft runs ahead of that while the
+middle computes. To the target the same tokens are candidates, which may be rejected. Then the middle's sequence at its
+draft is over, and another one begins with what is left: no verdict takes back what was committed, so all that the
+protocol promises of a sequence holds of each of them. The draft computes only what its cache does not hold.
+
+The middle never waits for its draft. What has arrived when a pass begins is judged; without any it drafts alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from amusd.config import GREEDY, Distribution
+from amusd.drafters.base import ChainDrafter, say_once
+from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Open, Shutdown
+from amusd.protocol.target_session import Reception, TargetSession
+from amusd.runtime.draft_client import MAX_DRAINED, Reminder
+from amusd.runtime.handshake import told
+from amusd.transport.base import Transport
+from amusd.types import FinishReason
+
+LOOKAHEAD = 16
+"""Tokens that the draft may be ahead of the middle."""
+REMINDER_SECONDS = 1.0
+"""A draft that has sent nothing for so long is told again: a message may have been lost."""
+
+
+@dataclass
+class RemoteDraft:
+    """A draft worker at the other end of `link`, for all sequences of the middle."""
+
+    link: Transport
+    peer: Hello
+    drafter: str
+    """Which of its drafters proposes."""
+    vocab_size: int
+    """Token ids of the middle: `[0, vocab_size)`."""
+    failure: str | None = None
+    """Why it is not used any more, once that has happened."""
+    num_openings: int = 0
+    num_foreign: int = 0
+    """Messages that its protocol forbids: a bug, or a hostile peer."""
+    _sessions: dict[int, TargetSession] = field(default_factory=dict)
+
+    def open(self, token_ids: Sequence[int], capacity: int, distribution: Distribution) -> TargetSession:
+        """Have it draft behind `token_ids`, fewer than `capacity`."""
+        self.num_openings += 1
+        number = self.num_openings
+        session = TargetSession(sequence_id=number, prompt=token_ids, max_length=capacity, vocab_size=self.vocab_size)
+        session.attach(self.peer.incarnation)
+        self._sessions[number] = session
+        self._send(
+            Open(
+                sequence_id=number,
+                incarnation=self.peer.incarnation,
+                token_ids=tuple(token_ids),
+                max_length=capacity,
+                drafter=self.drafter,
+                max_lookahead=LOOKAHEAD,
+                tokens_per_message=1,
+                distribution=distribution,
+                not_over=self._not_over,
+            )
+        )
+        return session
+
+    def tell(self, session: TargetSession) -> None:
+        """Tell it what is committed by now."""
+        self._send(session.verdict())
+
+    def forget(self, session: TargetSession) -> None:
+        """The sequence is over. The next opening says so, too."""
+        self._sessions.pop(session.sequence_id, None)
+
+    def close(self, session: TargetSession) -> None:
+        """The same, and no other one takes its place."""
+        self.forget(session)
+        self._send(Close(session.sequence_id, FinishReason.ABORTED, self._not_over))
+
+    def shut_down(self) -> None:
+        """Tell it that all is over, and close the link."""
+        self._send(Shutdown())
+        self.link.close()
+
+    def drain(self) -> None:
+        """Take in what has arrived. Does not wait."""
+        for _ in range(MAX_DRAINED):
+            if self.failure is not None:
+                return
+            try:
+                message = self.link.receive(0.0)
+            except PeerLostError as error:
+                self._lose(str(error))
+                return
+            if message is None:
+                return
+            self._handle(message)
+
+    @property
+    def _not_over(self) -> tuple[int, ...]:
+        return *self._sessions, self.num_openings + 1
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Failed):
+            self._lose(told(message))
+        session = self._sessions.get(getattr(message, "sequence_id", -1))
+        if session is None or not isinstance(message, Candidate):
+            return
+        try:
+            foreign = session.receive(message) is Reception.FOREIGN  # what they were drawn from does not matter
+        except PeerProtocolError:
+            foreign = True
+        self.num_foreign += foreign
+
+    def _send(self, message: Message) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self.link.send(message)
+        except PeerLostError as error:
+            self._lose(str(error))
+
+    def _lose(self, reason: str) -> None:
+        self.failure = reason
+        for session in self._sessions.values():
+            session.detach()
+        say_once(f"cascade: its inner draft is gone, and its model drafts alone: {reason}")
+
+
+class RemoteDrafter(ChainDrafter):
+    """One sequence at a `RemoteDraft`. Time decides how many tokens it proposes, but not the text of the cascade."""
+
+    def __init__(self, draft: RemoteDraft) -> None:
+        super().__init__()
+        self._draft = draft
+        self._distribution = GREEDY
+        self._session: TargetSession | None = None
+        self._reminder = Reminder(0.0, REMINDER_SECONDS)
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """See `Drafter`."""
+        self._distribution = distribution
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        """Start from `token_ids`."""
+        super().open(token_ids, capacity, fan_out)
+        self._begin()
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        """Up to `max_tokens` tokens that have arrived."""
+        self._settle()
+        if self._session is None or max_tokens < 1:
+            return ()
+        self._draft.drain()
+        proposed = self._session.candidates[: min(max_tokens, self._capacity - self.length)]
+        super().commit(proposed)
+        if proposed:
+            self._reminder.heard(time.monotonic())
+        elif self._reminder.is_due(time.monotonic()):
+            if self._reminder.is_answered:
+                self._draft.tell(self._session)
+            else:
+                self._begin()
+        return proposed
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Append tokens, which its draft is told at once."""
+        super().commit(token_ids)
+        self._settle()
+
+    def truncate(self, length: int) -> None:
+        """Keep `length` tokens. If its draft was told of more, another sequence begins with what comes next."""
+        super().truncate(length)
+        if self._session is not None and length < self._session.committed_length:
+            self._draft.forget(self._session)
+            self._session = None
+
+    def close(self) -> None:
+        """Forget the sequence, here and there."""
+        super().close()
+        if self._session is not None:
+            self._draft.close(self._session)
+            self._session = None
+
+    def _begin(self) -> None:
+        """Begin another sequence in the place of the present one, if there is one."""
+        if self._session is not None:
+            self._draft.forget(self._session)
+            self._session = None
+        if self._draft.failure is None and self.length < self._capacity:
+            self._session = self._draft.open(self._context, self._capacity, self._distribution)
+            self._reminder = Reminder(time.monotonic(), REMINDER_SECONDS)
+
+    def _settle(self) -> None:
+        """Tell its draft what was appended; or begin anew, if it was told what does not hold any more."""
+        if self._session is None:
+            self._begin()
+            return
+        new = self._context[self._session.committed_length :]
+        for token_id in new:
+            self._session.begin(0)
+            self._session.commit((token_id,), 0)
+        if new:
+            self._draft.tell(self._session)

@@ -1,0 +1,119 @@
+"""All drafters of one target side by side: what each costs, how often it is right, and what it is worth.
+
+    python experiments/drafters/compare.py --drafter eagle:EAGLE/ --drafter medusa:HEADS/ --prompts FILE
+
+Greedily and at temperature 0.7, `amusd compare` has every drafter draft synchronously, in chains and trees of several
+lengths, and asynchronously where it can. A second comparison in chains of six shows how often a candidate is accepted
+by its distance from the last token whose features the drafter knows.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can be imported from anywhere
+
+from amusd.config import CAPABILITIES
+from amusd.console import table
+from amusd.models.draft_layouts import read_feature_spec
+from amusd.models.embedded_target import embedded_target_path
+from experiments.common import Document, compare, run, write_jobs
+from experiments.request import parser_of, request_of
+
+DISTANCES = 6
+
+
+def main() -> None:
+    """Two sweeps of `amusd compare`, and the table of both."""
+    parser = parser_of("drafters", __doc__, num_prompts=32, num_tokens=64)
+    parser.add_argument("--drafter", action="append", default=[], help="KIND or KIND:FOLDER beside `embedded`")
+    arguments = parser.parse_args()
+    request = request_of(arguments)
+    names = ["embedded", *arguments.drafter]
+    drafters = f"compare.drafters=[{','.join(names)}]"
+    temperatures = f"sampling.temperature={'0' if request.quick else '0,0.7'}"
+    lengths = f"compare.synchronous_lengths={'[2]' if request.quick else '[2,3,4]'}"
+    workload = request.workload()
+    speeds = compare([drafters, temperatures, lengths, "compare.trees=true", *workload], request.runs / "speed")
+    chains = ["mode=synchronous", f"num_speculative_tokens={DISTANCES}"]
+    positions = compare([drafters, temperatures, *chains, *workload], request.runs / "distance")
+    steps = draft_steps(request.runs / "distance", positions)
+    pairs = zip(speeds, positions, strict=True)
+    rows = [row_of(name, job, by_position, steps) for job, by_position in pairs for name in names]
+    print(table(HEADER, [cells(row) for row in rows]))
+    write_jobs(request, speeds, drafters=rows)
+
+
+HEADER = ("T", "drafter", "MB", "step ms", "accepted by distance", "bytes", "plain", "best sync", "async", "async/sync")
+
+
+def row_of(name: str, job: Document, by_position: Document, steps: dict[str, float]) -> Document:
+    """One drafter at one temperature."""
+    kind, _, folder = name.partition(":")
+    rows = {row["mode"]: row for row in job["rows"] if row["drafter"] in (None, kind)}
+    chain = next(row for row in by_position["rows"] if row["drafter"] == kind)
+    best, asynchronous = rows["synchronous"], rows.get("asynchronous")
+    needs_features = CAPABILITIES[kind].needs_features
+    width = read_feature_spec(folder, embedded_target_path(), kind).width if needs_features else 0
+    return {
+        "temperature": float(job["settings"].get("sampling.temperature", 0)),
+        "drafter": kind,
+        "megabytes": sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) / 1e6 if folder else None,
+        "step_ms": steps[kind],
+        "accepted_by_distance": conditional(chain["acceptance_by_position"]),
+        "feature_bytes_per_pass": 2 * width * best["mean_acceptance_length"],
+        "plain": rows["autoregressive"]["tokens_per_second"],
+        "synchronous": best["tokens_per_second"],
+        "block": f"{best['num_speculative_tokens']}{' as a tree' if best['tree'] else ''}",
+        "asynchronous": None if asynchronous is None else asynchronous["tokens_per_second"],
+    }
+
+
+def conditional(shares: list[float]) -> list[float]:
+    """How often the candidate at each position is accepted where those before it are."""
+    return [share / before for before, share in zip([1.0, *shares], shares, strict=False) if before]
+
+
+def draft_steps(folder: Path, jobs: list[Document]) -> dict[str, float]:
+    """Median time of a step of each drafter, in ms, from the events of the drafts."""
+    kinds: dict[int, str] = {}
+    found: dict[str, list[float]] = {}
+    for number in range(len(jobs)):
+        events = (json.loads(line) for line in (folder / str(number) / "events" / "draft.jsonl").open(encoding="utf-8"))
+        steps: list[dict[str, Any]] = []
+        for event in events:
+            if event["name"] == "draft_step":
+                steps.append(event)
+            elif event["name"] == "sequence":
+                kinds[event["sequence_id"]] = event["drafter"]
+        for event in steps:
+            tokens = max(1, event["num_tokens"])
+            kind = kinds[event["sequence_id"]]
+            found.setdefault(kind, []).append((event["end_ns"] - event["start_ns"]) / 1e6 / tokens)
+        kinds.clear()
+    return {kind: statistics.median(times) for kind, times in found.items()}
+
+
+def cells(row: Document) -> tuple[str, ...]:
+    """For the terminal."""
+    asynchronous = row["asynchronous"]
+    return (
+        f"{row['temperature']:g}",
+        row["drafter"],
+        "" if row["megabytes"] is None else f"{row['megabytes']:.1f}",
+        f"{row['step_ms']:.2f}",
+        " ".join(f"{share:.2f}" for share in row["accepted_by_distance"]),
+        f"{row['feature_bytes_per_pass']:.0f}",
+        f"{row['plain']:.1f}",
+        f"{row['synchronous']:.1f} ({row['block']})",
+        "-" if asynchronous is None else f"{asynchronous:.1f}",
+        "-" if asynchronous is None else f"{asynchronous / row['synchronous']:.2f}",
+    )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,131 @@
+"""A cascade loaded from checkpoints, what it refuses, and what it does without numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import tiny
+
+from amusd.commands import doctor
+from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, TargetConfig
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import ChainDrafter, DrafterKind
+from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.factory import load_drafters
+from amusd.drafters.oracle import OracleDrafter, always_right, always_wrong
+from amusd.errors import ConfigError, NoRoomError
+from amusd.models.language_model import ModelOutput
+from amusd.testing.table import TableModel
+
+MODEL = TableModel(20, seed=3, max_length=60)
+PROMPT = (1, 2, 3)
+PENALTIES = Distribution(temperature=0.8, seed=5, presence_penalty=0.7, repetition_penalty=1.3)
+RATIO_TEST = Distribution(temperature=0.8, seed=5, acceptance="rejection")
+
+
+def own_text(distribution: Distribution, number: int) -> tuple[int, ...]:
+    """What the model makes behind the prompt, a token in each pass."""
+    alone = AutoregressiveDrafter(MODEL)
+    alone.set_distribution(distribution)
+    alone.open(PROMPT, 60)
+    return alone.propose(number)
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, PENALTIES, RATIO_TEST], ids=["greedy", "penalties", "ratio test"])
+def test_what_the_inner_drafter_foresees_comes_in_one_pass(distribution: Distribution) -> None:
+    text = own_text(distribution, 10)
+    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), always_right(), 20), 4)
+    drafter.set_distribution(distribution)
+    drafter.open(PROMPT, 60)
+    assert drafter.tokens_per_step == 5
+    assert drafter.propose(5) == text[:5]
+    assert len(drafter.take_rows()) == (5 if distribution is RATIO_TEST else 0)
+    assert drafter.propose(3) == text[5:8]
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, PENALTIES, RATIO_TEST], ids=["greedy", "penalties", "ratio test"])
+def test_a_wrong_inner_drafter_costs_speed_alone(distribution: Distribution) -> None:
+    text = own_text(distribution, 6)
+    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), always_wrong(), 20), 4)
+    drafter.set_distribution(distribution)
+    drafter.open(PROMPT, 60)
+    for token_id in text[:5]:
+        assert drafter.propose(5) == (token_id,)
+        assert len(drafter.take_rows()) == (distribution is RATIO_TEST)
+
+
+def test_after_a_pass_without_numbers_it_proposes_what_a_fresh_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = own_text(GREEDY, 10)
+    drafter = CascadeDrafter(MODEL, OracleDrafter((*PROMPT, *text), always_right(), 20), 4)
+    drafter.open(PROMPT, 60)
+    forward = TableModel.forward
+
+    def spoilt(self: TableModel, *arguments: object) -> ModelOutput:
+        output = forward(self, *arguments)  # type: ignore[arg-type]
+        return ModelOutput(logits=torch.full_like(output.logits, float("nan")))
+
+    monkeypatch.setattr(TableModel, "forward", spoilt)
+    assert drafter.propose(5) == ()
+    monkeypatch.undo()
+    assert drafter.length == len(PROMPT)
+    assert drafter.propose(5) == text[:5]
+
+
+def test_a_sequence_longer_than_either_model_takes_is_refused() -> None:
+    short = TableModel(20, seed=4, max_length=30)
+    for model, inner in ((MODEL, short), (short, MODEL)):
+        with pytest.raises(NoRoomError):
+            CascadeDrafter(model, AutoregressiveDrafter(inner)).open(PROMPT, 40)
+
+
+def checkpoint(folder: Path, name: str, num_layers: int, tokenizer: object = None, **changes: object) -> str:
+    config = tiny.tiny_config(num_hidden_layers=num_layers, vocab_size=300, **changes)
+    tiny.save_checkpoint(folder / name, config, tokenizer or tiny.byte_tokenizer())
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("inner", ["ngram", "small"])
+def test_a_cascade_of_checkpoints_proposes_what_its_model_would(tmp_path: Path, inner: str) -> None:
+    middle = checkpoint(tmp_path, "middle", 2)
+    inner = checkpoint(tmp_path, "small", 1) if inner == "small" else inner
+    cascade = DrafterConfig(kind="cascade", model=middle, inner=inner, dtype="float32")
+    alone = DrafterConfig(kind="hf", model=middle, dtype="float32")
+    target = TargetConfig(kind="hf", model=middle)
+    engine = EngineConfig(target=target, drafters=(cascade, alone), max_model_len=64)
+    loaded = load_drafters(engine, "cpu")
+    assert loaded.names(drafts_trees=False) == ("cascade", "hf")
+    assert loaded.names(drafts_trees=True) == ("hf",)
+    assert (loaded.vocab_size, loaded.num_ids) == (300, 300)
+    made: list[list[ChainDrafter]] = [list(loaded.factories[DrafterKind(name)](2)) for name in ("cascade", "hf")]  # type: ignore[arg-type]
+    texts = []
+    for drafters in made:
+        for number, drafter in enumerate(drafters):
+            drafter.open((5, 6, 7, 5 + number), 40)
+        proposed: list[list[int]] = [[], []]
+        while min(map(len, proposed)) < 12:
+            found = type(drafters[0]).propose_together(drafters, [5, 5])
+            proposed = [text + list(tokens) for text, tokens in zip(proposed, found, strict=True)]
+        texts.append([text[:12] for text in proposed])
+    assert texts[0] == texts[1]
+    line = doctor._drafter_text(cascade, engine, "cpu")
+    assert line.startswith(f"cascade: up to 4 tokens of {'ngram' if inner == 'ngram' else 'hf, float32'}")
+    assert "; judged in one pass by hf, float32: lean decoder" in line
+
+
+def test_an_inner_drafter_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    middle = checkpoint(tmp_path, "middle", 2)
+    stranger = checkpoint(tmp_path, "stranger", 1, tiny.byte_tokenizer(("<end>",)))
+    larger = tmp_path / "larger"
+    tiny.save_checkpoint(larger, tiny.tiny_config(num_hidden_layers=1, vocab_size=310), tiny.byte_tokenizer())
+    elsewhere = str(tmp_path / "elsewhere")  # else the target's tokens stand for those of all drafters
+    for inner, target, message in (
+        (stranger, elsewhere, f"drafter.inner={stranger}: its tokenizer differs from that of {middle}"),
+        (str(larger), middle, f"drafter.inner={larger}: has 310 token ids, more than {middle} (300)"),
+    ):
+        config = DrafterConfig(kind="cascade", model=middle, inner=inner)
+        engine = EngineConfig(target=TargetConfig(kind="hf", model=target), drafters=(config,), max_model_len=64)
+        with pytest.raises(ConfigError) as caught:
+            load_drafters(engine, "cpu")
+        assert str(caught.value) == message

@@ -1,0 +1,264 @@
+"""A cascade over three workers: the middle's text is its own whatever its draft does, and the answer the target's."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import tiny
+from runtime.pair import PROMPT, VOCAB_SIZE, DraftThread, decoding, pair, target_model
+
+from amusd.config import (
+    GREEDY,
+    DecodingConfig,
+    Distribution,
+    DrafterConfig,
+    EngineConfig,
+    SamplingParams,
+    TargetConfig,
+)
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import Drafter, DrafterKind, one_by_one
+from amusd.drafters.cascade import CascadeDrafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.engine import Engine
+from amusd.errors import ConfigError
+from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
+from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.handshake import await_hello
+from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
+from amusd.testing.memory import MemoryTransport, memory_pair
+from amusd.testing.table import TableModel
+from amusd.tracing.recorder import Recorder
+from amusd.types import Mode, Role
+
+CAPACITY = 60
+MODEL = TableModel(6, seed=3, max_length=CAPACITY)
+INNER: dict[str, Callable[[], Drafter]] = {
+    "same": lambda: AutoregressiveDrafter(MODEL),
+    "stranger": lambda: AutoregressiveDrafter(TableModel(6, seed=5, max_length=CAPACITY)),
+    "ngram": lambda: NgramDrafter(1, 3),
+}
+SAMPLED = Distribution(temperature=0.9, seed=4)
+RATIO_TEST = Distribution(temperature=0.9, seed=4, acceptance="rejection")
+TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
+ACTIONS = st.tuples(st.sampled_from(["propose", "propose", "commit", "truncate", "reopen"]), TOKENS, st.integers(0, 9))
+
+
+class Link:
+    """One end of a link that loses messages."""
+
+    def __init__(self, link: MemoryTransport, rng: random.Random, loss: float) -> None:
+        self.link, self.close = link, link.close
+        self._rng, self._loss = rng, loss
+
+    def send(self, message: Message) -> None:
+        if self._rng.random() >= self._loss or not isinstance(message, (Candidate, Open, Verdict)):
+            self.link.send(message)
+
+    def receive(self, timeout: float) -> Message | None:
+        return self.link.receive(timeout)
+
+
+class Middle:
+    """A cascade and its draft's worker in one thread: `let(n)` has the draft take up to n steps."""
+
+    def __init__(self, inner: str, distribution: Distribution, seed: int = 0, loss: float = 0.0) -> None:
+        rng = random.Random(seed)
+        own, its = memory_pair()
+        self._its = its
+        self.worker = DraftWorker(
+            link=Link(its, rng, loss),  # type: ignore[arg-type]  # what a worker uses of one
+            drafters={DrafterKind("inner"): one_by_one(INNER[inner])},
+            incarnation=1,
+            recorder=Recorder("draft"),
+            num_ids=6,
+        )
+        self.worker.prepare()
+        peer = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 6, "", ("inner",))
+        self.draft = RemoteDraft(Link(own, rng, loss), peer, "inner", 6)  # type: ignore[arg-type]
+        self.drafter = CascadeDrafter(MODEL, RemoteDrafter(self.draft), 3)
+        self.drafter.set_distribution(distribution)
+
+    def let(self, number: int) -> None:
+        for _ in range(number):
+            if self.worker.has_work or self._its._incoming.frames:
+                self.worker.step()
+
+
+def own_text(context: list[int], number: int, distribution: Distribution) -> tuple[int, ...]:
+    """What the middle makes without a draft."""
+    alone = AutoregressiveDrafter(MODEL)
+    alone.set_distribution(distribution)
+    alone.open(context, CAPACITY)
+    return alone.propose(number)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+@pytest.mark.parametrize("distribution", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@settings(max_examples=40, deadline=None)
+@given(
+    inner=st.sampled_from(sorted(INNER)),
+    prompt=TOKENS,
+    actions=st.lists(ACTIONS, max_size=20),
+    seed=st.integers(0, 1000),
+)
+def test_the_middles_text_is_its_own_whatever_its_draft_does(
+    loss: float,
+    distribution: Distribution,
+    inner: str,
+    prompt: list[int],
+    actions: list[tuple[str, list[int], int]],
+    seed: int,
+) -> None:
+    """Also where the target has it take tokens back that its draft was told of: no message contradicts another."""
+    middle = Middle(inner, distribution, seed, loss)
+    drafter, context = middle.drafter, list(prompt)
+    drafter.open(prompt, CAPACITY)
+    for action, tokens, steps in actions:
+        middle.let(steps)
+        if action == "propose":
+            wanted = min(len(tokens), CAPACITY - len(context))
+            proposed = drafter.propose(wanted)
+            assert bool(proposed) == (wanted > 0)
+            assert proposed == own_text(context, wanted, distribution)[: len(proposed)]
+            context += proposed
+        elif action == "commit" and len(context) + len(tokens) <= CAPACITY:
+            drafter.commit(tokens)
+            context += tokens
+        elif action == "truncate":
+            length = 1 + tokens[0] * (len(context) - 1) // 6
+            drafter.truncate(length)
+            del context[length:]
+        elif action == "reopen":
+            drafter.close()
+            drafter.open(context, CAPACITY)
+        assert drafter.length == drafter.inner.length == len(context)
+    assert middle.draft.failure is None
+    assert middle.draft.num_foreign == 0
+    assert middle.worker.num_ignored == 0 or loss > 0
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, SAMPLED, RATIO_TEST], ids=["greedy", "sampled", "ratio test"])
+def test_a_draft_that_has_had_time_makes_several_tokens_a_pass(distribution: Distribution) -> None:
+    middle = Middle("same", distribution)
+    middle.drafter.open((1, 2, 3), CAPACITY)
+    middle.let(8)
+    first = middle.drafter.propose(4)
+    assert len(first) == 4
+    middle.let(8)
+    assert len(middle.drafter.propose(4)) == 4
+    assert middle.draft.num_openings == 1
+
+
+def test_what_the_target_rejects_begins_another_sequence_and_is_not_prefilled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    middle = Middle("same", GREEDY)
+    middle.drafter.open((1, 2, 3), CAPACITY)
+    middle.let(8)
+    proposed = middle.drafter.propose(4)
+    prefilled: list[int] = []
+    prefill = TableModel.prefill
+    monkeypatch.setattr(
+        TableModel, "prefill", lambda self, ids, cache: prefilled.append(len(ids)) or prefill(self, ids, cache)
+    )
+    middle.drafter.truncate(5)
+    middle.drafter.commit(((proposed[2] + 1) % 6,))
+    middle.let(8)
+    assert middle.draft.num_openings == 2
+    assert sum(prefilled) <= 1
+    assert len(middle.drafter.propose(4)) == 4
+
+
+def test_a_middle_without_its_draft_drafts_alone() -> None:
+    middle = Middle("same", GREEDY)
+    middle.drafter.open((1, 2, 3), CAPACITY)
+    middle.let(8)
+    text = list(middle.drafter.propose(4))
+    middle._its.kill()
+    for _ in range(6):
+        text += middle.drafter.propose(4)
+    assert middle.draft.failure is not None
+    assert tuple(text) == own_text([1, 2, 3], len(text), GREEDY)
+    middle.drafter.truncate(4)
+    middle.drafter.commit((5, 5))
+    assert len(middle.drafter.propose(4)) == 1
+    middle.drafter.close()
+
+
+def test_three_processes_give_the_answer_of_plain_decoding(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("target", "middle", "small")]
+    for number, folder in enumerate(folders):
+        config = tiny.tiny_config(num_hidden_layers=3 - number, vocab_size=300)
+        tiny.save_checkpoint(folder, config, tiny.byte_tokenizer())
+    target, middle, small = map(str, folders)
+    drafter = DrafterConfig(kind="cascade", model=middle, inner=small, inner_device="cpu", dtype="float32")
+    config = EngineConfig(
+        target=TargetConfig(kind="hf", model=target, dtype="float32"), drafters=(drafter,), max_model_len=64
+    )
+    wanted = SamplingParams(max_new_tokens=24)
+    with Engine.start(config) as engine:
+        expected = engine.generate("abc", wanted, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE)).token_ids
+        for mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS):
+            answer = engine.generate("abc", wanted, decoding=DecodingConfig(mode=mode))
+            assert answer.token_ids == expected
+            assert answer.metrics.num_verified > 0
+        assert engine.draft_failure is None
+
+
+def test_an_inner_drafter_that_is_not_there_is_refused_from_its_own_process(tmp_path: Path) -> None:
+    middle, small = str(tmp_path / "middle"), str(tmp_path / "small")
+    tiny.save_checkpoint(
+        tmp_path / "middle", tiny.tiny_config(num_hidden_layers=1, vocab_size=300), tiny.byte_tokenizer()
+    )
+    drafter = DrafterConfig(kind="cascade", model=middle, inner=small, inner_device="cpu")
+    config = EngineConfig(target=TargetConfig(kind="hf", model=middle), drafters=(drafter,), max_model_len=64)
+    with pytest.raises(ConfigError, match=f"model {small}: no such folder"):
+        Engine.start(config)
+
+
+@contextmanager
+def third(max_delay_seconds: float) -> Iterator[tuple[Callable[[], Drafter], DraftThread]]:
+    """What makes a cascade whose inner draft is a worker on a thread."""
+    own, its = memory_pair(seed=2, max_delay_seconds=max_delay_seconds)
+    draft = DraftThread(its)
+    inner = {"inner": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400), NgramDrafter(2, 4))}
+    thread = threading.Thread(target=draft.run, args=(inner,), daemon=True)
+    thread.start()
+    hello = Hello(PROTOCOL_VERSION, Role.TARGET, 0, VOCAB_SIZE, "", ())
+    remote = RemoteDraft(own, await_hello(own, hello, 30.0), "inner", VOCAB_SIZE)
+    try:
+        yield lambda: CascadeDrafter(target_model(), RemoteDrafter(remote), 3), draft
+    finally:
+        remote.shut_down()
+        thread.join(30.0)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "matching"])
+@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
+@pytest.mark.parametrize("dies", [False, True])
+def test_the_answer_of_three_workers_is_that_of_plain_decoding(
+    mode: Mode, sampling: dict[str, Any], dies: bool
+) -> None:
+    wanted = SamplingParams(max_new_tokens=60, **sampling)
+    with third(0.002) as (cascade, draft), pair({"cascade": cascade}, max_delay_seconds=0.002) as (engine, middle):
+        expected = engine.generate(PROMPT, wanted, decoding=decoding(Mode.AUTOREGRESSIVE)).token_ids
+        if dies:
+            timer = threading.Timer(0.03, draft.link.kill)
+            timer.start()
+        for _ in range(2):
+            answer = engine.generate(PROMPT, wanted, decoding=decoding(mode, 5))
+            assert answer.token_ids == expected
+            assert answer.metrics.num_accepted > 0
+        assert middle.error is None
+        assert engine.draft_failure is None
+    assert dies or draft.error is None
