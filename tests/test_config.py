@@ -22,7 +22,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"bench": {"contexts": [64, 0]}}, "bench.contexts=[64, 0]: name lengths from 1 on"),
     (
         {"drafter": {"kind": "ngrams"}},
-        "drafter.kind=ngrams: allowed: embedded, hf, ngram, synthetic; did you mean 'ngram'?",
+        "drafter.kind=ngrams: allowed: embedded, hf, ngram, self, synthetic; did you mean 'ngram'?",
     ),
     ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
     ({"hardware": {"synthetic": "llama-8b"}}, "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: "),
@@ -82,6 +82,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"target": {"kind": "hf"}}, "target.model: required with target=hf"),
     ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
     ({"drafter": {"model": "/m"}}, "drafter.model=/m: only allowed with drafter=hf, not with drafter=embedded"),
+    ({"drafter": {"kind": "self"}}, "drafter.num_layers=None: required with drafter=self"),
+    ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
+    ({"drafter": {"kind": "self", "num_layers": 0}}, "drafter.num_layers=0: must be at least 1"),
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),
     ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),
     ({"drafter": {"min_ngram": 5}}, "drafter.min_ngram=5: must be between 1 and drafter.max_ngram (4)"),

@@ -112,7 +112,10 @@ def test_a_bias_for_a_token_that_the_model_lacks_says_which_it_has() -> None:
         (lambda: Engine.start({"target": "embedded"}), "config={'target': 'embedded'}: expected EngineConfig"),
         (lambda: EngineConfig(max_model_len=2.5), "max_model_len=2.5: expected a whole number"),
         (lambda: EngineConfig(drafters="ngram"), "drafters=ngram: has keys of its own: kind, "),
-        (lambda: DrafterConfig(kind="ngrams"), "drafter.kind=ngrams: allowed: embedded, hf, ngram, synthetic; did"),
+        (
+            lambda: DrafterConfig(kind="ngrams"),
+            "drafter.kind=ngrams: allowed: embedded, hf, ngram, self, synthetic; did",
+        ),
         (lambda: DecodingConfig(mode="sync"), "mode=sync: allowed: autoregressive, synchronous, asynchronous; did"),
         (lambda: DecodingConfig(max_silence_seconds=float("inf")), "max_silence_seconds=inf: must be above 0 and at"),
         (lambda: SamplingParams(temperature="hot"), "sampling.temperature=hot: expected a number"),

@@ -183,11 +183,11 @@ def _pair(config: EngineConfig) -> list[Finding]:
 
 
 def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> str:
-    num_ranks = config.draft_tensor_parallel_size
-    forward = explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=num_ranks)
+    forward = explain_drafter(drafter, config, device)
     if forward is None:
         return drafter.kind
-    return f"{drafter.kind}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
+    name = drafter.kind if drafter.num_layers is None else f"{drafter.kind} (first {drafter.num_layers} layers)"
+    return f"{name}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
 
 
 def _exactness(model: Any, tokenizer: Tokenizer, *, fixed: bool) -> Finding:

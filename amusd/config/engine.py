@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from amusd.config.checks import check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "synthetic"]
+DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "self", "synthetic"]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -63,6 +63,8 @@ class DrafterConfig:
     where the CPU has fast products for it, else as of the target."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
+    num_layers: int | None = None
+    """`self`: how many of the target's first layers draft, below its norm and its head."""
     tokens_per_replay: int = 4
     """On GPUs with graphs: draft steps in one replay."""
     vocab_size: int = 8192
@@ -86,6 +88,17 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
         check_model("drafter", self.kind, self.model)
+        require(
+            (self.kind == "self") == (self.num_layers is not None),
+            "drafter.num_layers",
+            self.num_layers,
+            "required with drafter=self: how many of the target's first layers draft"
+            if self.kind == "self"
+            else f"only allowed with drafter=self, not with drafter={self.kind}",
+        )
+        require(
+            self.num_layers is None or self.num_layers >= 1, "drafter.num_layers", self.num_layers, "must be at least 1"
+        )
         require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
         require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
         require(

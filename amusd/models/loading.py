@@ -84,7 +84,7 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
     """The dtype of a drafter's model on `device`."""
     if config.dtype != "auto":
         return config.dtype
-    ships_in_int8 = config.kind != "hf" and draft_shape(config, target_shape) is None
+    ships_in_int8 = config.kind not in ("hf", "self") and draft_shape(config, target_shape) is None
     can = config.model_impl != "transformers" and why_not_int8(torch.device(device)) is None
     return INT8 if ships_in_int8 and can else fastest_dtype(torch.device(device))
 
@@ -104,14 +104,15 @@ def load_draft_model(
         device=device,
         model_impl=config.model_impl,
         capture=capture,
+        num_layers=config.num_layers,
         tokens_per_step=1 if capture is None else config.tokens_per_replay,
         ranks=ranks,
     )
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
-    path = model_path(config, report)
-    if config.kind == "hf":
+    path = model_path(_names_checkpoint(config, engine), report)
+    if config.kind in ("hf", "self"):
         return load_model(path, options), load_tokenizer(path)
     model = load_embedded_draft(path, options, vocab_size=config.vocab_size)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
@@ -124,17 +125,21 @@ def explain_target(config: EngineConfig, device: str) -> str:
     return explain_forward_pass(settings, config.target.model_impl, dtype, device, Role.TARGET, num_ranks)
 
 
-def explain_drafter(
-    config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
-) -> str | None:
+def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str | None:
     """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
     if config.kind == "ngram":
         return None
-    settings = _settings(config, draft_shape(config, target_shape))
-    dtype = draft_dtype(config, device, target_shape)
+    synthetic = engine.hardware.synthetic
+    settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), config.num_layers)
+    dtype, num_ranks = draft_dtype(config, device, synthetic), engine.draft_tensor_parallel_size
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
 
 
-def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None) -> Any:
+def _names_checkpoint(config: DrafterConfig, engine: EngineConfig) -> TargetConfig | DrafterConfig:
+    """What names a drafter's checkpoint: the target where the drafter is a part of it."""
+    return engine.target if config.kind == "self" else config
+
+
+def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None, num_layers: int | None = None) -> Any:
     """The transformers configuration of the model."""
-    return load_config(model_path(config)) if shape is None else shape_config(SHAPES[shape])
+    return load_config(model_path(config), num_layers) if shape is None else shape_config(SHAPES[shape])
