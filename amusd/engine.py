@@ -23,7 +23,16 @@ import torch
 from typing_extensions import Self
 
 from amusd.answer import Answer, Generation, PromptLogprobs, PromptScores, Token, Turns
-from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, DrafterConfig, EngineConfig, SamplingParams, TargetConfig
+from amusd.config import (
+    MAX_TOP_LOGPROBS,
+    DecodingConfig,
+    DrafterConfig,
+    EngineConfig,
+    SamplingParams,
+    TargetConfig,
+    check_runs_ahead,
+    runs_ahead,
+)
 from amusd.errors import ConfigError, ContextLengthError, StateError
 from amusd.models.embedded_target import Report
 from amusd.models.loading import load_target
@@ -65,7 +74,7 @@ class EngineStatus:
     """Answers that wait for one of `max_num_seqs` places."""
     draft: DraftPresence
     draft_failure: str | None
-    """Why no draft is used any more; None while there is one, or the next one is looked for."""
+    """Why no draft is used any more, if `draft` is `FAILED`; else None."""
     num_draft_restarts: int
     """Drafts that took the place of a lost one."""
     counts: TargetCounts
@@ -176,11 +185,16 @@ class Engine:
     def status(self) -> EngineStatus:
         """Figures for a monitor; for any thread, and without waiting for a pass."""
         client = self._worker.client
-        present = DraftPresence.PRESENT if client.has_draft else DraftPresence.AWAY
+        if not self._drafters:
+            draft = DraftPresence.NONE
+        elif client.failure is not None:
+            draft = DraftPresence.FAILED
+        else:
+            draft = DraftPresence.PRESENT if client.has_draft else DraftPresence.AWAY
         return EngineStatus(
             num_running=self._turns.num_running,
             num_waiting=self._turns.num_waiting,
-            draft=present if self._drafters else DraftPresence.NONE,
+            draft=draft,
             draft_failure=client.failure,
             num_draft_restarts=client.num_restarts,
             counts=replace(self._worker.counts),
@@ -252,7 +266,7 @@ class Engine:
         if len(given) != len(prompts):
             raise ConfigError(f"params: {len(given)} for {len(prompts)} prompts; give one for all, or one for each")
         each = [_checked_params(own) for own in given]
-        decoding = self._checked_decoding(decoding)
+        decoding = self._checked_decoding(decoding, drafter)
         if self._tells_answer(self._drafter_name(decoding, drafter)):
             self._answer_plainly(prompts, each, decoding)
         answers = [
@@ -301,9 +315,10 @@ class Engine:
         self._turns.check()
         _check_default_device()
         params = _checked_params(params)
-        decoding = self._checked_decoding(decoding)
+        decoding = self._checked_decoding(decoding, drafter)
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
+        check_runs_ahead(name, decoding)
         self._check_sampling(params, name, policy_name(decoding))
         policy = make_policy(decoding, can_branch=self._can_branch(params, name))
         self._check_offered(name, as_tree=policy.fan_out > 1)
@@ -457,10 +472,13 @@ class Engine:
     def _tells_answer(self, drafter: str | None) -> bool:
         return drafter == SYNTHETIC and self._worker.client.has_draft
 
-    def _checked_decoding(self, decoding: DecodingConfig | None) -> DecodingConfig:
-        """What is asked for, or the default. Raises `ConfigError` for what is none."""
+    def _checked_decoding(self, decoding: DecodingConfig | None, drafter: object) -> DecodingConfig:
+        """What is asked for, or the default, with which `drafter` goes. Raises `ConfigError` for what is none."""
+        if decoding is None and not self._drafters:
+            return DecodingConfig(mode=Mode.AUTOREGRESSIVE)
         if decoding is None:
-            return DecodingConfig() if self._drafters else DecodingConfig(mode=Mode.AUTOREGRESSIVE)
+            name = drafter if isinstance(drafter, str) else self._drafters[0]
+            return DecodingConfig(mode=Mode.ASYNCHRONOUS if runs_ahead(name) else Mode.SYNCHRONOUS)
         return _check_type("decoding", decoding, DecodingConfig)
 
     def _plain_answer(

@@ -32,7 +32,9 @@ class DraftPresence(str, enum.Enum):
 
     PRESENT = "present"
     AWAY = "away"
-    """It is lost, and the target goes on alone; `EngineStatus.draft_failure` says why if no other one is looked for."""
+    """It is lost, and the target goes on alone until the next one is there."""
+    FAILED = "failed"
+    """It is lost, and no other one is looked for; `EngineStatus.draft_failure` says why."""
     NONE = "none"
     """The engine was made without one."""
 

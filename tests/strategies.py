@@ -53,9 +53,10 @@ closes = st.builds(m.Close, counts, st.sampled_from(FinishReason), numbers)
 progresses = st.builds(m.Progress, roles, counts, counts, counts, counts, counts, counts, counts, counts)
 failures = st.builds(m.Failed, roles, texts, texts)
 shutdowns = st.builds(m.Shutdown)
+features = st.builds(m.Features, counts, counts, counts, counts, st.binary(max_size=40))
 
 messages: st.SearchStrategy[m.Message] = st.one_of(
-    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns
+    hellos, opens, candidates, verdicts, closes, progresses, failures, shutdowns, features
 )
 """Any message."""
 
@@ -81,5 +82,6 @@ EXAMPLES: tuple[m.Message, ...] = (
     m.Progress(Role.DRAFT, 7, 40, 80, 3, 1, 10**9, 10**8, 2 * 10**9),
     m.Failed(Role.TARGET, "ValueError", "Traceback ...\nValueError: no"),
     m.Shutdown(),
+    m.Features(7, 1, 10, 12, bytes.fromhex("803f0040 0000c0bf")),
 )
 """One of each type, in the order of their kinds on the wire."""

@@ -128,9 +128,12 @@ def test_the_status_adds_up_what_answers_count() -> None:
         for name in ("num_passes", "num_tokens", "num_drafts", "num_verified", "num_accepted", "num_tokens_alone"):
             assert getattr(status.counts, name) == sum(getattr(metrics, name) for metrics in found), name
         assert status.counts.num_accepted > 0
+        peer, engine.worker.client.peer = engine.worker.client.peer, None  # as while the next draft starts
+        assert (engine.status.draft, engine.status.draft_failure) == (DraftPresence.AWAY, None)
+        engine.worker.client.peer = peer
         draft.link.kill()
         lost = engine.generate(PROMPT, params(20), decoding=decoding(Mode.ASYNCHRONOUS)).metrics
-        assert engine.status.draft is DraftPresence.AWAY
+        assert engine.status.draft is DraftPresence.FAILED  # this engine starts no other one
         assert engine.status.draft_failure is not None
         assert engine.status.counts.num_tokens_alone == status.counts.num_tokens_alone + lost.num_tokens_alone
         assert status.counts.num_tokens == 60  # what was read stays as it was

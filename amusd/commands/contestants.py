@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amusd.answer import Generation
-from amusd.config import DecodingConfig, RunConfig
+from amusd.config import DecodingConfig, RunConfig, runs_ahead
 from amusd.console import percent, table
 from amusd.engine import Engine
 from amusd.policies.factory import policy_name
@@ -107,7 +107,8 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
             Contestant(replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length), drafter)
             for length in config.synchronous_lengths()
         ]
-        found += [Contestant(replace(decoding, policy=policy), drafter) for policy in config.asynchronous_policies()]
+        policies = config.asynchronous_policies() if runs_ahead(drafter) else ()
+        found += [Contestant(replace(decoding, policy=policy), drafter) for policy in policies]
     sizes = config.compare.batch_sizes
     return list(dict.fromkeys([plain, *(replace(one, batch_size=size) for size in sizes for one in found)]))
 

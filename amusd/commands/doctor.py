@@ -175,11 +175,16 @@ def _pair(config: EngineConfig) -> list[Finding]:
             raise AmusdError("the drafter's tokenizer differs from the target's")
         return "; ".join(texts)
 
-    findings = [_try("target", target), _try("drafter", drafters)]
+    findings = [_try("target", target), _try("drafter", drafters), _schedules(config)]
     if loaded:
         findings.append(_exactness(*loaded[0], fixed=config.verify_width == "fixed"))
         findings.append(Finding("answers", None, describe_capacity(loaded[0][0], config.max_num_seqs)))
     return findings
+
+
+def _schedules(config: EngineConfig) -> Finding:
+    """The modes and policies that each drafter can keep to."""
+    return Finding("schedules", None, "; ".join(f"{each.kind}: {each.can.schedules}" for each in config.drafters))
 
 
 def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> str:

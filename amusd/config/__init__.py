@@ -4,6 +4,7 @@
 of its range is one `ConfigError` line: the key, the value, what is allowed.
 """
 
+from amusd.config.capabilities import CAPABILITIES, Capabilities, check_runs_ahead, runs_ahead
 from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
 from amusd.config.decoding import (
     GREEDY,
@@ -30,6 +31,7 @@ from amusd.config.engine import (
 from amusd.config.run import RunConfig
 
 __all__ = [
+    "CAPABILITIES",
     "GREEDY",
     "HIDDEN",
     "MAX_BIASES",
@@ -39,6 +41,7 @@ __all__ = [
     "AcceptanceRule",
     "AsynchronousPolicy",
     "BenchConfig",
+    "Capabilities",
     "CompareConfig",
     "DecodingConfig",
     "Distribution",
@@ -55,4 +58,6 @@ __all__ = [
     "TargetConfig",
     "TransportConfig",
     "WorkloadConfig",
+    "check_runs_ahead",
+    "runs_ahead",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from amusd.errors import ConfigError
 from amusd.settings import shown
 
+WITH_CHECKPOINT = ("hf", "eagle")
+"""Kinds of models that are read from a folder or the hub."""
 _MAX_SECONDS = 1e6
 
 
@@ -21,7 +23,8 @@ def check_seconds(key: str, value: float) -> None:
 
 def check_model(key: str, kind: str, model: str | None) -> None:
     """Raise `ConfigError` unless a checkpoint is named where one is needed, and only there."""
-    if kind == "hf" and not model:
-        raise ConfigError(f"{key}.model: required with {key}=hf (a folder or hub name of a transformers checkpoint)")
-    if kind != "hf" and model:
-        raise ConfigError(f"{key}.model={model}: only allowed with {key}=hf, not with {key}={kind}")
+    if kind in WITH_CHECKPOINT and not model:
+        raise ConfigError(f"{key}.model: required with {key}={kind} (a folder or hub name of a checkpoint)")
+    if kind not in WITH_CHECKPOINT and model:
+        allowed = " or ".join(f"{key}={kind}" for kind in WITH_CHECKPOINT) if key == "drafter" else f"{key}=hf"
+        raise ConfigError(f"{key}.model={model}: only allowed with {allowed}, not with {key}={kind}")

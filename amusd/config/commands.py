@@ -120,6 +120,10 @@ class ServeConfig:
     api_key: str | None = None
     """What a client has to send as `Authorization: Bearer ...`; None: nothing. The environment variable AMUSD_API_KEY
     says it without showing it in the list of processes."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides this machine's own under which clients may address a server on loopback that has no key: a proxy's.
+    Any other is refused with 403, so that a web page elsewhere cannot reach the server by a name of its own that it has
+    made to mean this machine."""
     model_name: str | None = None
     """Name of the model for clients; None: the target's name."""
     max_queue: int = 64
@@ -188,6 +192,8 @@ class SimulateConfig:
     """Acceptance rates of the map."""
     grid_ratios: tuple[float, ...] = (2, 4, 8, 16)
     """Draft steps per target pass of the map; the draft's time per token follows from it."""
+    grid_batch_sizes: tuple[int, ...] = ()
+    """Batch sizes of the map, in the place of `grid_ratios`: the draft's time per token is then the given one."""
     points: tuple[str, ...] = ()
     """Run directories of `compare` or `generate` that the map's picture shows where they were measured, besides
     `calibration`."""
@@ -209,7 +215,7 @@ class SimulateConfig:
             self.batch_size == 1 or not self.grid,
             "simulate.batch_size",
             self.batch_size,
-            "must be 1 with simulate.grid=true, whose map is of one sequence at a time",
+            "must be 1 with simulate.grid=true, whose batch sizes are simulate.grid_batch_sizes",
         )
         for name, least in (("synchronous_lengths", 1), ("min_candidates", 0)):
             values = getattr(self, name)
@@ -231,4 +237,13 @@ class SimulateConfig:
             list(self.grid_ratios),
             "name at least one, each at least 1",
         )
+        sizes = self.grid_batch_sizes
+        require(all(size >= 1 for size in sizes), "simulate.grid_batch_sizes", list(sizes), "each must be at least 1")
+        require(self.grid or not sizes, "simulate.grid_batch_sizes", list(sizes), "needs simulate.grid=true")
         require(self.grid or not self.points, "simulate.points", list(self.points), "needs simulate.grid=true")
+        require(
+            not (self.points and sizes),
+            "simulate.points",
+            list(self.points),
+            "belong to a map of one sequence at a time, without simulate.grid_batch_sizes",
+        )

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
 from amusd.config.checks import check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "ngram", "self", "synthetic"]
+DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "ngram", "self", "synthetic"]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -57,7 +58,8 @@ class DrafterConfig:
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer. As of the target."""
+    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer, as of the target. `eagle`:
+    of a drafter that was trained for the target."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
     where the CPU has fast products for it, else as of the target."""
@@ -123,9 +125,9 @@ class DrafterConfig:
         )
 
     @property
-    def can_branch(self) -> bool:
-        """It can draft trees: it has probabilities to rank its guesses by."""
-        return self.kind != "ngram"
+    def can(self) -> Capabilities:
+        """What drafters of its kind can do."""
+        return CAPABILITIES[self.kind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,12 +277,14 @@ class EngineConfig:
 
     def _check_has_one_model(self) -> None:
         kinds = [drafter.kind for drafter in self.drafters]
-        require(
-            "ngram" not in kinds,
-            "draft_tensor_parallel_size",
-            self.draft_tensor_parallel_size,
-            "drafter=ngram has no model to share; allowed: 1",
-        )
+        for drafter in self.drafters:
+            why = "is not split over ranks" if drafter.can.has_model else "has no model to share"
+            require(
+                drafter.can.ranks,
+                "draft_tensor_parallel_size",
+                self.draft_tensor_parallel_size,
+                f"drafter={drafter.kind} {why}; allowed: 1",
+            )
         require(
             len(kinds) < 2,
             "draft_tensor_parallel_size",
@@ -291,10 +295,10 @@ class EngineConfig:
     def _check_fits_target(self, drafter: DrafterConfig) -> None:
         shape = self.hardware.synthetic
         require(
-            shape is None or drafter.kind in ("ngram", "synthetic"),
+            shape is None or drafter.can.any_target,
             "drafter",
             drafter.kind,
-            f"does not fit hardware.synthetic={shape}; allowed: ngram, synthetic",
+            f"does not fit hardware.synthetic={shape}; allowed: {kinds_with('any_target')}",
         )
         require(
             drafter.kind != "synthetic" or self.target.kind != "hf" or drafter.shape is not None,

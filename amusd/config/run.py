@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from amusd.config.capabilities import check_runs_ahead
 from amusd.config.checks import require
 from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
 from amusd.config.decoding import AsynchronousPolicy, DecodingConfig, SamplingParams
@@ -135,6 +136,7 @@ class RunConfig:
             windows = (self.num_speculative_tokens,) if "windowed" in self.asynchronous_policies() else ()
             longest_block = max((1, *self.synchronous_lengths(), *windows))
             return self.engine(longest_block=longest_block, max_num_seqs=max(self.compare.batch_sizes))
+        check_runs_ahead(self.drafter.kind, self.decoding())
         if command == "serve":  # a request may ask for synchronous decoding
             return self.engine(longest_block=self.num_speculative_tokens)
         return self.engine(max_num_seqs=1 if command == "generate" and self.out is None else None)

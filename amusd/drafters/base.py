@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor
 from typing_extensions import Self
 
 from amusd.config import Distribution
@@ -84,6 +85,17 @@ class Drafter(abc.ABC):
     def take_rows(self) -> tuple[bytes, ...]:
         """Under the ratio test: what each token of the last step was drawn from; empty if nothing was drawn."""
         return ()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can guess; False: it waits for features of what is committed."""
+        return True
+
+    def take_features(self, start: int, features: Tensor) -> None:  # noqa: B027 - most read none
+        """Take in features, [rows, width], of the committed positions from `start` on: what it reads of the target.
+
+        They may come late, again or never. Raises `ValueError` for another width than it reads.
+        """
 
     @abc.abstractmethod
     def follow(self, transition: Transition) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, one_by_one
+from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
@@ -74,6 +75,9 @@ def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterK
         lookup = NgramDrafter(config.min_lookup, config.max_lookup) if looks_up else None
         return AutoregressiveDrafter(model, lookup, cache=cache)
 
+    def eagle(cache: KVCache) -> Drafter:
+        return EagleDrafter(model, cache=cache)
+
     def tree(cache: KVCache) -> Drafter:
         if config.kind == "synthetic":
             drafter = ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache)
@@ -81,6 +85,8 @@ def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterK
         ngrams = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
         return ModelTreeDrafter(model, ngrams, cache=cache)
 
+    if config.kind == "eagle":
+        chain = tree = eagle
     return {
         DrafterKind(config.kind): lambda number: [chain(cache) for cache in caches(number)],
         DrafterKind(config.kind, drafts_trees=True): lambda number: [tree(cache) for cache in caches(number)],

@@ -67,6 +67,9 @@ class ModelTreeDrafter(Drafter):
         self._num_slots = model.max_length + MAX_NODES
         self._distribution = GREEDY
         self._context: list[int] = []
+        self._is_chain = False
+        self._num_drafted = 0
+        """Nodes of a chain."""
         self._slots: dict[Node, int] = {}
         """The slot of each computed node."""
         self._paths: dict[Node, tuple[int, ...]] = {}
@@ -74,8 +77,8 @@ class ModelTreeDrafter(Drafter):
 
     @property
     def length(self) -> int:
-        """Committed tokens."""
-        return len(self._context)
+        """Committed tokens; of a chain, with those drafted behind them."""
+        return len(self._context) + (self._num_drafted if self._is_chain else 0)
 
     def set_distribution(self, distribution: Distribution) -> None:
         """Nodes are ranked as the target would choose."""
@@ -87,12 +90,11 @@ class ModelTreeDrafter(Drafter):
             raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self.model.max_length}")
         self._slots, self._paths = {}, {}
         self._context = list(token_ids)
-        self._pending = [len(token_ids) - 1]  # positions
+        self._is_chain, self._num_drafted = fan_out == 1, 0
         self._cache.truncate(0)
-        self.model.prefill(token_ids[:-1], self._cache)
         self._prefix = np.arange(self._num_slots)  # of which the first `_num_computed` count
-        self._num_computed = len(token_ids) - 1
-        self._free = list(range(self._num_slots - 1, len(token_ids) - 2, -1))  # the lowest is taken first
+        num_computed = self._prefill()
+        self._pending = list(range(num_computed, len(token_ids)))  # positions
         self._ranking = Ranking(
             self._distribution,
             self.model.vocab_size,
@@ -104,6 +106,13 @@ class ModelTreeDrafter(Drafter):
         )
         if self._ngrams is not None:
             self._ngrams.open(token_ids)
+
+    def _prefill(self) -> int:
+        """Lay out the slots, and compute all but the last token; returns at which position the pending ones begin."""
+        self._num_computed = len(self._context) - 1
+        self.model.prefill(self._context[:-1], self._cache)
+        self._free = list(range(self._num_slots - 1, self._num_computed - 1, -1))  # the lowest is taken first
+        return self._num_computed
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
         """One pass over `nodes`; over the committed tokens that are still missing, where they are the root."""
@@ -132,6 +141,7 @@ class ModelTreeDrafter(Drafter):
             self._pending.append(len(self._context))
             self._context.append(token_id)
         left = set(transition.alive)
+        self._num_drafted = len(left)
         for node in [node for node in self._slots if node not in left]:
             self._free.append(self._slots.pop(node))
             del self._paths[node]
@@ -201,6 +211,9 @@ class ModelTreeDrafter(Drafter):
             say_not_finite(error)
             self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses
             return [()] * number
+        self._num_drafted += sum(len(row.token_ids) for row in ranked)
+        if self._is_chain:  # which goes on however unlikely it is
+            return [tuple((token_id, 1.0) for token_id in row.token_ids) for row in ranked]
         return [tuple(zip(row.token_ids, row.probabilities, strict=True)) for row in ranked]
 
     def _append_to_prefix(self, slots: Sequence[int]) -> None:

@@ -6,20 +6,22 @@ nothing of candidates, sampling or messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
-from amusd.models.graphs import Capture
+from amusd.models.graphs import Capture, Completion
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import (
     ChainRows,
     Chooser,
     DigestRequest,
+    FeatureRows,
     KVCache,
     LogitsDigest,
     ModelOutput,
@@ -130,6 +132,11 @@ class CachedModel:
         """Bytes of weights that one pass reads."""
         self.parameter_bytes = network.parameter_bytes
         """Bytes of all weights; tied ones count once."""
+        self.feature_columns: Mapping[str, slice] = {} if network.taps is None else network.taps.columns
+        """Of each drafter's feature, by its name; empty where nobody reads any."""
+        self.feature_width = network.feature_width
+        """Numbers of the feature that each of its rows starts from; 0: it reads none."""
+        self._completion = Completion(network.device)
         if capture is None and network.device.type == "cuda":
             raise ValueError(f"passes on {network.device} need a capture: run_each_time where graphs are off")
         self._eager = None
@@ -250,6 +257,33 @@ class CachedModel:
         cache.check_keep(rows)
         self._ranks.announce([Part(cache)], None, rows)
         cache.keep(rows)
+
+    def read_features(self, batch: Sequence[FeatureRows]) -> list[Tensor]:
+        """Features of several sequences, bfloat16 [rows, width] on the host, in one copy; see `LanguageModel`."""
+        caches = [self._checked((), rows.cache) for rows in batch]
+        memory, device = caches[0].memory, self.device
+        slots = [cache.first + cache.slots[rows.start : rows.end] for cache, rows in zip(caches, batch, strict=True)]
+        assert self._network.taps is not None
+        with torch.inference_mode():
+            stored = memory.features(self._network.taps.width, device)
+            found = stored.index_select(0, self._to_device(torch.from_numpy(np.concatenate(slots))))
+            on_host = torch.empty(found.shape, dtype=torch.bfloat16, pin_memory=device.type == "cuda")
+            on_host.copy_(found.to(torch.bfloat16), non_blocking=True)
+        self._completion.wait(self._ranks.check)
+        parts = torch.split(on_host, [len(part) for part in slots])
+        return [part[:, rows.columns] for part, rows in zip(parts, batch, strict=True)]
+
+    def write_features(self, slots: Sequence[int], features: Tensor, cache: KVCache) -> None:
+        """Write features [slots, width] for a network that reads them. Does not wait."""
+        cache = self._checked((), cache)
+        places = self._to_device(cache.first + torch.tensor(slots))
+        with torch.inference_mode():
+            stored = cache.memory.features(features.shape[1], self.device)
+            stored.index_copy_(0, places, self._to_device(features).to(stored.dtype))
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        """The tensor on the model's device. Does not wait."""
+        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
 
     def extend(
         self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None

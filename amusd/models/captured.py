@@ -73,7 +73,8 @@ class _Inputs:
     """The inputs that the host writes before a pass: one pinned buffer, sent in one copy.
 
     sequences   the cache of each, its length, and which of its rows is the last real one
-    rows        tokens, positions, slots, and which path each row is on: those of a sequence are neighbours
+    rows        tokens, positions, slots, the slots before them, and which path each row is on: those of a sequence are
+                neighbours
     steps       positions and slots of each further step, in one piece with those of the rows
     paths       the slots of each path of each sequence from position `length` on; a chain needs none
     """
@@ -82,17 +83,18 @@ class _Inputs:
         self._max_depth = max_depth
         num_rows = num_sequences * max_rows
         num_all = num_rows + num_sequences * max_steps
-        counts = (num_sequences,) * 3 + (num_rows, num_rows, num_all, num_all, num_rows * max_depth)
+        counts = (num_sequences,) * 3 + (num_rows,) * 3 + (num_all, num_all, num_rows * max_depth)
         self._host = torch.zeros(sum(counts), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros_like(self._host, device=device)
         host = np.split(self._host.numpy(), np.cumsum(counts)[:-1])
         on_device = torch.split(self._device, list(counts))
-        self.caches, self.last_rows, self.lengths, self.token_ids, self.row_paths, self.positions, self.slots = host[:7]
-        self.paths = host[7].reshape(num_sequences, max_rows, max_depth)
+        self.caches, self.last_rows, self.lengths, self.token_ids, self.row_paths, self.parents = host[:6]
+        self.positions, self.slots = host[6:8]
+        self.paths = host[8].reshape(num_sequences, max_rows, max_depth)
         self._num_before_paths = sum(counts[:-1])
         self.device_caches, self.device_last_rows, self._lengths, self.device_token_ids, self._row_paths = on_device[:5]
-        self.device_positions, self.device_slots = on_device[5:7]
-        self._branches = on_device[7].view(num_sequences, max_rows, max_depth)
+        self.device_parents, self.device_positions, self.device_slots = on_device[5:8]
+        self._branches = on_device[8].view(num_sequences, max_rows, max_depth)
 
     def send(self, num_paths: int) -> None:
         """Hand everything to the device, and the first paths, of which a sequence has `max_rows`. Does not wait."""
@@ -344,6 +346,7 @@ class CapturedPasses:
         inputs.lengths[index] = len(where.prefix)
         inputs.positions[first : first + count] = where.positions
         inputs.slots[first : first + count] = np.add(where.slots, first_slot)
+        inputs.parents[first : first + count] = np.add(where.parents, first_slot)
         return num_paths
 
     def _send_tables(self, tables: Sequence[tuple[PreallocatedCache, Slots]]) -> None:
@@ -420,6 +423,7 @@ class CapturedPasses:
         inputs = self._inputs
         memory = self._memory
         memory.slots_of_pass = inputs.device_slots[rows]
+        memory.parents_of_pass = inputs.device_parents[: len(token_ids)]
         positions = inputs.device_positions[rows].clamp(min=0)
         logits = self._network(token_ids, positions, inputs.attention(table, rows), memory, with_logits=True)
         assert logits is not None

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import pickle
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from amusd.errors import AmusdError, ConfigError, UnsupportedModelError
@@ -21,6 +23,8 @@ from amusd.errors import AmusdError, ConfigError, UnsupportedModelError
 CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = f"{_WEIGHTS}.index.json"
+_HEADS = ("medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
+"""Files in which drafters are published beside those of any model; the last two are pickles."""
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 """Files of a hub repository that say how to use its weights."""
 _LOADED = (".json", ".jinja", ".model", ".safetensors")
@@ -72,6 +76,45 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if names == [_WEIGHTS] and not (folder / _WEIGHTS).exists():
         raise ConfigError(f"model {path}: no {_WEIGHTS} and no {_INDEX} in it{_instead_of_weights(folder)}")
     return Checkpoint(path, [folder / name for name in names])
+
+
+def read_head(path: str | Path) -> Mapping[str, Tensor]:
+    """The tensors of a published drafter by name, on the CPU: a folder or hub name. They must not be written to.
+
+    Other than a model it may be in a pickle, of which tensors alone are read. Raises `ConfigError` if no file is there,
+    or one is damaged or holds more than tensors.
+    """
+    folder = find_checkpoint(path)
+    is_local = folder == Path(path).expanduser()
+    for names in (_weight_files(path, folder), *([name] for name in _HEADS)):
+        if not is_local and not all((folder / name).exists() for name in names):
+            folder = _download(str(path), names)
+        files = [folder / name for name in names]
+        if not all(file.exists() for file in files):
+            continue
+        if files[0].suffix != ".safetensors":
+            return _unpickle(path, files[0])
+        checkpoint = Checkpoint(path, files)
+        return {name: checkpoint.tensor(name) for name in checkpoint.names}
+    raise ConfigError(f"model {path}: no weights of a drafter in it: {', '.join((_WEIGHTS, *_HEADS))}")
+
+
+def _unpickle(path: str | Path, file: Path) -> Mapping[str, Tensor]:
+    """The tensors of a pickle, mapped where its format allows."""
+    with one_line_errors(path, file.name):
+        try:
+            try:
+                loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError:  # a file of before torch 1.6 cannot be mapped
+                loaded = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise ConfigError(
+                f"model {path}: {file.name} is damaged or holds more than tensors, which is never run; "
+                "convert it to safetensors"
+            ) from error
+    if not isinstance(loaded, Mapping) or not all(isinstance(each, Tensor) for each in loaded.values()):
+        raise ConfigError(f"model {path}: {file.name} does not hold tensors by name")
+    return {f"{name}": tensor.detach() for name, tensor in loaded.items()}
 
 
 def _weight_files(path: str | Path, folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ Several ranks may compute one model (`sharding.py`): each holds its share of the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from amusd.models.attention import Attention, AttentionInputs
 from amusd.models.compatibility import why_not_run
+from amusd.models.features import FeatureSpec, FeatureTaps
 from amusd.models.fused import rotate_and_store, silu_and_multiply
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
@@ -73,8 +75,8 @@ class _Layer:
     def __init__(self, block: Any, heads: _Heads, device: torch.device, make: MakeLinear, ranks: Ranks) -> None:
         attention, mlp = block.self_attn, block.mlp
         self._heads = heads
-        self._attention_norm = _own(block.input_layernorm.weight, device)
-        self._mlp_norm = _own(block.post_attention_layernorm.weight, device)
+        self._attention_norm = own_norm(block.input_layernorm, device)
+        self._mlp_norm = own_norm(block.post_attention_layernorm, device)
         pairs = _pairs_side_by_side(heads.dim)
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         units = share(mlp.gate_proj.out_features, ranks)
@@ -87,8 +89,18 @@ class _Layer:
 
     def __call__(self, hidden: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int) -> Tensor:
         """[rows, width] -> [rows, width]; `rotation` is [rows, dim / 2] complex."""
-        epsilon, rows, width = self._heads.epsilon, hidden.shape[0], hidden.shape[1:]
-        joint = self.query_key_value(F.rms_norm(hidden, width, self._attention_norm, epsilon))
+        return self.add_to(hidden, self.normed(hidden), rotation, attention, memory, index)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """`hidden` [rows, width] as attention takes it in."""
+        return norm_rows(hidden, self._attention_norm, self._heads.epsilon)
+
+    def add_to(
+        self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int
+    ) -> Tensor:
+        """`hidden` [rows, width] plus attention to `inputs` [rows, any], and the MLP; `hidden` may be overwritten."""
+        epsilon, rows = self._heads.epsilon, hidden.shape[0]
+        joint = self.query_key_value(inputs)
         joint = joint.view(rows, -1, self._heads.dim)  # [rows, query heads + key heads + value heads, dim]
         is_fused = joint.device.type != "cpu"
         place = self._place_fused if is_fused else self._place_on_host
@@ -96,7 +108,7 @@ class _Layer:
         attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden = self.output.add_to(hidden, attended)
-        gate_up = self.gate_up(F.rms_norm(hidden, width, self._mlp_norm, epsilon))
+        gate_up = self.gate_up(norm_rows(hidden, self._mlp_norm, epsilon))
         if is_fused:
             return self.down.add_to(hidden, silu_and_multiply(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
@@ -130,14 +142,15 @@ class _Layer:
     def nbytes(self) -> int:
         """Bytes that a pass reads."""
         linears = (self.query_key_value, self.output, self.gate_up, self.down)
-        norms = self._attention_norm.nbytes + self._mlp_norm.nbytes
-        return int(norms + sum(linear.nbytes for linear in linears))
+        norms = (self._attention_norm, self._mlp_norm)
+        return sum(each.nbytes for each in (*norms, *linears) if each is not None)
 
 
 class Decoder:
     """A `Network` made of a loaded transformers model, which is taken apart: it cannot be used afterwards."""
 
     implementation = "amusd"
+    feature_width = 0
 
     def __init__(
         self,
@@ -148,11 +161,13 @@ class Decoder:
         dtype: torch.dtype | None = None,
         int8: bool = False,
         ranks: Ranks = ALONE,
+        features: Mapping[str, FeatureSpec] | None = None,
     ) -> None:
         """`model`: a causal model that `why_not_covered` accepts; `max_positions`: rows of the rotary table.
 
         `dtype` of weights and rows, to which layers are converted one by one; None keeps that of the model. `int8`:
         multiply in int8; the dtype is float32. `ranks` share the model; there are at most as many as key heads.
+        `features`: what drafters read of each row, by their names.
         """
         config = model.config
         blocks = model.base_model.layers
@@ -172,6 +187,7 @@ class Decoder:
             scaling=attention.scaling,
         )
         self.device = device
+        self._make = make
         widths = (config.hidden_size, config.intermediate_size, heads.dim)
         self.fills_vectors = not any(width % VECTOR for width in widths)
         self._epsilon = heads.epsilon
@@ -182,7 +198,7 @@ class Decoder:
             blocks[index] = torch.nn.Identity()  # frees what has just been copied
         if dtype is not None:
             model.to(dtype)  # what is left: embedding, norm and head
-        self._norm = _own(model.base_model.norm.weight, device)
+        self._norm = own_norm(model.base_model.norm, device)
         head = model.get_output_embeddings()
         embedding = model.get_input_embeddings().weight
         self._embedding = _own(embedding, device)
@@ -192,7 +208,9 @@ class Decoder:
         self.vocab_size = int(head.weight.shape[0])
         weights = self._embedding.dtype
         self.cache_dtype = cache_dtype(weights, int8=int8) if device.type == "cpu" else weights
-        self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
+        self.taps = FeatureTaps(features, device, weights) if features else None
+        others = (self._norm, self._head)
+        self.weight_bytes = sum(each.nbytes for each in (*self._layers, *others) if each is not None)
         is_counted = is_tied and ranks.size == 1
         self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)
 
@@ -210,11 +228,28 @@ class Decoder:
         self._input_scales.by_row = several
         hidden = F.embedding(token_ids, self._embedding)  # [rows, width]
         rotation = self._rotation[positions]  # [rows, dim / 2]
+        tapped = () if self.taps is None else self.taps.layers
+        states: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
+            if index in tapped:
+                states[index] = hidden.clone()  # a layer may add to it in place
             hidden = layer(hidden, rotation, attention, memory, index)
-        if not with_logits:
-            return None
-        return self._head(F.rms_norm(hidden, hidden.shape[1:], self._norm, self._epsilon))
+        last = len(self._layers)
+        if with_logits or last in tapped:
+            hidden = norm_rows(hidden, self._norm, self._epsilon)
+        if self.taps is not None:
+            self.taps.write(states | {last: hidden}, memory)
+        return self._head(hidden) if with_logits else None
+
+
+def norm_rows(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    """The RMS norm of `rows` [rows, width]; `rows` as they are where there is no weight."""
+    return rows if weight is None else F.rms_norm(rows, rows.shape[1:], weight, epsilon)
+
+
+def own_norm(module: Any, device: torch.device) -> Tensor | None:
+    """The weight [width] of a norm of a loaded model; None for an `Identity`, which a draft may have in its place."""
+    return None if isinstance(module, torch.nn.Identity) else _own(module.weight, device)
 
 
 def _own(parameter: Tensor, device: torch.device) -> Tensor:

@@ -92,10 +92,13 @@ class EagerPasses:
             self._token_ids_view[:rows] = parts[0].token_ids
             positions = self._positions[cache.length : cache.length + computed]
             memory.slots_of_pass = cache.memory_slots(rows)
+            if self._network.feature_width:
+                memory.parents_of_pass = (positions + (cache.first - 1)).clamp_(min=cache.first)
             attention = self._attention(parts[0], computed, with_logits=with_logits)
         else:
             places: list[int] = []
             slots: list[int] = []
+            parents: list[int] = []
             packed: list[tuple[slice, SplitAttention]] = []
             for part in parts:
                 first, cache = len(places), part.cache
@@ -104,12 +107,15 @@ class EagerPasses:
                     slots += cache.memory_slots(len(part.token_ids))
                 else:
                     places += part.rows.positions
+                    parents += [cache.first + slot for slot in part.rows.parents]
                     slots += [cache.first + slot for slot in part.rows.slots]
                 self._token_ids_view[first : len(places)] = part.token_ids
                 num_rows = len(part.token_ids) if len(parts) > 1 else computed
                 packed.append((slice(first, len(places)), self._attention(part, num_rows, with_logits=True)))
             positions = torch.tensor(places + [0] * (computed - rows))
             memory.slots_of_pass = torch.tensor(slots)
+            if self._network.feature_width:
+                memory.parents_of_pass = torch.tensor(parents + [0] * (computed - rows))
             attention = JoinedAttention(packed, computed) if len(parts) > 1 else packed[0][1]
         self._token_ids_view[rows:computed] = PADDING_ID
         several = len(parts) > 1
@@ -210,6 +216,7 @@ class RowCounts:
         """The logits [rows, vocab] of these of the tokens, each alone."""
         memory = KVMemory(len(tokens), self._network.cache_dtype)
         memory.slots_of_pass = range(len(tokens))
+        memory.parents_of_pass = torch.zeros(len(tokens), dtype=torch.int64)
         positions, token_ids = self._positions[tokens], self._token_ids[tokens]
         with torch.inference_mode():
             logits = self._network(token_ids, positions, self._layers, memory, with_logits=True)

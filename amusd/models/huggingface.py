@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from amusd.models.compatibility import (
     supported_class,
 )
 from amusd.models.decoder import Decoder
+from amusd.models.features import FeatureSpec, FeatureTaps
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, uses_decoder
@@ -48,11 +49,12 @@ class HuggingFaceNetwork:
     """A `Network` around a causal language model of transformers whose attention is `amusd.models.attention.attend`."""
 
     implementation = "transformers"
+    feature_width = 0
     fills_vectors = False
     """False: it is not known of other authors' layers."""
 
-    def __init__(self, model: Any) -> None:
-        """`model` is on its device and ready for inference."""
+    def __init__(self, model: Any, features: Mapping[str, FeatureSpec] | None = None) -> None:
+        """`model` is on its device and ready for inference. `features`: see `Decoder`."""
         _freeze_frequencies(model)
         self._model = model
         self.device: torch.device = model.device
@@ -61,6 +63,7 @@ class HuggingFaceNetwork:
         self.num_ids, self.vocab_size = len(embedding), len(head)
         self.parameter_bytes = sum(int(parameter.nbytes) for parameter in model.parameters())
         self.weight_bytes = self.parameter_bytes - (0 if head is embedding else int(embedding.nbytes))
+        self.taps = FeatureTaps(features, self.device, model.dtype) if features else None
 
     def __call__(
         self,
@@ -81,7 +84,10 @@ class HuggingFaceNetwork:
             position_ids=positions.unsqueeze(0),
             past_key_values=memory,
             use_cache=True,
+            output_hidden_states=self.taps is not None,
         )
+        if self.taps is not None:
+            self.taps.write({layer: output.hidden_states[layer][0] for layer in self.taps.layers}, memory)
         return output.logits[0] if with_logits else None
 
 
@@ -264,28 +270,37 @@ def wrap_model(
     Raises `ConfigError` without that device, `UnsupportedModelError` if the lean decoder is asked for and does not
     cover the model, the ranks cannot share it, or there are no int8 products.
     """
-    options.check(model.config)
-    max_length = min(options.max_model_len, position_limit(model.config) or options.max_model_len)
+
+    def make(max_length: int) -> Network:
+        if not uses_decoder(model.config, options.model_impl):
+            return HuggingFaceNetwork(model.to(options.device), options.features)
+        return Decoder(
+            model,
+            device=torch.device(options.device),
+            max_positions=max_length,
+            dtype=dtype,
+            int8=options.dtype == INT8,
+            ranks=options.ranks,
+            features=options.features,
+        )
+
     model = model.eval().requires_grad_(requires_grad=False)
-    network: Network
+    return wrap_network(make, model.config, options, output_ids)
+
+
+def wrap_network(
+    make: Callable[[int], Network], config: Any, options: LoadOptions, output_ids: Tensor | None = None
+) -> CachedModel:
+    """Put the network that `make` builds, given its number of positions, on its device. Raises as `wrap_model`."""
+    options.check(config)
+    max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
     with device_errors(options.device):
         if options.device.startswith("cuda"):
             require_triton()
             torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # of sums that are split
-        if uses_decoder(model.config, options.model_impl):
-            network = Decoder(
-                model,
-                device=torch.device(options.device),
-                max_positions=max_length,
-                dtype=dtype,
-                int8=options.dtype == INT8,
-                ranks=options.ranks,
-            )
-        else:
-            network = HuggingFaceNetwork(model.to(options.device))
         return CachedModel(
-            network,
+            make(max_length),
             options.numerics,
             max_length=max_length,
             output_ids=output_ids,

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+_FEATURES = (-1, "features")  # beside the keys and values of the layers: they move and are wiped with these
+
 
 class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
     """Keys and values of the sequences of several caches. Satisfies transformers as `past_key_values`.
@@ -40,8 +42,11 @@ class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
         self.slots_of_pass: range | Tensor = range(0)
         """The slots that the first rows of the running pass are written to: neighbours, or [rows] int64 on the device.
         Further rows are padding, and are not written."""
+        self.parents_of_pass = torch.zeros(0, dtype=torch.int64)
+        """[rows] on the device: the slot of the token before each row, from whose feature a draft's row starts. Set
+        for networks that read features."""
         self._tensors: dict[tuple[int, str], Tensor] = {}
-        """[heads, slots, dim] of each layer: "keys" and "values", or "joint", the keys' heads first."""
+        """[heads, slots, dim] of each layer: "keys" and "values", or "joint", the keys' heads first; and features."""
         self._views: dict[int, tuple[Tensor, Tensor]] = {}  # of joint tensors
 
     @property
@@ -88,6 +93,14 @@ class KVMemory(Cache):  # type: ignore[misc]  # transformers is untyped here
             keys, values = self._tensors[layer_idx, "joint"].chunk(2, dim=0)
             views = self._views[layer_idx] = (keys, values)
         return views
+
+    def features(self, width: int, device: torch.device) -> Tensor:
+        """The tensor [slots, width] of the features of tokens: of a target's, or of a draft that reads them."""
+        return self._tensor(_FEATURES, 1, width, device)[0]
+
+    def write_features(self, rows: Tensor) -> None:
+        """Write the first of [rows, width] at the slots of the pass."""
+        self._write(_FEATURES, rows.unsqueeze(0))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002 - the signature is transformers'
         """0: positions come with each pass. By transformers' name."""

@@ -5,7 +5,7 @@ A model behind this interface knows nothing of epochs, candidates, messages or s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -118,6 +118,17 @@ class SequenceRows:
     parents: Sequence[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    """Features of the positions `[start, end)` of a sequence: a part of `LanguageModel.read_features`."""
+
+    cache: KVCache
+    start: int
+    end: int
+    columns: slice
+    """Those of one drafter."""
+
+
 class Chooser(Protocol):
     """A way to choose tokens from logits other than taking the largest."""
 
@@ -184,6 +195,11 @@ class LanguageModel(Protocol):
     @property
     def captured_on(self) -> torch.device | None:
         """The device whose passes are captured and end with digests; None: logits are on the host."""
+        ...
+
+    @property
+    def feature_columns(self) -> Mapping[str, slice]:
+        """The columns of each drafter's feature, by its name; empty where no drafter reads any."""
         ...
 
     @property
@@ -264,6 +280,10 @@ class LanguageModel(Protocol):
 
         Raises `ValueError` unless the last pass over `cache` was one with `parents`.
         """
+        ...
+
+    def read_features(self, batch: Sequence[FeatureRows]) -> Sequence[Tensor]:
+        """The features of positions that caches hold: bfloat16 [rows, width] on the host; in one copy from a GPU."""
         ...
 
     def extend_batch(self, batch: Sequence[ChainRows]) -> Sequence[Sequence[int]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from amusd.errors import UnsupportedModelError
 from amusd.models.compatibility import is_fp8
 from amusd.models.decoder import why_not_covered
+from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
 from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_fp8, why_not_int8, why_not_packed
 from amusd.models.numerics import Numerics
@@ -38,6 +40,8 @@ class LoadOptions:
     """Tokens that one replay chooses."""
     ranks: Ranks = ALONE
     """The processes that share the model."""
+    features: Mapping[str, FeatureSpec] = field(default_factory=dict)
+    """What drafters read of it, by their names."""
 
     def check(self, config: Any) -> None:
         """Raise `UnsupportedModelError` if the model of a transformers configuration cannot be loaded like this."""

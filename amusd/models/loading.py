@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.models.cached_model import CachedModel
+from amusd.models.draft_layouts import read_feature_spec
+from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.embedded_target import Report, embedded_target_path
+from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_config, load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
@@ -26,7 +30,7 @@ DRAFT_ROWS = 16
 
 def model_path(config: TargetConfig | DrafterConfig, report: Report | None = None) -> str:
     """Folder or hub name of a model's checkpoint; the embedded target is unpacked first if need be."""
-    return str(config.model) if config.kind == "hf" else str(embedded_target_path(report=report))
+    return str(embedded_target_path(report=report)) if config.model is None else config.model
 
 
 def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
@@ -62,7 +66,12 @@ def load_target(
         model = load_synthetic(config.hardware.synthetic, options)
         return model, SyntheticTokenizer(model.vocab_size)
     path = model_path(config.target, report)
-    model, tokenizer = load_model(path, options), load_tokenizer(path)
+    features: dict[str, FeatureSpec] = {
+        drafter.kind: read_feature_spec(str(drafter.model), path)
+        for drafter in config.drafters
+        if drafter.can.needs_features
+    }
+    model, tokenizer = load_model(path, replace(options, features=features)), load_tokenizer(path)
     if report is not None and not tokenizer.has_chat_template:
         report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
     return model, tokenizer
@@ -84,7 +93,7 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
     """The dtype of a drafter's model on `device`."""
     if config.dtype != "auto":
         return config.dtype
-    ships_in_int8 = config.kind not in ("hf", "self") and draft_shape(config, target_shape) is None
+    ships_in_int8 = config.kind in ("embedded", "synthetic") and draft_shape(config, target_shape) is None
     can = config.model_impl != "transformers" and why_not_int8(torch.device(device)) is None
     return INT8 if ships_in_int8 and can else fastest_dtype(torch.device(device))
 
@@ -114,6 +123,9 @@ def load_draft_model(
     path = model_path(_names_checkpoint(config, engine), report)
     if config.kind in ("hf", "self"):
         return load_model(path, options), load_tokenizer(path)
+    if config.kind == "eagle":
+        target_path = model_path(engine.target)
+        return load_eagle(path, target_path, options), load_tokenizer(target_path)
     model = load_embedded_draft(path, options, vocab_size=config.vocab_size)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
 
@@ -127,7 +139,7 @@ def explain_target(config: EngineConfig, device: str) -> str:
 
 def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str | None:
     """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`."""
-    if config.kind == "ngram":
+    if not config.can.has_model:
         return None
     synthetic = engine.hardware.synthetic
     settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), config.num_layers)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from amusd.models.attention import Attention
+from amusd.models.features import FeatureTaps
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import DigestRequest, LogitsDigest, ModelOutput
 from amusd.protocol.verification import place_rows
@@ -47,6 +48,12 @@ class PathRows:
     def slots(self) -> list[int]:
         """The slot of each row."""
         return [path[-1] for path in self.paths]
+
+    @property
+    def parents(self) -> list[int]:
+        """The slot of the token before each row; 0 of a row with none before it."""
+        before = int(self.prefix[-1]) if len(self.prefix) else 0
+        return [path[-2] if len(path) > 1 else before for path in self.paths]
 
     @property
     def num_keys(self) -> int:
@@ -144,6 +151,16 @@ class Network(Protocol):
     @property
     def vocab_size(self) -> int:
         """Columns of the logits."""
+        ...
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers of the feature that each row starts from (`KVMemory.parents_of_pass`); 0: it reads none."""
+        ...
+
+    @property
+    def taps(self) -> FeatureTaps | None:
+        """What writes features for drafters; None: nobody reads any."""
         ...
 
     @property

@@ -12,7 +12,7 @@ from typing import Annotated, TypeAlias
 from amusd.config import GREEDY, Distribution
 from amusd.types import FinishReason, Role
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 MAX_EPOCH = 1 << 32
 """Far more losses than a sequence has; and what follows an epoch always fits a frame."""
@@ -125,6 +125,24 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Features:
+    """Target -> draft: what the drafter reads of the target's hidden states of committed tokens.
+
+    Sent before the verdict that commits the tokens, each position once. Their loss costs speed, never a token.
+    """
+
+    sequence_id: int
+    incarnation: int
+    """The draft's life this is addressed to."""
+    start: int
+    """Position of the first row."""
+    end: int
+    """Position behind the last one."""
+    rows: bytes
+    """[end - start, width] bfloat16, little-endian, row by row."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Target -> draft: forget the sequence. Answered by its final `Progress`."""
 
@@ -175,4 +193,4 @@ class Shutdown:
     """Target -> draft: the session is over, end the process."""
 
 
-Message: TypeAlias = Hello | Open | Candidate | Verdict | Close | Progress | Failed | Shutdown
+Message: TypeAlias = Hello | Open | Candidate | Verdict | Close | Progress | Failed | Shutdown | Features

@@ -19,6 +19,7 @@ then the tails of the fields that have one.
     tuple[int, ...]          uint32, number of ids           each: int32 in [0, 2^31)
     SequenceIds              uint32, number of ids           each: uint64
     str                      uint32, number of bytes         UTF-8
+    bytes                    uint32, number of bytes         the bytes
     tuple[str or bytes, ...] uint32, number of items         each: uint32 number of bytes, the bytes
     Distribution             uint32, number of biases        `_DISTRIBUTION`, then each bias: int32, float64
 
@@ -57,6 +58,8 @@ MAX_ROWS = 1 << 12
 """Rows of probabilities in one message at most."""
 MAX_ROW_BYTES = 1 << 15
 """Bytes of one such row at most."""
+MAX_FEATURE_BYTES = 1 << 20
+"""Bytes of features in one message at most."""
 
 _MAGIC = b"AMSD"
 _HEADER = struct.Struct("<4sHHQQ")
@@ -309,6 +312,7 @@ _FIELD_TYPES: dict[Any, FieldType] = {
     tuple[int, ...]: _ids("token", MAX_TOKENS, "i"),
     SequenceIds: _ids("sequence", MAX_NUM_SEQS + 1, "Q"),
     str: _TEXT,
+    bytes: _blob("bytes of features", MAX_FEATURE_BYTES, lambda data: data, lambda data: data),
     tuple[str, ...]: _sequence("names", MAX_NAMES, _TEXT),
     tuple[bytes, ...]: _sequence("rows", MAX_ROWS, _ROW),
     Distribution: FieldType("I", _pack_distribution, _unpack_distribution),

@@ -148,7 +148,13 @@ def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
     points: Sequence[Mapping[str, Any]] = result["points"]
     accepts = [cell["accept"] for cell in cells]
     across = Axis.of(accepts, max(_MIN_CELL_WIDTH, (_MIN_WIDTH - _LEFT - _RIGHT) / len(set(accepts))))
-    up = Axis.of([math.log2(cell["ratio"]) for cell in cells], _CELL_HEIGHT)
+    key, heading = (
+        ("batch_size", "answers at a time")
+        if settings.grid_batch_sizes
+        else ("ratio", "draft steps per target pass (time of a step)")
+    )
+    up = Axis.of([math.log2(cell[key]) for cell in cells], _CELL_HEIGHT)
+    pass_ms = None if settings.grid_batch_sizes else float(_pass_time(result["inputs"])["mean_ms"])
     width = round(_LEFT + across.length + _RIGHT)
     notes = _wrapped(
         "In each cell the fastest policy's speed-up over plain decoding and, below it, what it gains over the best "
@@ -164,12 +170,12 @@ def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
         text_at(figure, 14, 30, "Which policy wins where", size=21, weight="bold")
         for number, line in enumerate(notes):
             text_at(figure, 14, 54 + _LINE * number, line, size=15)
-        text_at(figure, 14, grid_top - 14, "draft steps per target pass (time of a step)", size=15)
+        text_at(figure, 14, grid_top - 14, heading, size=15)
         axes = axes_at(figure, _LEFT, grid_top, across.length, up.length)
-        _draw_axes(axes, across, up, float(_pass_time(result["inputs"])["mean_ms"]))
+        _draw_axes(axes, across, up, pass_ms)
         places = [(across.place(point["accept"]), up.place(math.log2(point["ratio"]))) for point in points]
         for cell in cells:
-            _draw_cell(axes, across, up, cell, places)
+            _draw_cell(axes, across, up, cell, key, places)
         for number, ((x, y), point) in enumerate(zip(places, points, strict=True), start=1):
             mark(_draw_ring(axes, x, y, number), "point", _words(point))
             below = points_top + 26 * (number - 1)
@@ -184,11 +190,11 @@ def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
         return svg_document(figure, "amusd: which policy wins where")
 
 
-def _draw_axes(axes: Axes, across: Axis, up: Axis, pass_ms: float) -> None:
-    """Ticks at the middles of cells: pixels from the lower left corner of the grid."""
+def _draw_axes(axes: Axes, across: Axis, up: Axis, pass_ms: float | None) -> None:
+    """Ticks at the middles of cells: pixels from the lower left corner of the grid. Ratios have the time of a step."""
     axes.set(xlim=(0, across.length), ylim=(0, up.length))
-    ratios = [2**exponent for exponent in up.values]
-    names = [f"{ratio:.4g}\n{pass_ms / ratio:.3g} ms" for ratio in ratios]
+    values = [2**exponent for exponent in up.values]
+    names = [f"{value:.4g}" + (f"\n{pass_ms / value:.3g} ms" if pass_ms is not None else "") for value in values]
     axes.set_yticks([up.place(exponent) for exponent in up.values], names)
     axes.set_xticks([across.place(accept) for accept in across.values], [f"{accept:g}" for accept in across.values])
     axes.set_xlabel("acceptance: share of the draft's tokens that are right", size=15, color=INK)
@@ -198,16 +204,17 @@ def _draw_axes(axes: Axes, across: Axis, up: Axis, pass_ms: float) -> None:
 
 
 def _draw_cell(
-    axes: Axes, across: Axis, up: Axis, cell: Mapping[str, Any], rings: Sequence[tuple[float, float]]
+    axes: Axes, across: Axis, up: Axis, cell: Mapping[str, Any], key: str, rings: Sequence[tuple[float, float]]
 ) -> None:
-    """Its texts make way for the rings of measured runs."""
+    """Its texts make way for the rings of measured runs; `key` names its value on the axis `up`."""
     speedups, winner = cell["speedups"], cell["winner"]
-    centre, middle = across.place(cell["accept"]), up.place(math.log2(cell["ratio"]))
+    centre, middle = across.place(cell["accept"]), up.place(math.log2(cell[key]))
     left, bottom, top = centre - across.cell / 2, middle - up.cell / 2, middle + up.cell / 2
     _, colour = NAMES_AND_COLOURS[winner]
     box = box_at(axes, left + _GAP / 2, bottom + _GAP / 2, across.cell - _GAP, up.cell - _GAP, colour)
     each = ", ".join(f"{NAMES_AND_COLOURS[name][0]} {speedup:.2f}" for name, speedup in speedups.items())
-    place = f"acceptance {cell['accept']:g}, {cell['ratio']:g} draft steps per target pass"
+    unit = "draft steps per target pass" if key == "ratio" else "answers at a time"
+    place = f"acceptance {cell['accept']:g}, {cell[key]:g} {unit}"
     mark(box, f"cell {winner}", f"{place}: {each}")
     near = [top - y for x, y in rings if abs(x - centre) < _TEXT_HALF_WIDTH + _RING / 2]
     upper, lower = _baselines([y for y in near if abs(y - up.cell / 2) < (up.cell + _RING) / 2])

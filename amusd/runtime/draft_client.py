@@ -15,9 +15,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from amusd.errors import PeerLostError, PeerProtocolError
-from amusd.protocol.messages import Candidate, Close, Failed, Hello, Message, Progress, Shutdown
+from amusd.protocol.messages import Candidate, Close, Failed, Features, Hello, Message, Progress, Shutdown
 from amusd.protocol.target_session import Reception
+from amusd.protocol.wire import MAX_FEATURE_BYTES
 from amusd.runtime.draft_restart import DraftRestart, last_line
 from amusd.runtime.handshake import told
 from amusd.runtime.target_sequence import TargetSequence
@@ -96,6 +100,8 @@ class DraftClient:
     """Above those of all sequences so far."""
     _reminders: dict[int, Reminder] = field(default_factory=dict)
     """For each open sequence that this draft was told of, by id."""
+    _num_features: dict[int, int] = field(default_factory=dict)
+    """Positions whose features this draft was sent, of each sequence that it was told of, by id."""
     _closed: dict[int, tuple[TargetSequence, int]] = field(default_factory=dict)
     """Those whose counts are awaited, by id, and until when."""
     _silent_ns: Counter[int] = field(default_factory=Counter)
@@ -176,6 +182,20 @@ class DraftClient:
         if is_due or self.may_hear(sequence):
             self._send(sequence.session.verdict())
 
+    def features_due(self, sequence: TargetSequence) -> range:
+        """Positions whose features the draft lacks. A silent one lacks none: it is sent them when it is heard again."""
+        end = sequence.cache.length
+        return range(self._num_features[sequence.sequence_id] if self.may_hear(sequence) else end, end)
+
+    def send_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
+        """Send the features, bfloat16 [rows, width], of the positions from `start` on, in frames of a bounded size."""
+        assert self.peer is not None
+        for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
+            end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
+            if not self._send(Features(sequence.sequence_id, self.peer.incarnation, start, end, data)):
+                return
+            self._num_features[sequence.sequence_id] = start = end
+
     def verified(self) -> None:
         """Candidates of this draft were judged: it is worth replacing."""
         if self.draft_restart is not None:
@@ -190,6 +210,7 @@ class DraftClient:
         sequence.session.detach()
         self._sequences.pop(sequence.sequence_id, None)
         self._reminders.pop(sequence.sequence_id, None)
+        self._num_features.pop(sequence.sequence_id, None)
         self._silent_ns.pop(sequence.sequence_id, None)
 
     def seconds_for_counts(self, sequence: TargetSequence) -> float:
@@ -262,6 +283,7 @@ class DraftClient:
 
     def _send_opening(self, sequence: TargetSequence) -> bool:
         assert self.peer is not None
+        self._num_features[sequence.sequence_id] = 0
         return self._send(sequence.opening(self.peer.incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from amusd.drafters.base import Drafter, DrafterKind
+from amusd.errors import PeerProtocolError
 from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
-from amusd.protocol.messages import Candidate, Progress, Verdict
+from amusd.protocol.messages import Candidate, Features, Progress, Verdict
 from amusd.runtime.rollback import Proposal, RollbackManager, propose
 from amusd.tracing.recorder import Recorder
 from amusd.types import Role
@@ -30,6 +31,8 @@ class DraftSequence:
     opened_ns: int
     verdict: Verdict | None = None
     """The newest that has come and was not applied yet. Verdicts are cumulative, so it replaces those before it."""
+    features: list[Features] = field(default_factory=list)
+    """Those that have come and were not taken in yet."""
     busy_ns: int = 0
     wait_ns: int = 0
     num_steps: int = 0
@@ -85,6 +88,21 @@ class DraftSequence:
         self.num_drafted += proposal.num_tokens
         self.verdict_clock.stepped(step_ns)
         self._account("draft_step", start_ns, end_ns, num_tokens=proposal.num_tokens, length=self.manager.length)
+
+    def take_features(self) -> int:
+        """Give the drafter the features that have come; those of tokens that no verdict has committed yet wait for it.
+
+        Returns how many messages were of no use.
+        """
+        base, num_refused = self.manager.session.base, 0
+        taken = [message for message in self.features if message.end <= base]
+        self.features = [message for message in self.features if message.end > base]
+        for message in taken:
+            try:
+                self.manager.take_features(message)
+            except PeerProtocolError:  # noqa: PERF203 - the others may be of use
+                num_refused += 1
+        return num_refused
 
     def offer(self) -> Candidate | None:
         """The next message of candidates; None while there are too few for one."""

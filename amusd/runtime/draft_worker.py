@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
-from amusd.protocol.messages import Close, Message, Open, Shutdown, Verdict
+from amusd.protocol.messages import Close, Features, Message, Open, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, Forest
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.messages import RECEIVE, SEND, record_message
@@ -99,7 +99,9 @@ class DraftWorker:
         """
         self._receive()
         for sequence in self._sequences.values():
-            if self._roll_back(sequence):
+            is_news = self._roll_back(sequence)
+            self.num_ignored += sequence.take_features()
+            if is_news:
                 self._send(sequence)  # at once: the target should hear what was prepared, or that nothing is left
 
     def propose(self) -> None:
@@ -142,6 +144,8 @@ class DraftWorker:
             self._open(message)
         elif isinstance(message, Verdict) and sequence is not None:
             sequence.verdict = message
+        elif isinstance(message, Features) and sequence is not None and message.incarnation == self.incarnation:
+            sequence.features.append(message)
         elif isinstance(message, Close):
             self._close(message, sequence)
         elif isinstance(message, Shutdown):

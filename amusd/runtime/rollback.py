@@ -14,10 +14,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from amusd.drafters.base import Drafter, Expansion
-from amusd.errors import RankLostError, RollbackError
+from amusd.errors import PeerProtocolError, RankLostError, RollbackError
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
-from amusd.protocol.messages import Candidate, Open, Verdict
+from amusd.protocol.messages import Candidate, Features, Open, Verdict
 from amusd.sampling.acceptance import certain
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,8 @@ class RollbackManager:
         self.drafter = drafter
         self.num_looked_up = 0
         """Tokens drafted outside of steps."""
+        self._features: list[tuple[int, Tensor]] = []
+        """What the drafter was given, for one that is opened again."""
         self._capacity = opening.max_length
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
@@ -53,7 +58,7 @@ class RollbackManager:
     @property
     def has_work(self) -> bool:
         """Something is worth computing before the next verdict."""
-        return self.session.has_work
+        return self.session.has_work and self.drafter.is_ready
 
     @property
     def can_wait(self) -> bool:
@@ -105,6 +110,17 @@ class RollbackManager:
         self._look_up()
         return transition
 
+    def take_features(self, message: Features) -> None:
+        """Give the drafter features of committed tokens. Raises `PeerProtocolError` for what they cannot be."""
+        features = _unpack(message)
+        if message.end > self.session.base:
+            raise PeerProtocolError(f"features up to {message.end}, {self.session.base} tokens are committed")
+        try:
+            self.drafter.take_features(message.start, features)
+        except ValueError as error:
+            raise PeerProtocolError(f"features: {error}") from error
+        self._features.append((message.start, features))
+
     def close(self) -> None:
         """Release the drafter."""
         self.drafter.close()
@@ -114,6 +130,8 @@ class RollbackManager:
         transition = self.session.without_tree(transition)
         try:
             self.drafter.open((*self.session.committed, *transition.token_ids), self._capacity, self._fan_out)
+            for start, features in self._features:
+                self.drafter.take_features(start, features)
             self._check_agreement(transition.committed_length)
         except RankLostError:
             raise
@@ -132,6 +150,17 @@ class RollbackManager:
         expected = committed_length + (num_nodes if self.session.is_chain else 0)
         if self.drafter.length != expected:
             raise RollbackError(f"drafter holds {self.drafter.length} tokens, session {expected}")
+
+
+def _unpack(message: Features) -> Tensor:
+    """The rows of a message, float32 [rows, width]. Raises `PeerProtocolError` for what no target sends."""
+    number = message.end - message.start
+    if number < 1 or not message.rows or len(message.rows) % (2 * number):
+        raise PeerProtocolError(f"{len(message.rows)} bytes are no features of {number} tokens")
+    rows = torch.frombuffer(bytearray(message.rows), dtype=torch.bfloat16).view(number, -1).float()
+    if not rows.isfinite().all():
+        raise PeerProtocolError("features are not finite")
+    return rows
 
 
 def propose(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[Proposal]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 from amusd.errors import NotFiniteError
-from amusd.models.language_model import KVCache, LanguageModel
+from amusd.models.language_model import FeatureRows, KVCache, LanguageModel
 from amusd.policies.base import Wait, because
 from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
@@ -177,6 +177,8 @@ class TargetWorker:
         for other in self._next_sequences():
             other.observer.held_up(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
+        if sequence.is_prefilled:
+            self._send_features([sequence])
 
     def _next_sequences(self) -> list[TargetSequence]:
         """Those that the next pass takes in."""
@@ -190,7 +192,8 @@ class TargetWorker:
         """
         client = self.client
         ready_ns = self.recorder.now_ns()
-        client.look_for_next()
+        if client.look_for_next():
+            self._send_features(sequences)
         while True:
             client.drain()
             waited_ns = self.recorder.now_ns() - ready_ns
@@ -234,9 +237,10 @@ class TargetWorker:
                 self.end(sequence)
             else:
                 outcomes[sequence] = sequence.commit(block, acceptance)
-        for sequence in outcomes:  # together, so that the draft's next step is for all of them
-            if sequence.tells_draft:
-                self.client.answer(sequence)
+        told = [sequence for sequence in outcomes if sequence.tells_draft]
+        self._send_features(told)
+        for sequence in told:  # together, so that the draft's next step is for all of them
+            self.client.answer(sequence)
         committed_ns = self.recorder.now_ns()
         self.counts.num_passes += 1
         num_rows = sum(len(block.token_ids) for block in blocks)
@@ -245,6 +249,18 @@ class TargetWorker:
             if sequence.finish_reason is not None:
                 self._close(sequence)
                 self._finished.append(sequence)
+
+    def _send_features(self, sequences: Sequence[TargetSequence]) -> None:
+        """Send the draft what its drafters read of tokens that are committed by now: one copy from a GPU for all."""
+        batch: dict[TargetSequence, FeatureRows] = {}
+        for sequence in sequences:
+            columns = self.model.feature_columns.get(sequence.request.drafter or "")
+            if columns is not None and (due := self.client.features_due(sequence)):
+                batch[sequence] = FeatureRows(sequence.cache, due.start, due.stop, columns)
+        if batch:
+            found = self.model.read_features(list(batch.values()))
+            for (sequence, rows), features in zip(batch.items(), found, strict=True):
+                self.client.send_features(sequence, rows.start, features)
 
     def _observe(
         self,

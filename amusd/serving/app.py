@@ -7,7 +7,9 @@ import hashlib
 import hmac
 import traceback
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -41,6 +43,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     for status, text in {
         400: "A field is wrong, unknown or not supported; `error.param` names it.",
         401: "The API key is missing or wrong.",
+        403: "The server does not have the name that `Host` says.",
         404: "No such model.",
         413: "The body is too large.",
         429: "The queue is full.",
@@ -89,6 +92,7 @@ def make_app(service: Service) -> FastAPI:
         check_model(name)
         return model_card()
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", responses={503: {"description": "No token can be made now."}})
     async def health() -> JSONResponse:
         status, document = await service.health()
@@ -163,6 +167,7 @@ class Gate:
         self.service = service
         self._tell = tell
         self._key = _digest(service.config.api_key)
+        self._checks_host = self._key is None and _is_loopback(service.config.host)
         self.num_inside = 0
         """Requests for answers that are not answered yet."""
         self.is_empty = asyncio.Event()
@@ -206,9 +211,14 @@ class Gate:
             self.is_empty.set()
 
     def _check(self, scope: Scope) -> None:
-        headers = {name: value for name, value in scope["headers"] if name in (b"authorization", b"content-length")}
+        headers = dict(scope["headers"])
+        host = _host_name(headers.get(b"host", b"localhost"))
+        if self._checks_host and not _is_loopback(host) and host not in self.service.config.allowed_hosts:
+            message = f"this server is not called '{host[:200]}': serve.allowed_hosts can add it"
+            raise RequestError(message, status=403, code="host_not_allowed")
         if self._key is not None and scope["path"] not in OPEN:
-            kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+            keys = [value for name, value in scope["headers"] if name == b"authorization"]
+            kind, _, key = keys[0].partition(b" ") if len(keys) == 1 else (b"", b"", b"")
             if kind.lower() != b"bearer" or not hmac.compare_digest(_digest(key.strip()) or b"", self._key):
                 message = "the API key is missing or wrong: Authorization: Bearer KEY"
                 challenge = {"WWW-Authenticate": "Bearer"}
@@ -237,6 +247,22 @@ class Gate:
     def _too_large(self) -> RequestError:
         limit = self.service.config.max_body_bytes
         return RequestError(f"the body is larger than {limit} bytes", status=413, headers={"Connection": "close"})
+
+
+def _host_name(header: bytes) -> str:
+    """Return the name in a `Host` header, in lower case and without its port; empty if there is none."""
+    try:
+        return (urlsplit(f"//{header.decode('latin-1')}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a name or address can only mean the machine that it is said on."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _digest(key: str | bytes | None) -> bytes | None:

@@ -20,7 +20,7 @@ from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import Limits, Plan, RequestError, config_error
 from amusd.serving.responses import DONE, PromptText, Writer, event
-from amusd.types import DraftPresence, Mode
+from amusd.types import Mode
 
 T = TypeVar("T")
 _PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
@@ -87,7 +87,7 @@ class Service:
         status = self.engine.engine.status
         document = {
             "status": state,
-            "draft": DraftPresence.NONE.value if status.draft_failure is not None else status.draft.value,
+            "draft": status.draft.value,
             "num_draft_restarts": status.num_draft_restarts,
             "num_requests_running": status.num_running,
             "num_requests_waiting": status.num_waiting,

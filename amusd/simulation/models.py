@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import cast
+from typing import ClassVar, cast
 
+from torch import Tensor
 from typing_extensions import Self
 
 from amusd.drafters.base import Drafter, Expansion
-from amusd.models.language_model import KVCache, LogitsDigest, SequenceRows
+from amusd.models.language_model import FeatureRows, KVCache, LogitsDigest, SequenceRows
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.simulation.clock import Clock
 from amusd.simulation.cost import Costs
@@ -45,6 +46,7 @@ class ScriptedModel:
 
     captured_on = None
     max_length = MANY
+    feature_columns: ClassVar[dict[str, slice]] = {}
     prefill_chunk = MANY
 
     def __init__(
@@ -101,6 +103,10 @@ class ScriptedModel:
     def keep(self, rows: Sequence[int], cache: KVCache) -> None:
         """Continue with these rows of the last pass."""
         cast("ScriptedCache", cache).length += len(rows)
+
+    def read_features(self, batch: Sequence[FeatureRows]) -> list[Tensor]:  # noqa: ARG002
+        """No drafter reads any."""
+        return []
 
     def spend_before_verdict(self) -> None:
         """Have the host do, once after a pass, what it does before the verdicts."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from amusd.models.language_model import (
     ChainRows,
     DigestRequest,
+    FeatureRows,
     KVCache,
     LogitsDigest,
     ModelOutput,
@@ -57,6 +58,11 @@ class TableCache:
     def wipe(self) -> None:
         """Nothing: no hash is ever multiplied."""
 
+    def feature(self, position: int) -> Tensor:
+        """bfloat16 [4]: bytes of the hash of the prefix that ends at `position`."""
+        prefix = self._hashes[position + 1]
+        return torch.tensor([float(prefix >> shift & 0x7F) for shift in (0, 8, 16, 24)], dtype=torch.bfloat16)
+
     def append(self, token_id: int) -> int:
         """Take in one token; returns the hash of the prefix that ends with it."""
         prefix = _mix(self._hashes[self._length] + token_id + 1)
@@ -76,10 +82,12 @@ class TableModel:
         *,
         numerics: Numerics | None = None,
         num_tracks: int = 1,
+        reads_features: Sequence[str] = (),
     ) -> None:
         """Models with the same `vocab_size` and `seed` are equal. `numerics` limits the rows of a pass, if given.
 
-        `num_tracks`: of a pass over several paths.
+        `num_tracks`: of a pass over several paths. `reads_features`: drafters that read features, which are four
+        small numbers of each prefix's hash.
         """
         if not 2 <= vocab_size <= 1 << 16:
             raise ValueError(f"vocab_size={vocab_size} must be between 2 and 65536")
@@ -88,6 +96,7 @@ class TableModel:
         self._max_length = max_length
         self._numerics = numerics
         self._num_tracks = num_tracks
+        self.feature_columns = {name: slice(0, 4) for name in reads_features}
         self._columns = torch.arange(vocab_size)
 
     @property
@@ -176,6 +185,13 @@ class TableModel:
         table = self._checked((), cache)
         for row in rows:
             table.append(table.rows[row])
+
+    def read_features(self, batch: Sequence[FeatureRows]) -> list[Tensor]:
+        """The features of each sequence alone."""
+        return [
+            torch.stack([self._checked((), rows.cache).feature(position) for position in range(rows.start, rows.end)])
+            for rows in batch
+        ]
 
     def extend_batch(self, batch: Sequence[ChainRows]) -> list[list[int]]:
         """The tokens of each sequence alone."""

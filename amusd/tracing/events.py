@@ -221,14 +221,14 @@ class MessageEvent(Event):
     """Both workers: a message. Its fields are the message's own."""
 
     message: str
-    """`open`, `candidate`, `verdict`, `close`, `progress` or `shutdown`."""
+    """`open`, `candidate`, `verdict`, `features`, `close`, `progress` or `shutdown`."""
     num_tokens: int | None = None
-    """Candidates and verdicts."""
+    """Candidates, verdicts and features."""
     first: int | None = None
     """Candidates, as `base`."""
     base: int | None = None
     start: int | None = None
-    """Verdicts, as `num_accepted` and `epoch`."""
+    """Verdicts, as `num_accepted` and `epoch`, and features."""
     num_accepted: int | None = None
     epoch: int | None = None
 

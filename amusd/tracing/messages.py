@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
-from amusd.protocol.messages import Candidate, Message, Verdict
+from amusd.protocol.messages import Candidate, Features, Message, Verdict
 from amusd.tracing.events import NO_SEQUENCE, Event, MessageEvent, Receive, Send, Worker
 from amusd.tracing.recorder import Recorder
 
@@ -58,6 +58,9 @@ def record_message(recorder: Recorder, name: str, message: Message, **received: 
         fields["num_tokens"] = len(message.token_ids)
         fields["num_accepted"] = message.num_accepted
         fields["epoch"] = message.epoch
+    elif isinstance(message, Features):
+        fields["start"] = message.start
+        fields["num_tokens"] = message.end - message.start
     recorder.mark(name, getattr(message, "sequence_id", NO_SEQUENCE), fields | received)
 
 

@@ -112,6 +112,26 @@ def test_the_map_names_the_winner_of_each_place(tmp_path: Path) -> None:
     assert cells[0.8, 10.0]["winner"] == "branching"
 
 
+def test_a_map_over_batch_sizes_has_the_cells_of_runs_in_such_batches(tmp_path: Path) -> None:
+    machine = {"knee_rows": 12, "sequence_ms": 0.1, "num_tokens": 40}
+    alike = {"synchronous_lengths": [2, 4], "min_candidates": [0, 2]}
+    places = {"grid": True, "grid_accepts": [0.8], "grid_batch_sizes": [1, 6]}
+    result = predicted(configured(machine | alike | places), tmp_path)
+    assert [(cell["batch_size"], cell["ratio"]) for cell in result["grid"]] == [(1, 8), (6, 8)]
+    for cell in result["grid"]:
+        one_size = predicted(configured(machine | alike | {"batch_size": cell["batch_size"]}, accept=0.8), tmp_path)
+        best: dict[str, float] = {}
+        for row in one_size["rows"]:
+            name = (row["policy"] or row["mode"]) if row["num_groups"] == 1 else "in_turns"
+            best[name] = max(best.get(name, 0.0), row["speedup"])
+        assert (cell.pop("auto"), cell.pop("in_turns")) == (best.pop("auto"), best.pop("in_turns", None))
+        assert cell["speedups"] == best
+    assert result["grid"][0]["winner"] == "branching"
+    text = simulate_text(result)
+    assert "accept \\ batch size" in text
+    assert "for each acceptance and number of answers at a time:" in text
+
+
 def test_a_draft_without_probabilities_keeps_to_one_chain(tmp_path: Path) -> None:
     result = predicted(
         configured({"grid": True, "grid_accepts": [0.5], "grid_ratios": [5]}, drafter={"kind": "ngram"}), tmp_path
@@ -330,6 +350,12 @@ MISTAKES = [
     ({"simulate": {"jitter": 0.6}}, "simulate.jitter=0.6: must be between 0 and 0.5"),
     ({"simulate": {"batch_size": 0}}, "simulate.batch_size=0: must be at least 1"),
     ({"simulate": {"batch_size": 2, "grid": True}}, "simulate.batch_size=2: must be 1 with simulate.grid=true"),
+    ({"simulate": {"grid_batch_sizes": [2]}}, "simulate.grid_batch_sizes=[2]: needs simulate.grid=true"),
+    ({"simulate": {"grid": True, "grid_batch_sizes": [0]}}, "simulate.grid_batch_sizes=[0]: each must be at least 1"),
+    (
+        {"simulate": {"grid": True, "grid_batch_sizes": [2], "points": ["run"]}},
+        "simulate.points=['run']: belong to a map of one sequence at a time",
+    ),
     ({"simulate": {"knee_rows": 0}}, "simulate.knee_rows=0: must be at least 1"),
     ({"simulate": {"row_ms": -1}}, "simulate.row_ms=-1.0: must be at least 0"),
     ({"simulate": {"sequence_ms": float("nan")}}, "simulate.sequence_ms=nan: must be at least 0"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from amusd.drafters.base import ChainDrafter, Drafter
 from amusd.models.language_model import SequenceRows
@@ -83,6 +83,7 @@ class HashModel:
     vocab_size = VOCAB_SIZE
     output_ids = None
     captured_on = None
+    feature_columns: ClassVar[dict[str, slice]] = {}
     tokens_per_step = 1
     prefill_chunk = CHUNK
 

@@ -70,6 +70,22 @@ def test_each_cell_says_and_shows_what_the_result_says() -> None:
             assert f"{NAMES_AND_COLOURS[name][0]} {speedup:.2f}" in hint
 
 
+def test_batch_sizes_take_the_place_of_ratios() -> None:
+    found = result({(0.8, 1): "chain", (0.8, 64): "synchronous"})
+    for cell in found["grid"]:
+        cell["batch_size"], cell["ratio"] = cell["ratio"], 6.5
+    root = drawn(found, grid_batch_sizes=(1, 64))
+    lower, upper = marked(root, "cell")
+    assert box(upper).centre[1] < box(lower).centre[1]
+    assert [hint.partition(":")[0] for hint in hints([lower, upper])] == [
+        "acceptance 0.8, 1 answers at a time",
+        "acceptance 0.8, 64 answers at a time",
+    ]
+    named = texts(root)
+    assert {"answers at a time", "1", "64"} <= set(named)
+    assert not any("draft steps per target pass" in words or words.endswith(" ms") for words in named)
+
+
 def test_acceptance_runs_to_the_right_and_draft_steps_upwards() -> None:
     places = {place: box(cell).centre for place, cell in zip(WINNERS, marked(drawn(result()), "cell"), strict=True)}
     assert places[0.5, 2][0] == places[0.5, 8][0] < places[0.9, 2][0] == places[0.9, 8][0]

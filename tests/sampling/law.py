@@ -11,6 +11,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +54,7 @@ class PrefixModel:
 
     tokens_per_step = 1
     captured_on = None
+    feature_columns: ClassVar[dict[str, slice]] = {}
     output_ids: Tensor | None = None
     max_length = MAX_LENGTH
 

@@ -292,7 +292,7 @@ def test_the_model_its_version_and_the_document_of_the_interface(server: Running
     document = server.get("/openapi.json").json()
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(document["paths"])
     answers = document["paths"]["/v1/completions"]["post"]["responses"]
-    assert {"200", "400", "401", "404", "413", "429", "500", "503"} == set(answers)
+    assert {"200", "400", "401", "403", "404", "413", "429", "500", "503"} == set(answers)
     assert set(answers["200"]["content"]) == {"application/json", "text/event-stream"}
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "mode", "token_sources"} <= set(fields)
@@ -321,7 +321,8 @@ def test_a_draft_that_is_lost_while_nobody_asks_is_noticed() -> None:
         draft.link.close()
         while server.get("/health").json()["draft"] == "present":
             pass
-        assert server.get("/health").status_code == 200
+        health = server.get("/health")
+        assert (health.status_code, health.json()["draft"]) == (200, "failed")
         assert server.figures()["amusd:draft_present{}"] == 0
         with server.client() as client:
             assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
@@ -349,6 +350,32 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
         assert server.get("/health").status_code == server.get("/version").status_code == 200
         with server.client(api_key="right") as client:
             assert texts(sampled(client, temperature=0)) == [ANSWER[:12]]
+
+
+def test_several_keys_are_none() -> None:
+    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, api_key="right") as server:
+        right, wrong = ("Authorization", "Bearer right"), ("Authorization", "Bearer wrong")
+        for headers, status in (([right], 200), ([right, wrong], 401), ([wrong, right], 401), ([right, right], 401)):
+            assert server.get("/v1/models", headers=headers).status_code == status
+
+
+def test_a_server_on_loopback_answers_to_its_own_names_alone() -> None:
+    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, allowed_hosts=("proxy.example",)) as server:
+        for host in ("localhost", "LOCALHOST:1", "a.localhost", "127.0.0.1:8000", "[::1]:8000", "proxy.example:80"):
+            assert server.get("/health", headers={"Host": host}).status_code == 200, host
+        for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", "["):
+            refused = server.get("/v1/models", headers={"Host": host})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed"), host
+    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, host="0.0.0.0") as server:
+        assert server.get("/health", headers={"Host": "any.example"}).status_code == 200
+    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE, api_key="right") as server:
+        assert server.get("/health", headers={"Host": "any.example"}).status_code == 200
+
+
+def test_health_answers_head(server: Running) -> None:
+    response = server.http.head("/health")
+    assert (response.status_code, response.content) == (200, b"")
+    assert server.get("/health").status_code == 200
 
 
 def test_a_full_queue_is_told_and_answers_go_on() -> None:

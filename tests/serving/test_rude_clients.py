@@ -50,7 +50,7 @@ def raw_connection(server: TableServer, head: str, body: bytes, **socket_options
         connection.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
     host, port = server.url.removeprefix("http://").split(":")
     connection.connect((host, int(port)))
-    connection.sendall(f"{head}\r\nHost: x\r\nContent-Type: application/json\r\n".encode() + body)
+    connection.sendall(f"{head}\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode() + body)
     return connection
 
 
@@ -167,7 +167,7 @@ def test_more_connections_than_descriptors_end_no_server() -> None:
 
 def test_two_requests_in_one_packet_are_both_answered(server: TableServer) -> None:
     content = json.dumps({**BODY, "max_tokens": 3}).encode()
-    request = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(content)}\r\nHost: x\r\n".encode()
+    request = f"POST /v1/completions HTTP/1.1\r\nContent-Length: {len(content)}\r\nHost: localhost\r\n".encode()
     request += b"Content-Type: application/json\r\n\r\n" + content
     connection = raw_connection(server, "GET /version HTTP/1.1", b"\r\n" + 2 * request)
     received = b""

@@ -90,7 +90,7 @@ def _load_drafts(engine: EngineConfig) -> dict[str, CachedModel]:
     return {
         drafter.kind: load_draft_model(drafter, engine, device)[0]
         for drafter in engine.drafters
-        if drafter.kind != "ngram"
+        if drafter.can.has_model
     }
 
 

@@ -73,7 +73,7 @@ def inputs_of(config: RunConfig) -> Inputs:
         max_candidates=width - 1,
         tokens_per_step=settings.tokens_per_step,
         accept_next=_accept_next(config, calibration),
-        can_branch=config.drafter.can_branch,
+        can_branch=config.drafter.can.tree,
         seed=settings.seed,
         batch_size=settings.batch_size,
     )
@@ -92,7 +92,7 @@ def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[
             "known_fraction": calibration.known_fraction,
         }
     assert config.accept is not None
-    return drawn(settings, config.accept), {"kind": "drawn", "accept": config.accept}
+    return drawn(settings, config.accept, settings.batch_size), {"kind": "drawn", "accept": config.accept}
 
 
 def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
@@ -139,7 +139,7 @@ def _with_spread(costs: Costs, spread: float) -> Costs:
     )
 
 
-def drawn(settings: SimulateConfig, accept: float) -> tuple[Answer, ...]:
-    """Make answers in which a share `accept` of the tokens is right."""
-    num_answers = max(settings.num_answers, settings.batch_size)
+def drawn(settings: SimulateConfig, accept: float, batch_size: int) -> tuple[Answer, ...]:
+    """Make answers in which a share `accept` of the tokens is right, at least one for each place of the batch."""
+    num_answers = max(settings.num_answers, batch_size)
     return drawn_answers(accept, num_answers=num_answers, num_tokens=settings.num_tokens, seed=settings.seed)

@@ -181,58 +181,74 @@ def _row_name(row: dict[str, Any]) -> str:
 
 
 def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
-    """Return a cell for each acceptance and ratio of speeds: the tuned schedules, which wins, its lead, and `auto`."""
+    """Return a cell for each acceptance and each ratio of speeds, or batch size if these are named.
+
+    A cell has the tuned schedules, which of those that a run can have wins, its lead, and `auto` beside them.
+    """
     settings = config.simulate
-    cells = list(product(settings.grid_accepts, settings.grid_ratios))
+    sizes = settings.grid_batch_sizes or (1,)
+    ratios = (simulator.costs.steps_per_pass,) if settings.grid_batch_sizes else settings.grid_ratios
+    cells = list(product(settings.grid_accepts, ratios, sizes))
     report = console.steps(len(cells))
     found = []
-    for accept, ratio in cells:
-        report(f"acceptance {accept:g}, {ratio:g} draft steps a pass")
-        found.append(_grid_cell(config, simulator, accept, ratio))
+    for accept, ratio, size in cells:
+        report(f"acceptance {accept:g}, {ratio:.4g} draft steps a pass, batches of {size}")
+        machine = simulator if settings.grid_batch_sizes else _with_ratio(simulator, ratio, settings.jitter)
+        machine = replace(machine, answers=drawn(settings, accept, size), batch_size=size)
+        bound = upper_bound(accept, ratio) if size == 1 else None
+        place = {"accept": accept, "ratio": ratio, "batch_size": size}
+        found.append(place | _grid_cell(config, machine) | {"upper_bound": bound})
     return found
 
 
-def _grid_cell(config: RunConfig, simulator: Simulator, accept: float, ratio: float) -> dict[str, Any]:
-    settings, costs = config.simulate, simulator.costs
+def _with_ratio(simulator: Simulator, ratio: float, jitter: float) -> Simulator:
+    """Return the machine with a draft that takes `ratio` steps in the time of a pass."""
+    costs = simulator.costs
     draft_ms = costs.passes[min(costs.passes)].alone.mean_ms / ratio
     costs = replace(
         costs,
-        draft_token=Shared.of_ms(draft_ms, settings.jitter),
+        draft_token=Shared.of_ms(draft_ms, jitter),
         tree_steps={},
         tree_row_ns=round(costs.tree_row_share * draft_ms * 1e6),
     )
-    bench = Bench(replace(simulator, costs=costs, answers=drawn(settings, accept)), config.decoding())
+    return replace(simulator, costs=costs)
+
+
+def _grid_cell(config: RunConfig, simulator: Simulator) -> dict[str, Any]:
+    settings = config.simulate
+    bench = Bench(simulator, config.decoding())
     plain = bench.plain()
     synchronous = best_of(bench.synchronous(settings.synchronous_lengths))
     tuned = {"windowed": best_of(bench.windowed(settings.synchronous_lengths))}
     tuned |= {policy: best_of(bench.tuned(policy, settings.min_candidates)) for policy in waiting_policies(simulator)}
-    auto = bench.asynchronous("auto")
+    in_turns = bench.in_turns(settings.synchronous_lengths)
     speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": synchronous.over(plain)}
     speedups |= {policy: trial.over(plain) for policy, trial in tuned.items()}
     ranked = sorted(speedups, key=lambda name: speedups[name], reverse=True)
     return {
-        "accept": accept,
-        "ratio": ratio,
         "speedups": speedups,
         "num_speculative_tokens": synchronous.decoding.num_speculative_tokens,
         "window": tuned["windowed"].decoding.num_speculative_tokens,
         "min_candidates": {policy: tuned[policy].decoding.min_candidates for policy in waiting_policies(simulator)},
         "winner": ranked[0],
         "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
-        "auto": auto.over(plain),
-        "upper_bound": upper_bound(accept, ratio),
+        "auto": bench.asynchronous("auto").over(plain),
+        "in_turns": best_of(in_turns).over(plain) if in_turns else None,
     }
 
 
 def grid_text(cells: Sequence[dict[str, Any]]) -> str:
     """Return a table: for each acceptance the winners, their speed-ups and their leads over the next, and a legend."""
-    by_place = {(cell["accept"], cell["ratio"]): cell for cell in cells}
-    ratios = list(dict.fromkeys(cell["ratio"] for cell in cells))
-    header = ("accept \\ verify/draft", *(f"{ratio:g}" for ratio in ratios))
+    in_batches = any(cell["batch_size"] > 1 for cell in cells)
+    axis, name = ("batch_size", "batch size") if in_batches else ("ratio", "verify/draft")
+    by_place = {(cell["accept"], cell[axis]): cell for cell in cells}
+    places = list(dict.fromkeys(cell[axis] for cell in cells))
+    header = (f"accept \\ {name}", *(f"{place:g}" for place in places))
     lines = []
     for accept in dict.fromkeys(cell["accept"] for cell in cells):
-        row = [by_place[accept, ratio] for ratio in ratios]
+        row = [by_place[accept, place] for place in places]
         shown = [f"{cell['winner']} {max(cell['speedups'].values()):.2f} (+{percent(cell['margin'])})" for cell in row]
         lines.append((f"{accept:g}", *shown))
-    legend = "for each acceptance and draft steps per pass: the fastest, times plain decoding, its lead over the next"
+    across = "number of answers at a time" if in_batches else "draft steps per pass"
+    legend = f"for each acceptance and {across}: the fastest, times plain decoding, its lead over the next"
     return f"{table(header, lines)}\n\n{legend}"

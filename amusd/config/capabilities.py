@@ -1,0 +1,72 @@
+"""What each kind of drafter can do. Refusals, `amusd doctor` and the table of `docs/drafters.md` follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from amusd.config.decoding import DecodingConfig
+from amusd.errors import ConfigError
+from amusd.types import Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """The defaults are those of a small model with the target's tokenizer."""
+
+    chain: bool = True
+    """It drafts one path: synchronous mode, the policies `chain` and `windowed`."""
+    tree: bool = True
+    """It drafts trees: the policy `branching`, and what `auto` does if it can."""
+    runs_ahead: bool = True
+    """It goes on behind its own guesses before the target has judged them: asynchronous mode."""
+    needs_features: bool = False
+    """It reads the target's hidden states of the committed tokens."""
+    has_model: bool = True
+    """It is a causal language model that is loaded onto the draft's device."""
+    ranks: bool = True
+    """`draft_tensor_parallel_size` may be above 1."""
+    any_target: bool = False
+    """It fits any target, also one with random weights (`hardware.synthetic`)."""
+
+    @property
+    def schedules(self) -> str:
+        """The modes and policies that it can keep to, in words."""
+        modes = ["synchronous"] if self.chain else []
+        if self.runs_ahead:
+            policies = [*(["chain", "windowed"] if self.chain else []), *(["branching"] if self.tree else []), "auto"]
+            modes.append(f"asynchronous (policy={', '.join(policies)})")
+        return f"mode={', '.join(modes)}"
+
+
+CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
+    {
+        "embedded": Capabilities(),
+        "hf": Capabilities(),
+        "eagle": Capabilities(needs_features=True, ranks=False),
+        "ngram": Capabilities(tree=False, has_model=False, ranks=False, any_target=True),
+        "self": Capabilities(),
+        "synthetic": Capabilities(any_target=True),
+    }
+)
+"""By the kind of `DrafterConfig`. A new kind is one line."""
+
+
+def kinds_with(ability: str) -> str:
+    """The kinds that have this ability (a field of `Capabilities`), for an error message."""
+    return ", ".join(kind for kind, can in CAPABILITIES.items() if getattr(can, ability))
+
+
+def runs_ahead(kind: str | None) -> bool:
+    """Whether a drafter of this kind can be used in asynchronous mode. True for a name that is not in the table."""
+    can = CAPABILITIES.get(kind or "")
+    return can is None or can.runs_ahead
+
+
+def check_runs_ahead(kind: str | None, decoding: DecodingConfig) -> None:
+    """Raise `ConfigError` if a drafter that cannot run ahead is asked to."""
+    if decoding.mode is not Mode.ASYNCHRONOUS or runs_ahead(kind):
+        return
+    why = ", whose hidden states of the committed text it needs" if CAPABILITIES[kind or ""].needs_features else ""
+    raise ConfigError(f"drafter={kind}: cannot run ahead of the target{why}: use mode=synchronous")

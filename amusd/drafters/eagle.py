@@ -1,0 +1,107 @@
+"""A drafter that reads the target's hidden states where they have come, and its own beyond them (EAGLE).
+
+The row of the token at position p takes in that token and a state for position p - 1: the target's feature, or the
+output of the drafter's own row there. So it runs ahead of the target on its own states, and a verdict's features make
+the rows behind it better. Position 0 has no row.
+
+features  [known]          the target's, on the host, as they have come
+prefix    slots of the rows of positions 1, 2, ...; slot 0 belongs to position 0 and holds its feature alone
+
+References:
+    EAGLE-1 to 3: https://arxiv.org/abs/2401.15077, https://arxiv.org/abs/2406.16858, https://arxiv.org/abs/2503.01840.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from amusd.drafters.base import Expansion
+from amusd.drafters.ngram import NgramCache
+from amusd.drafters.tree import ModelTreeDrafter, TreePart
+from amusd.models.cached_model import CachedModel
+from amusd.models.language_model import KVCache
+from amusd.protocol.draft_session import Transition
+
+
+class EagleDrafter(ModelTreeDrafter):
+    """Drafts trees, and chains as trees of fan-out 1, with a `model` whose network reads features."""
+
+    def __init__(
+        self,
+        model: CachedModel,
+        ngrams: NgramCache | None = None,
+        *,
+        cache: KVCache | None = None,
+        refreshes: bool = True,
+    ) -> None:
+        """`ngrams`, `cache`: see `ModelTreeDrafter`.
+
+        `refreshes`: compute committed rows again once the target's features of the tokens before them have come.
+        """
+        super().__init__(model, ngrams, cache=cache)
+        self._features = torch.zeros(model.max_length, model.feature_width)
+        self._refreshes = refreshes
+
+    @property
+    def is_ready(self) -> bool:
+        """Features have come, or a verdict without any."""
+        return self._is_ready
+
+    def _prefill(self) -> int:
+        """Compute nothing yet: the features of the prompt come with the target's prefill."""
+        self._known = torch.zeros(len(self._features), dtype=torch.bool)
+        self._is_ready = len(self._context) == 1
+        self._num_computed = 0
+        self._free = list(range(self._num_slots - 1, 0, -1))
+        self._first_position = min(1, len(self._context) - 1)
+        """Of the prefix: that of the last token where there is no other."""
+        return self._first_position
+
+    def take_features(self, start: int, features: Tensor) -> None:
+        """See `Drafter`."""
+        number, width = features.shape
+        if width != self._features.shape[1]:
+            raise ValueError(f"{width} numbers a token, the drafter reads {self._features.shape[1]}")
+        is_new = not self._known[start : start + number].all()
+        self._features[start : start + number] = features
+        self._known[start : start + number] = True
+        self._is_ready = True
+        first = max(start + 1 - self._first_position, 0)  # in the prefix: the row behind the first feature
+        if self._refreshes and is_new and first < self._num_computed:
+            self._free += self._prefix[first : self._num_computed][::-1].tolist()
+            self._pending = [*range(first + self._first_position, len(self._context))]
+            self._num_computed = first
+
+    def follow(self, transition: Transition) -> None:
+        """See `Drafter`. A draft that has heard a verdict waits for no features."""
+        super().follow(transition)
+        self._is_ready = True
+
+    def plan(self, expansion: Expansion) -> TreePart:
+        """The rows of `expansion`; rows of the prefix that are due again have passes of their own before it."""
+        most = self.model.max_rows(0)
+        while self._pending and expansion.nodes[0] is not expansion.root:
+            self.model.forward_trees([self._pending_part(most, ()).rows])
+        return super().plan(expansion)
+
+    def _pending_part(self, most: int, behind: Sequence[Sequence[int]]) -> TreePart:
+        """The next of the missing tokens, once the states that their rows start from are where they read them."""
+        num_before = self._num_computed
+        part = super()._pending_part(most, behind)
+        states: list[Tensor] = []
+        slots: list[int] = []
+        for index in range(num_before, self._num_computed):
+            before = index + self._first_position - 1  # the position before the row
+            if before >= 0 and self._known[before]:
+                states.append(self._features[before])
+            elif index == num_before > 0:
+                continue  # computed earlier: its own state is there
+            else:
+                states.append(torch.zeros_like(self._features[0]))
+            slots.append(int(self._prefix[index - 1]) if index else 0)
+        if slots:
+            self.model.write_features(slots, torch.stack(states), self._cache)
+        return part

@@ -1,0 +1,388 @@
+"""Drafters that read the states of their target, as they are published: one form for every layout.
+
+    EAGLE-3     `fc` over three states, `midlayer.*` (or `layers.0.*`, in `speculators` form) whose attention takes in
+                embedding and feature side by side, `norm`, `lm_head` over a part of the vocabulary, `d2t`, `t2d`
+    EAGLE-1, -2 `fc` over embedding and feature, `layers.0.*` without a first norm; embedding and head are the target's
+    Medusa      `{head}.{layer}.linear.*` residual blocks and `{head}.{number of them}.weight`, for each head
+    DFlash      `fc` and `hidden_norm` over several states, `layers.*`, `norm`; embedding and head are the target's
+
+Indices of layers are those of transformers' `hidden_states`: 0 the embedding, j the output of layer j - 1, and the
+number of layers the state after the final norm. Layouts count otherwise (`_feature_layers`).
+
+References:
+    Li et al., EAGLE, arXiv:2401.15077, and EAGLE-3, arXiv:2503.01840. Cai et al., Medusa, arXiv:2401.10774. Chen et
+    al., DFlash, arXiv:2602.06036.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
+from amusd.models.compatibility import check_quantization, supported_class
+from amusd.models.decoder import MODEL_TYPES
+from amusd.models.features import FeatureSpec
+from amusd.models.huggingface import compute_frequencies, empty_model, load_config
+from amusd.models.tokenizer import load_tokenizer
+
+EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
+TITLES = {EAGLE: "EAGLE-1 or EAGLE-2", EAGLE3: "EAGLE-3", MEDUSA: "Medusa", DFLASH: "DFlash"}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_SPECULATORS_TYPE = "speculators_model_type"
+_REFUSED_TYPES = {"peagle": "P-EAGLE", "dspark": "DSpark", "mtp": "MTP", "mfd": "MFD", "dflash2": "DFlash2"}
+"""Values of `speculators_model_type` by the name of what they are."""
+_REFUSED_WEIGHTS = {
+    "markov_head.": "DSpark",
+    "confidence_head.": "DSpark",
+    "mode_embed": "MFD",
+    "mode_gate": "MFD",
+    "candidate_selector.": "DFlash2",
+    "mask_hidden": "P-EAGLE",
+    "mtp.": "MTP",
+    "eh_proj.": "MTP",
+}
+"""Parts of the names of weights that no layout above has."""
+_REFUSED_SETTINGS = {"markov_rank": "DSpark", "parallel_drafting": "P-EAGLE", "num_nextn_predict_layers": "MTP"}
+"""Keys of a configuration that no layout above sets."""
+_COPIES_OF_TARGET = ("verifier_norm.", "verifier_lm_head.", "rotary_emb.")
+"""Weights of the target, or made from the configuration, that some files hold too."""
+_NOT_OF_LAYERS = frozenset({
+    "model_type", "architectures", "auto_map", "dtype", "torch_dtype", "num_hidden_layers", "vocab_size",
+    "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings",
+})  # fmt: skip
+"""Keys of a configuration that say nothing of the layers, or are taken from the weights and the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedDraft:
+    """A drafter as its files have it, checked against its target. `read_published` makes one."""
+
+    path: str | Path
+    family: str
+    settings: Mapping[str, Any]
+    """Its `config.json`."""
+    config: Any
+    """The transformers configuration of its layers; None for Medusa, which has none."""
+    weights: Mapping[str, Tensor]
+    """As stored, on the CPU, by the names of transformers' model; other parts by their own (`fc.weight`, `d2t`)."""
+    target_path: str | Path
+    target: Any
+    """The transformers configuration of the target's text model."""
+    feature_layers: tuple[int, ...]
+    """See `FeatureSpec.layers`."""
+
+    @property
+    def output_ids(self) -> Tensor | None:
+        """[columns] int64, ascending: the token that each column of the head scores; None: column `j` scores `j`."""
+        stored = self._stored_output_ids()
+        return None if stored is None else stored.sort().values
+
+    def head(self) -> Tensor:
+        """[columns, width]: the rows of the drafter's own head, or of the target's, in the order of `output_ids`."""
+        own, stored = self.weights.get(HEAD), self._stored_output_ids()
+        if own is None:
+            whole = target_weight(self.target_path, HEAD)
+            return whole if stored is None else whole[stored.sort().values]
+        if stored is None or bool((stored.diff() > 0).all()):
+            return own
+        return own[stored.argsort()]
+
+    def embedding(self) -> Tensor:
+        """[ids, width]: the drafter's own embedding, or the target's."""
+        own = self.weights.get(EMBEDDING)
+        return target_weight(self.target_path, EMBEDDING) if own is None else own
+
+    def feature_spec(self) -> FeatureSpec:
+        """What it reads of the target."""
+        width = int(self.target.hidden_size)
+        if self.family in (EAGLE, MEDUSA):
+            return FeatureSpec(self.feature_layers, width)
+        reduce = _Reduction(self, int(self.weights["fc.weight"].shape[1]))
+        return FeatureSpec(self.feature_layers, int(self.weights["fc.weight"].shape[0]), reduce)
+
+    def fill(self, model: Any) -> Any:
+        """Give the parameters of `model`, which are on `meta`, its weights and those that the target shares.
+
+        Layers get the biases that there are. Raises `ConfigError` if weights are missing, too many or of other shapes.
+        """
+        given = {name: tensor for name, tensor in self.weights.items() if name not in ("d2t", "t2d")}
+        if self.family != EAGLE:  # what is computed beside the target
+            given = {name: tensor for name, tensor in given.items() if not name.startswith(_BESIDE_TARGET[self.family])}
+        given |= {EMBEDDING: self.embedding(), HEAD: self.head()}
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                has_bias = f"{name}.bias" in given
+                bias = torch.nn.Parameter(torch.empty(module.out_features, device="meta")) if has_bias else None
+                module.register_parameter("bias", bias)
+        expected = dict(model.named_parameters(remove_duplicate=False))
+        if missing := sorted(expected.keys() - given.keys()):
+            raise ConfigError(f"drafter {self.path}: its file lacks weights, {missing[0]} among them")
+        if extra := sorted(given.keys() - expected.keys()):
+            raise ConfigError(f"drafter {self.path}: its file has weights without a place, {extra[0]} among them")
+        for name, parameter in expected.items():
+            if given[name].shape != parameter.shape:
+                stored, asked = list(given[name].shape), list(parameter.shape)
+                raise ConfigError(f"drafter {self.path}: {name} has shape {stored}, and {CONFIG} asks for {asked}")
+        parameters = {name: torch.nn.Parameter(given[name], requires_grad=False) for name in expected}
+        model.load_state_dict(parameters, strict=False, assign=True)
+        compute_frequencies(model, "cpu")
+        return model
+
+    def _stored_output_ids(self) -> Tensor | None:
+        """The tokens of the columns in the order of the file: `d2t` holds the distance of each from its column."""
+        offsets = self.weights.get("d2t")
+        if offsets is None or (len(offsets) == self.target.vocab_size and not bool(offsets.any())):
+            return None
+        return offsets.long() + torch.arange(len(offsets))
+
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_BESIDE_TARGET = {
+    EAGLE3: ("fc.", "input_norm.", "fc_norm."),
+    DFLASH: ("fc.", "hidden_norm."),
+    MEDUSA: (),
+}
+"""Starts of the names of the weights that `FeatureSpec.reduce` holds."""
+
+
+class _Reduction(torch.nn.Module):
+    """The features of states: norms where the layout has them, and `fc`. Weights keep their stored dtype."""
+
+    def __init__(self, draft: PublishedDraft, width: int) -> None:
+        super().__init__()
+        weights, epsilon = draft.weights, draft.config.rms_norm_eps
+
+        def norm(name: str) -> torch.nn.Module:
+            weight = weights[name]
+            made = torch.nn.RMSNorm(len(weight), eps=epsilon, device="meta")
+            made.weight = torch.nn.Parameter(weight, requires_grad=False)
+            return made
+
+        names = sorted(name for name in weights if name.startswith(("input_norm.", "fc_norm.")))
+        self.input_norms = torch.nn.ModuleList([norm(name) for name in names])
+        """One for all states together, or one for each."""
+        self.fc = torch.nn.Linear(width, len(weights["fc.weight"]), bias="fc.bias" in weights, device="meta")
+        for name, _ in list(self.fc.named_parameters()):
+            setattr(self.fc, name, torch.nn.Parameter(weights[f"fc.{name}"], requires_grad=False))
+        self.output_norm = norm("hidden_norm.weight") if draft.family == DFLASH else torch.nn.Identity()
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[rows, layers * hidden size] -> [rows, width]."""
+        if self.input_norms:
+            parts = states.chunk(len(self.input_norms), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self.input_norms, parts, strict=True)], dim=-1)
+        features: Tensor = self.output_norm(self.fc(states))
+        return features
+
+
+def read_feature_spec(path: str | Path, target_path: str | Path) -> FeatureSpec:
+    """What the drafter in `path` reads of its target: for the target's process. Raises as `read_published`."""
+    return read_published(path, target_path).feature_spec()
+
+
+def read_published(path: str | Path, target_path: str | Path) -> PublishedDraft:
+    """Read the drafter of any layout in a folder or hub name; weights stay in their mapped files.
+
+    Raises `ConfigError` for files that are missing or damaged, `UnsupportedModelError` for a drafter of another kind,
+    or one that was made for another target.
+    """
+    folder = find_checkpoint(path)
+    with one_line_errors(path, CONFIG):
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise ConfigError(f"drafter {path}: {CONFIG} is not an object")
+    _refuse(path, _why_refused(settings))
+    stored = read_head(path)
+    _refuse(
+        path, next((title for part, title in _REFUSED_WEIGHTS.items() if any(part in name for name in stored)), None)
+    )
+    family = _family(path, settings, stored)
+    weights = {_canonical(name, family): tensor for name, tensor in stored.items() if not _is_copy(name)}
+    target = load_config(target_path).get_text_config(decoder=True)
+    config = None if family == MEDUSA else _layer_config(path, settings, weights, target)
+    layers = _feature_layers(path, family, settings, int(target.num_hidden_layers))
+    draft = PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
+    for difference in _differences(draft, folder):
+        raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
+    _check_vocabulary(draft)
+    return draft
+
+
+def target_weight(path: str | Path, name: str) -> Tensor:
+    """The embedding or the head of the target; no other weight is read from its files."""
+    checkpoint = open_checkpoint(path)
+    stored = [each for each in checkpoint.names if each.endswith(name.removeprefix("model."))]
+    if not stored and name == HEAD:  # tied
+        return target_weight(path, EMBEDDING)
+    if len(stored) != 1:
+        raise ConfigError(f"model {path}: no {name} in its *.safetensors files")
+    return checkpoint.tensor(stored[0])
+
+
+def _why_refused(settings: Mapping[str, Any]) -> str | None:
+    """The name of the kind of a configuration if that is known and not computed here."""
+    kind = str(settings.get(_SPECULATORS_TYPE, ""))
+    if kind not in ("", EAGLE3, DFLASH):
+        return _REFUSED_TYPES.get(kind, f"{_SPECULATORS_TYPE}={kind}")
+    return next((title for key, title in _REFUSED_SETTINGS.items() if settings.get(key)), None)
+
+
+def _refuse(path: str | Path, title: str | None) -> None:
+    """Raise `UnsupportedModelError` if a kind that is not computed here was found."""
+    if title is not None:
+        allowed = ", ".join(TITLES.values())
+        raise UnsupportedModelError(f"drafter {path}: {title} is not supported; allowed: {allowed}")
+
+
+def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, Tensor]) -> str:
+    """The family that the files are of."""
+    if _SPECULATORS_TYPE in settings:
+        return str(settings[_SPECULATORS_TYPE])
+    bare = {name.removeprefix("model.").removeprefix("medusa_head.") for name in stored}
+    if any(re.fullmatch(r"\d+\.\d+\.(linear\.)?weight", name) for name in bare):
+        return MEDUSA
+    if "fc.weight" in bare and any(name.startswith(("midlayer.", "layers.0.")) for name in bare):
+        if "dflash_config" in settings or "target_layer_ids" in settings:
+            return DFLASH
+        if any(name.startswith("midlayer.") or name.endswith("hidden_norm.weight") for name in bare):
+            return EAGLE3
+        return EAGLE
+    raise UnsupportedModelError(
+        f"drafter {path}: its weights are in no layout of a drafter; allowed: {', '.join(TITLES.values())}"
+    )
+
+
+def _is_copy(name: str) -> bool:
+    return any(part in name for part in _COPIES_OF_TARGET)
+
+
+def _canonical(name: str, family: str) -> str:
+    """The name of a weight in `PublishedDraft.weights`."""
+    name = name.removeprefix("model.")
+    if family == MEDUSA:
+        return name.removeprefix("medusa_head.")
+    if family == EAGLE3:
+        name = re.sub(r"^midlayer\.", "layers.0.", name)
+        name = re.sub(r"^layers\.0\.hidden_norm\.", "hidden_norm.", name)
+    return f"model.{name}" if name.startswith(("layers.", "embed_tokens.", "norm.")) else name
+
+
+def _layer_config(path: str | Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor], target: Any) -> Any:
+    """The transformers configuration of the layers; it takes as long sequences as the target where it can."""
+    from transformers import AutoConfig
+
+    sizes = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
+    names = [found[1] for found in map(_LAYER.match, weights) if found]
+    num_layers = 1 + max(map(int, names))
+    has_norms = "model.layers.0.self_attn.q_norm.weight" in weights
+    stated = sizes.get("model_type")
+    model_type = stated if stated in MODEL_TYPES else ("qwen3" if has_norms else "llama")
+    kept = {key: value for key, value in sizes.items() if key not in _NOT_OF_LAYERS}
+    if kept.get("layer_types"):
+        kept["layer_types"] = kept["layer_types"][:num_layers]
+    with one_line_errors(path, CONFIG):
+        config = AutoConfig.for_model(
+            model_type, **kept, num_hidden_layers=num_layers, vocab_size=target.vocab_size, tie_word_embeddings=False
+        )
+        check_quantization(path, config)
+    if (config.rope_parameters or {}).get("rope_type") in ("default", "llama3"):  # whose angles do not depend on it
+        longest = getattr(target, "max_position_embeddings", None) or 0
+        config.max_position_embeddings = max(config.max_position_embeddings, longest)
+    return config
+
+
+def _feature_layers(path: str | Path, family: str, settings: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """The states that features are made of, as indices of `hidden_states`."""
+    if family in (EAGLE, MEDUSA):
+        return (num_layers,)
+    own, offset = None, 0
+    if family == EAGLE3:
+        own = settings.get("eagle_aux_hidden_state_layer_ids", settings.get("aux_hidden_state_layer_ids"))
+        nested = (settings.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+        if own is None and nested is not None:
+            own, offset = nested, 1  # counts outputs of layers
+        if own is None:
+            own = (2, num_layers // 2, num_layers - 3)
+    elif _SPECULATORS_TYPE in settings:
+        own = settings.get("aux_hidden_state_layer_ids")
+        own = (2, num_layers // 2, num_layers - 3) if own is None else own
+    else:
+        own = (settings.get("dflash_config") or {}).get("target_layer_ids", settings.get("target_layer_ids"))
+        offset = 1
+    if not isinstance(own, Sequence) or not own or not all(isinstance(index, int) for index in own):
+        raise ConfigError(f"drafter {path}: {CONFIG} does not say which layers of the target it reads")
+    return tuple(index + offset for index in own)
+
+
+def _differences(draft: PublishedDraft, folder: Path) -> Iterator[str]:
+    """How the target that it was made for differs from this one, in one line each."""
+    weights, settings = draft.weights, draft.settings
+    width, vocab_size = int(draft.target.hidden_size), int(draft.target.vocab_size)
+    stated = settings.get("num_target_layers", draft.target.num_hidden_layers)
+    if stated != draft.target.num_hidden_layers:
+        yield f"that had {stated} layers, and this one has {draft.target.num_hidden_layers}"
+    if min(draft.feature_layers) < 0 or max(draft.feature_layers) > draft.target.num_hidden_layers:
+        yield f"it reads states {list(draft.feature_layers)}, and this one has {draft.target.num_hidden_layers} layers"
+    if draft.family == MEDUSA:
+        heads = [tensor for name, tensor in weights.items() if re.fullmatch(r"\d+\.\d+\.weight", name)]
+        if not heads or heads[0].shape != (vocab_size, width):
+            shape = list(heads[0].shape) if heads else []
+            yield f"its heads have shape {shape}, and the target's has {[vocab_size, width]}"
+        return
+    taken = int(weights["fc.weight"].shape[1])
+    if draft.family == EAGLE:
+        if taken != 2 * width:
+            yield f"its fc takes embedding and state of {taken // 2} numbers, and the target's have {width}"
+    elif taken != len(draft.feature_layers) * width:
+        yield f"its fc takes {taken} numbers, and {len(draft.feature_layers)} states of the target have {width} each"
+    if EMBEDDING not in weights and draft.config.hidden_size != width:
+        yield f"it is {draft.config.hidden_size} wide and has no embedding of its own; the target is {width} wide"
+    sizes = {len(weights[name]) for name in (EMBEDDING, "t2d") if name in weights}
+    layers = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
+    sizes = sizes or {int(layers.get("vocab_size") or vocab_size)}
+    if sizes != {vocab_size}:
+        yield f"that had {max(sizes - {vocab_size})} token ids, and this one has {vocab_size}"
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    if has_tokenizer and load_tokenizer(draft.path).fingerprint != load_tokenizer(draft.target_path).fingerprint:
+        yield "its tokenizer differs from the target's"
+
+
+def _check_vocabulary(draft: PublishedDraft) -> None:
+    """Raise `ConfigError` unless each column of the head scores a token of its own."""
+    weights, vocab_size = draft.weights, int(draft.target.vocab_size)
+    own = weights.get(HEAD)
+    if (ids := draft.output_ids) is None:
+        if own is not None and len(own) != vocab_size:
+            raise ConfigError(
+                f"drafter {draft.path}: its head scores {len(own)} of {vocab_size} tokens, and no d2t says which"
+            )
+        return
+    if own is not None and len(own) != len(ids):
+        raise ConfigError(f"drafter {draft.path}: its head scores {len(own)} tokens, and d2t names {len(ids)}")
+    if int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or bool((ids.diff() == 0).any()):
+        raise ConfigError(f"drafter {draft.path}: d2t does not name different tokens of [0, {vocab_size})")
+    t2d = weights.get("t2d")
+    if t2d is not None and not torch.equal(t2d.bool().nonzero().flatten(), ids):
+        raise ConfigError(f"drafter {draft.path}: d2t and t2d name different tokens")
+
+
+def empty_layers(draft: PublishedDraft, max_model_len: int) -> Any:
+    """The transformers model of the layers, without weights, with a head of the drafter's columns.
+
+    Raises `UnsupportedModelError` if their cache could not be rolled back.
+    """
+    supported_class(draft.config, max_model_len)
+    model = empty_model(draft.config, torch.float32)
+    head = draft.head()
+    model.set_output_embeddings(torch.nn.Linear(head.shape[1], len(head), bias=False, device="meta"))
+    return model

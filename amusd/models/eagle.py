@@ -1,0 +1,159 @@
+"""EAGLE: one decoder layer behind the target's states, which drafts on its own states where those are not there yet.
+
+Row t reads token t and the feature of token t - 1: the target's, if the memory has it, or else what the row of token
+t - 1 wrote, the network's own guess of it. EAGLE-1 and -2 guess the target's last state, which the target's head turns
+into logits; EAGLE-3 guesses nothing in particular, it is trained on its own outputs.
+
+References:
+    Li et al., EAGLE, arXiv:2401.15077; EAGLE-2, arXiv:2406.16858; EAGLE-3, arXiv:2503.01840.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.models.attention import Attention
+from amusd.models.cached_model import CachedModel
+from amusd.models.decoder import Decoder, norm_rows, own_norm, why_not_covered
+from amusd.models.draft_layouts import EAGLE, EAGLE3, TITLES, PublishedDraft, empty_layers, read_published
+from amusd.models.huggingface import loaded_dtype, wrap_network
+from amusd.models.kv_cache import KVMemory
+from amusd.models.linear import INT8, Weights
+from amusd.models.load_options import LoadOptions
+
+
+class EagleDecoder(Decoder):
+    """The layers of an EAGLE drafter as a `Network`."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        feature_width: int,
+        norm_before_residual: bool = False,
+        norm_output: bool = False,
+        device: torch.device,
+        max_positions: int,
+        dtype: torch.dtype | None = None,
+        int8: bool = False,
+    ) -> None:
+        """`model`: of `_empty_eagle`, with weights; it cannot be used afterwards.
+
+        `norm_before_residual`: the first layer adds to the normed feature; `norm_output`: rows write their normed
+        state. Others as of `Decoder`.
+        """
+        super().__init__(model, device=device, max_positions=max_positions, dtype=dtype, int8=int8)
+        self.feature_width = feature_width
+        self._norm_before_residual = norm_before_residual
+        self._norm_output = norm_output
+        self._feature_norm: Tensor | None = None
+        self._fc = None
+        if hasattr(model, "fc"):
+            self._fc = self._make(Weights.of(model.fc).to(device, copy=True))
+        else:
+            self._feature_norm = own_norm(model.hidden_norm, device)
+        added = sum(each.nbytes for each in (self._fc, self._feature_norm) if each is not None)
+        self.weight_bytes += added
+        self.parameter_bytes += added
+
+    def __call__(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        memory: KVMemory,
+        *,
+        with_logits: bool,
+        several: bool = False,
+    ) -> Tensor | None:
+        """See `Network`."""
+        self._input_scales.by_row = several
+        embedded = F.embedding(token_ids, self._embedding)  # [rows, width]
+        rotation = self._rotation[positions]
+        features = memory.features(self.feature_width, self.device)
+        state = features.index_select(0, memory.parents_of_pass).to(embedded.dtype)  # [rows, width]
+        first, *others = self._layers
+        if self._fc is not None:
+            hidden = first(self._fc(torch.cat((embedded, state), dim=1)), rotation, attention, memory, 0)
+        else:
+            normed = norm_rows(state, self._feature_norm, self._epsilon)
+            inputs = torch.cat((first.normed(embedded), normed), dim=1)
+            residual = normed if self._norm_before_residual else state
+            hidden = first.add_to(residual, inputs, rotation, attention, memory, 0)
+        for index, layer in enumerate(others, start=1):
+            hidden = layer(hidden, rotation, attention, memory, index)
+        normed = norm_rows(hidden, self._norm, self._epsilon)
+        memory.write_features(normed if self._norm_output else hidden)
+        return self._head(normed) if with_logits else None
+
+
+def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) -> CachedModel:
+    """Load the EAGLE drafter in a folder or hub name for the target in `target_path`, whose embedding it may share.
+
+    The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` and
+    `UnsupportedModelError` as `read_published` and `load_model`.
+    """
+    draft = read_published(path, target_path)
+    if draft.family not in (EAGLE, EAGLE3):
+        raise UnsupportedModelError(
+            f"drafter=eagle: {path} holds a {TITLES[draft.family]} drafter; use drafter={draft.family}"
+        )
+    _check_options(path, draft, options)
+    settings = {name: _flag(draft, name) for name in ("norm_before_residual", "norm_output")}
+    model = draft.fill(_empty_eagle(draft, options.max_model_len)).eval()
+
+    def make(max_length: int) -> EagleDecoder:
+        return EagleDecoder(
+            model,
+            feature_width=draft.feature_spec().width,
+            device=torch.device(options.device),
+            max_positions=max_length,
+            dtype=loaded_dtype(options.dtype),
+            int8=options.dtype == INT8,
+            **settings,
+        )
+
+    ids = draft.output_ids
+    return wrap_network(make, draft.config, options, None if ids is None else ids.to(options.device))
+
+
+def _check_options(path: str | Path, draft: PublishedDraft, options: LoadOptions) -> None:
+    """Raise `UnsupportedModelError` for options that no drafter with features has; before any weight is read."""
+    if options.ranks.size > 1:
+        raise UnsupportedModelError(
+            f"draft_tensor_parallel_size={options.ranks.size}: a drafter that reads features has one rank; allowed: 1"
+        )
+    reason = "model_impl=transformers" if options.model_impl == "transformers" else why_not_covered(draft.config)
+    if reason is not None:
+        raise UnsupportedModelError(f"drafter {path}: only the lean decoder computes it: {reason}")
+    options.check(draft.config)
+
+
+def _flag(draft: PublishedDraft, name: str) -> bool:
+    """A setting of the `speculators` form; False in the original layouts, which do not know it."""
+    if name == "norm_before_residual" and "speculators_model_type" in draft.settings and name not in draft.settings:
+        raise ConfigError(f"drafter {draft.path}: config.json lacks {name}, which cannot be guessed")
+    return bool(draft.settings.get(name, False))
+
+
+def _empty_eagle(draft: PublishedDraft, max_model_len: int) -> Any:
+    """The transformers model of the layers on `meta`, with the parts of EAGLE in it."""
+    model = empty_layers(draft, max_model_len)
+    width = int(draft.config.hidden_size)
+    first = model.base_model.layers[0]
+    if draft.family == EAGLE:
+        model.fc = torch.nn.Linear(2 * width, width, device="meta")
+        first.input_layernorm = torch.nn.Identity()
+        model.base_model.norm = torch.nn.Identity()
+        return model
+    model.hidden_norm = torch.nn.RMSNorm(width, device="meta")
+    for name in ("q_proj", "k_proj", "v_proj"):
+        outputs = getattr(first.self_attn, name).out_features
+        setattr(first.self_attn, name, torch.nn.Linear(2 * width, outputs, device="meta"))
+    return model

@@ -1,0 +1,164 @@
+"""An EAGLE drafter guesses what the papers' formulas give: true states of committed tokens, its own behind them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from models import tiny
+from models.test_eagle import OPTIONS, WIDTH, Weights, eagle3_logits, eagle3_weights, save_eagle3
+from safetensors.torch import load_file
+from torch import Tensor
+
+from amusd.drafters.eagle import EagleDrafter
+from amusd.models.cached_model import CachedModel
+from amusd.models.eagle import load_eagle
+from amusd.protocol.draft_session import Node
+from amusd.protocol.messages import Features, Open, Verdict
+from amusd.runtime.rollback import RollbackManager, propose
+
+CAPACITY = 100
+IDS = eagle3_weights()["d2t"] + torch.arange(12)
+
+
+class Pair:
+    """A rollback manager over an EAGLE drafter, and a target whose features are random numbers."""
+
+    def __init__(self, model: CachedModel, embedding: Tensor, prompt: list[int], fan_out: int = 2) -> None:
+        self.weights: Weights = eagle3_weights()
+        self.embedding = embedding
+        opening = Open(
+            1, 1, tuple(prompt), CAPACITY, "eagle", 8, 1, fan_out=fan_out, rows_per_step=3 if fan_out > 1 else 1
+        )
+        self.drafter = EagleDrafter(model)
+        self.manager = RollbackManager(opening, self.drafter)
+        self.num_sent = 0
+        generator = torch.Generator().manual_seed(len(prompt))
+        self.features = torch.randn(CAPACITY, WIDTH, generator=generator).bfloat16().float()
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        return self.manager.session.committed
+
+    def send_features(self, start: int | None = None, end: int | None = None) -> None:
+        """Those that are due, or others."""
+        start, end = self.num_sent if start is None else start, len(self.committed) - 1 if end is None else end
+        if start < end:
+            rows = self.features[start:end].bfloat16().view(torch.uint8).numpy().tobytes()
+            self.manager.take_features(Features(1, 1, start, end, rows))
+            self.num_sent = max(self.num_sent, end)
+
+    def commit(self, *token_ids: int, send: bool = True) -> None:
+        self.manager.apply(Verdict(1, 1, 0, len(self.committed), token_ids, 0))
+        if send:
+            self.send_features()
+
+    def expected(self, path: list[int], known: int | None = None) -> int:
+        """The most likely token behind a path, where the first `known` features are there."""
+        tokens = [*self.committed, *path]
+        features = self.features[: len(self.committed) - 1 if known is None else known]
+        logits = eagle3_logits(self.weights, self.embedding, features, tokens)
+        return int(IDS[logits[-1].argmax()])
+
+    def check(self) -> int:
+        """Every computed node's likeliest child; returns how many there were."""
+        checked = 0
+        paths: list[tuple[Node, list[int]]] = [(self.manager.session.root, [])]
+        while paths:
+            node, path = paths.pop()
+            if node.computed and node.children:
+                likeliest = max(node.children, key=lambda child: child.weight)
+                assert likeliest.token_id == self.expected(path), path
+                checked += 1
+            paths += [(child, [*path, child.token_id]) for child in node.children]
+        return checked
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
+    target = tmp_path_factory.mktemp("target")
+    tiny.save_checkpoint(target, tiny.tiny_config(num_hidden_layers=6, tie_word_embeddings=False))
+    draft: Path = save_eagle3(tmp_path_factory.mktemp("draft") / "eagle3")
+    model = load_eagle(draft, target, OPTIONS)
+    embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    return lambda *arguments, **options: Pair(model, embedding, *arguments, **options)
+
+
+def random_tokens(rng: random.Random, number: int) -> list[int]:
+    return [rng.randrange(3, tiny.VOCAB) for _ in range(number)]
+
+
+@pytest.mark.parametrize("length", [2, 3, 17, 40])
+@pytest.mark.parametrize("fan_out", [1, 2])
+def test_a_tree_behind_a_prompt_is_what_the_formulas_give(make: Callable[..., Pair], length: int, fan_out: int) -> None:
+    pair = make(random_tokens(random.Random(length), length), fan_out=fan_out)
+    assert not pair.manager.has_work, "it waits for the features of the prompt"
+    pair.send_features()
+    for _ in range(4):
+        propose([pair.manager])
+    assert pair.check() >= 4
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_was_committed_a_new_tree_is_that_of_a_fresh_drafter(make: Callable[..., Pair], seed: int) -> None:
+    """Verdicts that the tree foresaw, in part or not at all; features in time, late, twice."""
+    rng = random.Random(seed)
+    pair = make(random_tokens(rng, rng.randrange(2, 20)), fan_out=rng.choice([1, 3]))
+    pair.send_features()
+    for _ in range(6):
+        for _ in range(rng.randrange(4)):
+            propose([pair.manager])
+        path, node = [], pair.manager.session.root
+        while node.children and rng.random() < 0.6:
+            node = rng.choice(node.children)
+            path.append(node.token_id)
+        pair.commit(*path, rng.randrange(3, tiny.VOCAB), send=rng.random() < 0.5)
+        if rng.random() < 0.3:
+            pair.send_features(start=rng.randrange(pair.num_sent) if pair.num_sent else 0)
+    others = [token for token in range(3, tiny.VOCAB) if pair.manager.session.root.child(token) is None]
+    pair.commit(rng.choice(others))  # nobody has foreseen it: all of the tree is new
+    pair.send_features()
+    for _ in range(3):
+        propose([pair.manager])
+    assert pair.check() >= 3
+
+
+def test_without_features_it_drafts_on_its_own_states_once_a_verdict_has_come(make: Callable[..., Pair]) -> None:
+    pair = make(random_tokens(random.Random(1), 5))
+    assert not pair.manager.has_work
+    pair.commit(7, send=False)
+    assert pair.manager.has_work
+    for _ in range(3):
+        propose([pair.manager])
+    assert pair.manager.session.num_nodes > 3
+
+
+def test_tokens_behind_the_last_feature_start_from_the_drafters_own_states(make: Callable[..., Pair]) -> None:
+    pair = make(random_tokens(random.Random(2), 6), fan_out=1)
+    pair.send_features()
+    for _ in range(3):
+        propose([pair.manager])
+    first = pair.manager.session.root.children[0]
+    known = pair.num_sent
+    expected = pair.expected([first.token_id, *[first.children[0].token_id]], known)
+    pair.commit(first.token_id, first.children[0].token_id, send=False)  # as it had foreseen; its features are lost
+    propose([pair.manager])
+    assert pair.manager.session.root.children[0].token_id == expected
+
+
+def test_features_of_another_width_are_refused(make: Callable[..., Pair]) -> None:
+    pair = make([5, 6, 7])
+    with pytest.raises(ValueError, match="3 numbers a token, the drafter reads 32"):
+        pair.drafter.take_features(0, torch.zeros(2, 3))
+
+
+def test_a_sequence_of_one_token_can_be_drafted_from(make: Callable[..., Pair]) -> None:
+    pair = make([5])
+    assert pair.manager.has_work
+    propose([pair.manager])
+    pair.commit(9)
+    propose([pair.manager])
+    assert pair.manager.session.root.children

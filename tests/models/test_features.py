@@ -1,0 +1,110 @@
+"""What a pass writes for drafters is what transformers calls `hidden_states`, wherever its rows were computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import tiny
+from torch import Tensor
+
+from amusd.models.attention import register_attention
+from amusd.models.cached_model import CachedModel
+from amusd.models.features import FeatureSpec
+from amusd.models.graphs import run_each_time
+from amusd.models.huggingface import wrap_model
+from amusd.models.language_model import FeatureRows, SequenceRows
+from amusd.models.load_options import LoadOptions
+from amusd.models.numerics import Numerics
+
+CONFIG = tiny.tiny_config("LlamaConfig")
+WIDTH = CONFIG.hidden_size
+LAYERS = (0, CONFIG.num_hidden_layers - 1, CONFIG.num_hidden_layers)
+REDUCED = torch.nn.Linear(len(LAYERS) * WIDTH, 5, bias=False)
+SPECS = {"whole": FeatureSpec(LAYERS, len(LAYERS) * WIDTH), "reduced": FeatureSpec(LAYERS, 5, REDUCED)}
+TEXT = [(5 * place * place + 7) % (tiny.VOCAB - 3) + 3 for place in range(50)]
+CPU_RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32, num_tracks=3)
+RULES = {
+    "cpu": CPU_RULE,
+    "fixed": Numerics(width=8, fixed=True, border=None, prefill_chunk=32, num_tracks=3),
+    "bucketed": Numerics(width=8, fixed=False, border=None, prefill_chunk=32, num_tracks=3),
+}
+
+
+def model_of(numerics: Numerics, model_impl: str) -> CachedModel:
+    options = LoadOptions(
+        numerics=numerics,
+        max_model_len=120,
+        dtype="float32",
+        model_impl=model_impl,
+        capture=None if numerics is CPU_RULE else run_each_time,
+        features=SPECS,
+    )
+    return wrap_model(tiny.tiny_causal_lm(CONFIG, register_attention()), options)
+
+
+def expected(token_ids: list[int]) -> Tensor:
+    """By transformers: [tokens, layers * width]."""
+    stock = tiny.tiny_causal_lm(CONFIG)
+    with torch.inference_mode():
+        states = stock(torch.tensor([token_ids]), output_hidden_states=True).hidden_states
+    return torch.cat([states[layer][0] for layer in LAYERS], dim=-1)
+
+
+def check(model: CachedModel, cache: object, token_ids: list[int], start: int = 0) -> None:
+    columns = model.feature_columns
+    rows = [FeatureRows(cache, start, len(token_ids), columns[name]) for name in SPECS]  # type: ignore[arg-type]
+    whole, reduced = model.read_features(rows)
+    assert whole.dtype is torch.bfloat16
+    states = expected(token_ids)[start:]
+    torch.testing.assert_close(whole.float(), states, rtol=0.01, atol=0.01)
+    torch.testing.assert_close(reduced.float(), states @ REDUCED.weight.T, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
+@pytest.mark.parametrize("numerics", RULES.values(), ids=RULES)
+def test_prompts_and_blocks_write_the_states_of_their_tokens(numerics: Numerics, model_impl: str) -> None:
+    model = model_of(numerics, model_impl)
+    cache = model.new_cache(100)
+    model.prefill(TEXT[:40], cache)
+    model.forward(TEXT[40:46], cache)
+    cache.truncate(43)
+    model.forward(TEXT[43:47], cache)
+    check(model, cache, TEXT[:47])
+    check(model, cache, TEXT[:47], start=44)
+
+
+@pytest.mark.parametrize("model_impl", ["amusd", "transformers"])
+@pytest.mark.parametrize("numerics", RULES.values(), ids=RULES)
+def test_the_kept_rows_of_a_pass_over_paths_take_their_states_along(numerics: Numerics, model_impl: str) -> None:
+    model = model_of(numerics, model_impl)
+    cache = model.new_cache(100)
+    model.prefill(TEXT[:33], cache)
+    assert model.num_tracks(33) > 1
+    model.forward([TEXT[33], 9, TEXT[34], TEXT[35]], cache, parents=[0, 0, 2])
+    model.keep([0, 2, 3], cache)
+    check(model, cache, TEXT[:36])
+
+
+@pytest.mark.parametrize("numerics", RULES.values(), ids=RULES)
+def test_sequences_of_one_pass_have_their_own(numerics: Numerics) -> None:
+    model = model_of(numerics, "amusd")
+    caches = model.new_caches(3, 100)
+    texts = [TEXT[number:] for number in range(3)]
+    for cache, text in zip(caches, texts, strict=True):
+        model.prefill(text[:20], cache)
+    model.forward_batch([SequenceRows(text[20:24], cache) for text, cache in zip(texts, caches, strict=True)])
+    for cache, text in zip(caches, texts, strict=True):
+        check(model, cache, text[:24])
+
+
+def test_features_change_no_logit() -> None:
+    with_features = model_of(CPU_RULE, "amusd")
+    options = LoadOptions(numerics=CPU_RULE, max_model_len=120, dtype="float32", model_impl="amusd")
+    plain = wrap_model(tiny.tiny_causal_lm(CONFIG, register_attention()), options)
+    assert not plain.feature_columns
+    logits = []
+    for model in (with_features, plain):
+        cache = model.new_cache(100)
+        model.prefill(TEXT[:30], cache)
+        logits.append(model.forward(TEXT[30:32], cache).logits)
+    assert torch.equal(*logits)

@@ -1,0 +1,169 @@
+"""The target's features reach a drafter: of each committed token once, whatever is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
+from torch import Tensor
+
+from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.engine import Engine
+from amusd.errors import PeerProtocolError
+from amusd.models.language_model import FeatureRows
+from amusd.protocol.messages import Features, Message, Open, Verdict
+from amusd.runtime.rollback import RollbackManager, propose
+from amusd.testing.memory import MemoryTransport
+from amusd.transport.base import Transport
+from amusd.types import Mode
+
+NAME = "reader"
+NUM_TOKENS = 30
+
+
+class ReadingDrafter(AutoregressiveDrafter):
+    """Drafts as the target does, and keeps the features it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(target_model())
+        self.features: dict[int, Tensor] = {}
+        self.num_taken = 0
+        self.waits = True
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.waits or bool(self.features)
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        super().open(token_ids, capacity, fan_out)
+        self.features = {}
+
+    def take_features(self, start: int, features: Tensor) -> None:
+        if features.shape[1] != 4:
+            raise ValueError(f"{features.shape[1]} numbers")
+        self.num_taken += len(features)
+        self.features |= dict(enumerate(features, start))
+
+
+def expected(num_positions: int) -> Tensor:
+    """Of the first positions of plain decoding."""
+    model = target_model()
+    cache = model.new_cache(400)
+    model.prefill(reference(NUM_TOKENS)[:num_positions], cache)
+    return model.read_features([FeatureRows(cache, 0, num_positions, slice(0, 4))])[0].float()
+
+
+class LossyLink:
+    """Loses every features message but some, and may spoil the others."""
+
+    def __init__(self, link: Transport, keep: Sequence[bool], spoil: bytes | None = None) -> None:
+        self._link, self._keep, self._spoil = link, list(keep), spoil
+        self.receive, self.close = link.receive, link.close
+        self.sent: list[Features] = []
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Features):
+            self.sent.append(message)
+            if self._keep and not self._keep.pop(0):
+                return
+            if self._spoil is not None:
+                message = replace(message, rows=self._spoil)
+        self._link.send(message)
+
+
+def generate(engine: Engine, mode: Mode) -> tuple[int, ...]:
+    engine.worker.model.feature_columns = {NAME: slice(0, 4)}
+    answer = engine.submit(PROMPT, params(NUM_TOKENS), decoding=decoding(mode), drafter=NAME).result()
+    return PROMPT + tuple(answer.token_ids)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
+def test_the_draft_gets_the_features_of_all_committed_tokens_once(mode: Mode) -> None:
+    drafter = ReadingDrafter()
+    with pair({NAME: lambda: drafter}) as (engine, draft):
+        assert generate(engine, mode) == reference(NUM_TOKENS)
+    assert draft.error is None
+    number = len(drafter.features)
+    assert number > len(PROMPT) + NUM_TOKENS // 2
+    assert drafter.num_taken == number
+    assert sorted(drafter.features) == list(range(number))
+    assert torch.equal(torch.stack([drafter.features[position] for position in range(number)]), expected(number))
+
+
+@pytest.mark.parametrize("spoil", [None, b"abc", b"\xff\x7f" * 4, b"\x00" * 10_000])
+def test_lost_and_damaged_features_cost_no_token(spoil: bytes | None) -> None:
+    links: list[LossyLink] = []
+
+    def lossy(link: MemoryTransport) -> Transport:
+        links.append(LossyLink(link, [False, True] * 100 if spoil is None else (), spoil))
+        return links[0]
+
+    drafter = ReadingDrafter()
+    drafter.waits = False
+    with pair({NAME: lambda: drafter}, wrap_target_link=lossy) as (engine, draft):
+        assert generate(engine, Mode.ASYNCHRONOUS) == reference(NUM_TOKENS)
+    assert draft.error is None
+    assert links[0].sent
+    assert all(torch.equal(row, expected(position + 1)[-1]) for position, row in drafter.features.items())
+
+
+def manager_with(features: Features | None) -> tuple[RollbackManager, ReadingDrafter]:
+    drafter = ReadingDrafter()
+    manager = RollbackManager(Open(1, 1, PROMPT, 100, NAME, 8, 1), drafter)
+    if features is not None:
+        manager.take_features(features)
+    return manager, drafter
+
+
+def features_of(start: int, end: int) -> Features:
+    rows = expected(end)[start:].bfloat16().view(torch.uint8).numpy().tobytes()
+    return Features(1, 1, start, end, rows)
+
+
+def test_a_drafter_that_waits_for_features_has_no_work_before_them() -> None:
+    manager, _ = manager_with(None)
+    assert not manager.has_work
+    assert manager.offer() is None
+    manager.take_features(features_of(0, 4))
+    assert manager.has_work
+
+
+def test_a_drafter_that_is_opened_again_gets_its_features_again() -> None:
+    manager, drafter = manager_with(features_of(0, 4))
+    propose([manager])
+    drafter.follow = lambda _: 1 / 0  # type: ignore[method-assign, assignment]
+    manager.apply(Verdict(1, 1, 0, len(PROMPT), (49, 48), 0))
+    assert sorted(drafter.features) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Features(1, 1, 0, 0, b""),
+        Features(1, 1, 3, 1, b"\x00" * 8),
+        Features(1, 1, 0, 2, b"abc"),
+        Features(1, 1, 4, 6, bytes(16)),
+    ],
+    ids=["none", "backwards", "no rows", "not committed"],
+)
+def test_features_that_cannot_be_are_refused(message: Features) -> None:
+    with pytest.raises(PeerProtocolError, match="features"):
+        manager_with(message)
+
+
+def test_long_features_come_in_frames_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.runtime.draft_client.MAX_FEATURE_BYTES", 16)  # two rows
+    links: list[LossyLink] = []
+
+    def watched(link: MemoryTransport) -> Transport:
+        links.append(LossyLink(link, ()))
+        return links[0]
+
+    drafter = ReadingDrafter()
+    with pair({NAME: lambda: drafter}, wrap_target_link=watched) as (engine, _):
+        assert generate(engine, Mode.ASYNCHRONOUS) == reference(NUM_TOKENS)
+    assert max(message.end - message.start for message in links[0].sent) == 2
+    assert [message.start for message in links[0].sent[1:]] == [message.end for message in links[0].sent[:-1]]

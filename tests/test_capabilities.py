@@ -1,0 +1,116 @@
+"""What each kind of drafter can do: one table, and what follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from types import MappingProxyType
+from typing import get_args
+
+import pytest
+from models import tiny
+from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference
+
+from amusd.commands.contestants import contestants_of
+from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, RunConfig, capabilities
+from amusd.drafters import factory
+from amusd.drafters.base import DrafterKind as OfferedKind
+from amusd.drafters.oracle import always_right
+from amusd.errors import ConfigError
+from amusd.models.numerics import Numerics
+from amusd.settings import from_mapping
+from amusd.types import Mode
+from tests.launch.processes import ROOT
+
+BESIDE = Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False)
+"""A drafter such as Medusa's heads: it reads the state of the last committed token."""
+REFUSAL = (
+    "drafter=ngram: cannot run ahead of the target, whose hidden states of the committed text it needs: "
+    "use mode=synchronous"
+)
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind and a drafter of the tests that cannot run ahead."""
+    table = MappingProxyType({**CAPABILITIES, "ngram": BESIDE, "oracle": BESIDE})
+    monkeypatch.setattr(capabilities, "CAPABILITIES", table)
+    monkeypatch.setattr("amusd.config.engine.CAPABILITIES", table)
+
+
+def test_the_table_has_every_kind() -> None:
+    assert tuple(CAPABILITIES) == get_args(DrafterKind)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "hf", "ngram", "self", "synthetic"])
+def test_what_is_offered_is_what_the_table_says(kind: DrafterKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = DrafterConfig(kind=kind, model="tiny" if kind == "hf" else None, num_layers=1 if kind == "self" else None)
+    load = functools.partial(tiny.wrapped_pair, "LlamaConfig", Numerics(width=8, fixed=False))
+    monkeypatch.setattr(factory, "load_draft_model", lambda *_args, **_options: (load()[1], None))
+    engine = RunConfig(drafter=config).engine()
+    loaded = factory.load_drafters(engine, "cpu")
+    offered = {drafts_trees: OfferedKind(kind, drafts_trees) in loaded.factories for drafts_trees in (False, True)}
+    assert offered == {False: config.can.chain, True: config.can.tree}
+
+
+def test_a_document_shows_the_table() -> None:
+    words = {True: "yes", False: "no"}
+    names = [field.name for field in dataclasses.fields(Capabilities)]
+    rows = [
+        f"| {kind} | {' | '.join(words[getattr(can, name)] for name in names)} |" for kind, can in CAPABILITIES.items()
+    ]
+    lines = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8").splitlines()
+    header = "| drafter | chain | tree | runs ahead | needs features | has a model | ranks | any target |"
+    start = lines.index(header)
+    assert lines[start + 2 : start + 2 + len(rows) + 1] == [*rows, ""]
+    listed = {line.split("`")[1] for line in lines if line.startswith("| `") and "drafter=" not in line}
+    assert listed == set(CAPABILITIES)
+
+
+@pytest.mark.parametrize(
+    ("can", "schedules"),
+    [
+        (Capabilities(), "mode=synchronous, asynchronous (policy=chain, windowed, branching, auto)"),
+        (Capabilities(tree=False), "mode=synchronous, asynchronous (policy=chain, windowed, auto)"),
+        (Capabilities(chain=False), "mode=asynchronous (policy=branching, auto)"),
+        (BESIDE, "mode=synchronous"),
+    ],
+)
+def test_its_schedules_are_said_in_words(can: Capabilities, schedules: str) -> None:
+    assert can.schedules == schedules
+
+
+@pytest.mark.usefixtures("beside")
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_a_command_that_would_run_ahead_is_refused_with_the_alternative(command: str) -> None:
+    values = {"drafter": {"kind": "ngram"}}
+    with pytest.raises(ConfigError) as caught:
+        from_mapping(RunConfig, values).engine_for(command)
+    assert str(caught.value) == REFUSAL
+    for mode in ("synchronous", "autoregressive"):
+        assert from_mapping(RunConfig, {**values, "mode": mode}).engine_for(command).drafters[0].kind == "ngram"
+
+
+@pytest.mark.usefixtures("beside")
+def test_compare_leaves_out_what_such_a_drafter_cannot_do() -> None:
+    config = from_mapping(RunConfig, {"compare": {"drafters": ["ngram", "embedded"], "synchronous_lengths": [2]}})
+    config.engine_for("compare")
+    found = [(contestant.decoding.mode, contestant.drafter) for contestant in contestants_of(config)]
+    assert found == [
+        (Mode.AUTOREGRESSIVE, None),
+        (Mode.SYNCHRONOUS, "ngram"),
+        (Mode.SYNCHRONOUS, "embedded"),
+        (Mode.ASYNCHRONOUS, "embedded"),
+    ]
+
+
+@pytest.mark.usefixtures("beside")
+def test_a_request_to_run_ahead_is_refused_and_the_default_is_to_take_turns() -> None:
+    with pair({"oracle": oracle(12, always_right())}) as (engine, _):
+        answer = engine.generate(PROMPT, params(12))
+        assert (answer.mode, answer.drafter) == (Mode.SYNCHRONOUS, "oracle")
+        assert (*PROMPT, *answer.token_ids) == reference(12)
+        with pytest.raises(ConfigError) as caught:
+            engine.generate(PROMPT, params(12), decoding=RunConfig().decoding())
+        assert str(caught.value) == REFUSAL.replace("ngram", "oracle")
+    assert max(answer.token_ids) < VOCAB_SIZE
