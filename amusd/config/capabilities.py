@@ -45,7 +45,7 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "embedded": Capabilities(),
         "hf": Capabilities(),
         "eagle": Capabilities(needs_features=True, ranks=False),
-        "ngram": Capabilities(tree=False, has_model=False, ranks=False, any_target=True),
+        "ngram": Capabilities(has_model=False, ranks=False, any_target=True),
         "self": Capabilities(),
         "synthetic": Capabilities(any_target=True),
     }

@@ -26,6 +26,8 @@ ModelShape: TypeAlias = Literal[
 ]
 """Shapes of public models that can be had with random weights; `models/synthetic.py` knows their sizes."""
 
+MAX_REMEMBERED = 1 << 20
+"""Tokens of earlier answers at most; the draft needs about 1 KB for each."""
 MAX_NUM_SEQS = 1 << 12
 """Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
@@ -82,10 +84,13 @@ class DrafterConfig:
     """`synthetic`: probability of each candidate to be the target's own token; exact with `verify_width=fixed`."""
     accept_next: float = 0.4
     """`synthetic`, branching: probability that a further guess is right where those before it are wrong."""
-    max_ngram: int = 4
+    max_ngram: int = 12
     """`ngram`: longest suffix that is looked up."""
-    min_ngram: int = 2
+    min_ngram: int = 1
     """`ngram`: shortest suffix that is looked up."""
+    remember: int = 0
+    """`ngram`: tokens of earlier answers that are looked up, too; 0: none. Others' answers then influence how fast an
+    answer comes, never its tokens."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
@@ -122,6 +127,19 @@ class DrafterConfig:
             "drafter.min_ngram",
             self.min_ngram,
             f"must be between 1 and drafter.max_ngram ({self.max_ngram})",
+        )
+
+        require(
+            0 <= self.remember <= MAX_REMEMBERED,
+            "drafter.remember",
+            self.remember,
+            f"must be between 0 and {MAX_REMEMBERED}",
+        )
+        require(
+            self.remember == 0 or self.kind == "ngram",
+            "drafter.remember",
+            self.remember,
+            f"only allowed with drafter=ngram, not with drafter={self.kind}",
         )
 
     @property

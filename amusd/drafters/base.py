@@ -39,6 +39,16 @@ class Expansion:
     num_tokens: int = 1
 
 
+def path_between(root: Node, node: Node) -> list[int]:
+    """The tokens that lead from `root` to `node`."""
+    path: list[int] = []
+    here: Node | None = node
+    while here is not None and here is not root:
+        path.append(here.token_id)
+        here = here.parent
+    return path[::-1]
+
+
 class Drafter(abc.ABC):
     """Computes nodes of one sequence's tree (`amusd/protocol/draft_session.py`).
 

@@ -10,7 +10,7 @@ from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, one_by_one
 from amusd.drafters.eagle import EagleDrafter
-from amusd.drafters.ngram import NgramCache, NgramDrafter
+from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
@@ -49,9 +49,7 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     for config in engine.drafters:
         if config.kind == "ngram":
-            factories[DrafterKind(config.kind)] = one_by_one(
-                functools.partial(NgramDrafter, config.min_ngram, config.max_ngram)
-            )
+            factories |= _ngram_factories(config)
             continue
         model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
         factories |= _model_factories(config, model)
@@ -64,6 +62,16 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids)
 
 
+def _ngram_factories(config: DrafterConfig) -> dict[DrafterKind, DrafterFactory]:
+    """The makers of chains and of trees, which remember the same earlier answers."""
+    earlier = EarlierAnswers(config.remember) if config.remember else None
+    chain, tree = (
+        functools.partial(drafter, config.min_ngram, config.max_ngram, earlier)
+        for drafter in (NgramDrafter, NgramTreeDrafter)
+    )
+    return {DrafterKind(config.kind): one_by_one(chain), DrafterKind(config.kind, drafts_trees=True): one_by_one(tree)}
+
+
 def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterKind, DrafterFactory]:
     """The makers of chains and of trees over one set of caches: the i-th drafters of both have the same one."""
     looks_up = config.kind == "embedded" and config.min_lookup > 0
@@ -72,7 +80,7 @@ def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterK
     def chain(cache: KVCache) -> Drafter:
         if config.kind == "synthetic":
             return SyntheticDrafter(AutoregressiveDrafter(model, cache=cache), config.accept, model.vocab_size)
-        lookup = NgramDrafter(config.min_lookup, config.max_lookup) if looks_up else None
+        lookup = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
         return AutoregressiveDrafter(model, lookup, cache=cache)
 
     def eagle(cache: KVCache) -> Drafter:

@@ -14,8 +14,8 @@ import numpy as np
 from typing_extensions import Self
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import Drafter, Expansion, say_not_finite
-from amusd.drafters.ngram import NgramCache
+from amusd.drafters.base import Drafter, Expansion, path_between, say_not_finite
+from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NoRoomError, NotFiniteError
 from amusd.models.cached_model import CachedModel, TreeRows
 from amusd.models.language_model import DigestRequest, KVCache, ModelOutput
@@ -25,8 +25,6 @@ from amusd.sampling.ranking import Ranking
 
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
-LOOKUP_TOKENS = 8
-"""Most tokens of one lookup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ class ModelTreeDrafter(Drafter):
                 above = () if node.parent is None or node.parent is root else self._paths[node.parent]
                 self._slots[node], self._paths[node] = slot, (*above, slot)
             tokens, paths = [node.token_id for node in nodes], [self._paths[node] for node in nodes]
-            return self._part(tokens, paths, [_path(root, node) for node in nodes])
+            return self._part(tokens, paths, [path_between(root, node) for node in nodes])
         most = self.model.max_rows(0)
         while len(self._pending) > most:
             self.model.forward_trees([self._pending_part(most, ()).rows])
@@ -220,13 +218,3 @@ class ModelTreeDrafter(Drafter):
         end = self._num_computed + len(slots)
         self._prefix[self._num_computed : end] = slots
         self._num_computed = end
-
-
-def _path(root: Node, node: Node) -> list[int]:
-    """The tokens that lead from `root` to `node`."""
-    path: list[int] = []
-    here: Node | None = node
-    while here is not None and here is not root:
-        path.append(here.token_id)
-        here = here.parent
-    return path[::-1]

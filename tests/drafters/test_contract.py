@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.testing.table import TableModel
@@ -31,7 +31,7 @@ def synthetic() -> SyntheticDrafter:
 
 FACTORIES: dict[str, Callable[[], Drafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
-    "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramDrafter(2, 4)),
+    "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),
     "synthetic": synthetic,
@@ -129,7 +129,7 @@ def test_prompt_lookup_continues_the_latest_occurrence_of_the_longest_suffix() -
 
 
 def test_a_long_repeated_suffix_is_looked_up_and_the_model_drafts_elsewhere() -> None:
-    drafter = AutoregressiveDrafter(MODEL, NgramDrafter(3, 4))
+    drafter = AutoregressiveDrafter(MODEL, NgramCache(3, 4))
     model = AutoregressiveDrafter(MODEL)
     drafter.open([5, 1, 2, 3, 4, 0, 1, 2, 3], CAPACITY)
     assert drafter.tokens_per_step > 1

@@ -14,7 +14,7 @@ from amusd.answer import Generation
 from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
@@ -38,7 +38,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "same": lambda: AutoregressiveDrafter(target_model()),
     "stranger": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
     "ngram": lambda: NgramDrafter(1, 3),
-    "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramDrafter(2, 4)),
+    "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramCache(2, 4)),
 }
 
 
