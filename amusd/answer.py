@@ -1,4 +1,4 @@
-"""What an engine gives back: an answer that is read token by token, and the whole of a finished one.
+"""The answers of an engine: one that is read token by token, and the whole of a finished one.
 
 Any thread may read, close or drop an answer. `Turns` sees to it that one thread computes at a time, for all answers.
 """
@@ -81,7 +81,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """How likely the target takes each token of a prompt behind those before it."""
+    """The probability that the target gives each token of a prompt behind those before it."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float | None, ...]
@@ -113,7 +113,7 @@ class Turns:
         """The thread that has the lock is inside the worker."""
         self._is_closed = False
         self._release: Callable[[], None] | None = None
-        """What is left of `close`."""
+        """The rest of `close`."""
         self._pid = os.getpid()
 
     @property
@@ -400,7 +400,7 @@ class Answer(Job):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What has been read so far."""
+        """The text read so far."""
         return tuple(token.token_id for token in self._read)
 
     @property

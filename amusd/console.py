@@ -34,7 +34,7 @@ class Console:
 
     @property
     def terminal(self) -> TextIO | None:
-        """Where results go, if a person watches it on a terminal."""
+        """The stream for results, if a person watches it on a terminal; else None."""
         return self._out if self._out.isatty() and not self._json_only else None
 
     def document(self, value: dict[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Console:
         self._tell(line + "\n")
 
     def progress(self, label: str, done: int, num_steps: int) -> None:
-        """How far long work is: one line that is rewritten on a terminal, a line for each tenth elsewhere."""
+        """Report how far long work is: one line that is rewritten on a terminal, a line for each tenth elsewhere."""
         if self._err.isatty():
             line = progress_line(label, done, num_steps)[:110]
             self._tell("\r" + line.ljust(self._progress_width))
@@ -87,7 +87,7 @@ class Console:
 
 
 def standard_output() -> TextIO:
-    """Where results go. Raises `ConfigError` where it was closed (`>&-`) before this process began."""
+    """Return the stream for results. Raises `ConfigError` if it was closed (`>&-`) before this process began."""
     if sys.stdout is None:
         raise ConfigError("standard output: closed; send it to /dev/null where nobody is to read it")
     return sys.stdout

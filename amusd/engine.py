@@ -33,6 +33,7 @@ from amusd.config import (
     check_runs_ahead,
     runs_ahead,
 )
+from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
 from amusd.errors import ConfigError, ContextLengthError, StateError
 from amusd.models.embedded_target import Report
 from amusd.models.loading import load_target
@@ -102,14 +103,20 @@ class Engine:
         """Answers of plain decoding, by prompt and parameters."""
 
     @classmethod
-    def launch(cls, *, target: str = "embedded", drafter: str | None = "embedded", **settings: Any) -> Engine:
+    def launch(
+        cls, *, target: str = "embedded", drafter: str | DrafterConfig | None = "embedded", **settings: Any
+    ) -> Engine:
         """Load the target in this process, and start the draft in a process of its own, which `close` ends.
 
         `target` and `drafter` are a kind (`embedded`, `ngram`) or else a folder or hub name of a transformers
-        checkpoint; `drafter=None` decodes without a draft. `settings` are fields of `EngineConfig`. Sets the number of
-        this process's torch threads to `hardware.num_threads`. Raises `ConfigError` for what cannot work.
+        checkpoint; a drafter may also be a factory (as `drafter.factory`), or a `DrafterConfig`; `drafter=None` decodes
+        without a draft. `settings` are fields of `EngineConfig`. Sets the number of this process's torch threads to
+        `hardware.num_threads`. Raises `ConfigError` for what cannot work.
         """
-        drafters = () if drafter is None else (_kind_or_model(DrafterConfig, "drafter", drafter),)
+        chosen: Any = drafter
+        if drafter is not None and not isinstance(drafter, DrafterConfig):
+            chosen = _kind_or_model(DrafterConfig, "drafter", drafter)
+        drafters = () if chosen is None else (chosen,)
         models = {"target": _kind_or_model(TargetConfig, "target", target), "drafters": drafters}
         return cls.start(from_mapping(EngineConfig, {**models, **settings}))
 
@@ -319,7 +326,7 @@ class Engine:
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         check_runs_ahead(name, decoding)
-        self._check_sampling(params, name, policy_name(decoding))
+        self._check_sampling(params, name, decoding)
         policy = make_policy(decoding, can_branch=self._can_branch(params, name))
         self._check_offered(name, as_tree=policy.fan_out > 1)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
@@ -363,7 +370,7 @@ class Engine:
         return Answer(request, stop, text, make, self._turns)
 
     def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
-        """How likely the target takes each token of a prompt behind those before it, and the `top` likeliest ones.
+        """Return the log-probability of each token of a prompt behind those before it, and the `top` likeliest ones.
 
         `prompt` and `raw` as of `stream`. Takes its turn among the answers: one chunk of it goes before each of their
         passes. Raises `ConfigError` as `stream` does, and `StateError` when the engine is closed.
@@ -395,7 +402,7 @@ class Engine:
         return token_ids
 
     def logit_gap(self, prefix: Sequence[int], token_id: int, other_id: int) -> float:
-        """By how much the target prefers `token_id` to `other_id` behind `prefix`: how near to a tie a choice was."""
+        """Return how much the target prefers `token_id` to `other_id` behind `prefix`, or how near to a tie it was."""
         model = self._worker.model
         with self._turns.alone():
             cache = model.new_cache(len(prefix))
@@ -430,13 +437,15 @@ class Engine:
                 stack.callback(self._leader.close)
             stack.callback(self._worker.shut_down)
 
-    def _check_sampling(self, params: SamplingParams, drafter: str | None, policy: str | None) -> None:
+    def _check_sampling(self, params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> None:
         if drafter == SYNTHETIC and params.rule == "rejection":
             raise ConfigError(
                 "sampling.acceptance=rejection: not with drafter=synthetic, which is told the answer; allowed: matching"
             )
-        if policy == "branching":
-            self._check_branching(params, drafter)
+        if policy_name(decoding) == "branching":
+            self._check_branching(params, drafter, "policy=branching")
+        if decoding.mode is Mode.SYNCHRONOUS and decoding.tree:
+            self._check_branching(params, drafter, "tree=true")
         vocab_size = self._worker.model.vocab_size
         for token_id, bias in params.logit_bias:
             if token_id >= vocab_size:
@@ -445,16 +454,16 @@ class Engine:
                     f"{vocab_size - 1}"
                 )
 
-    def _check_branching(self, params: SamplingParams, drafter: str | None) -> None:
+    def _check_branching(self, params: SamplingParams, drafter: str | None, asked: str) -> None:
         if params.rule == "rejection":
+            allowed = "chain" if asked == "policy=branching" else "tree=false"
             raise ConfigError(
-                "policy=branching: not with sampling.acceptance=rejection, whose draws no draft can foresee; "
-                "allowed: chain"
+                f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: {allowed}"
             )
         peer = self._worker.client.peer
         if peer is not None and drafter not in peer.tree_drafters:
             allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
-            raise ConfigError(f"policy=branching: drafter={drafter} drafts no trees; allowed: {allowed}")
+            raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {allowed}")
 
     def _check_offered(self, drafter: str | None, *, as_tree: bool) -> None:
         """Raises `ConfigError` for a drafter that the draft at the other end of the link has not named."""
@@ -545,12 +554,16 @@ class Engine:
 
 
 def _kind_or_model(config: type, key: str, name: str | os.PathLike[str]) -> dict[str, Any]:
-    """`embedded` and the like name a kind; anything else is a transformers checkpoint."""
+    """`embedded` and the like name a kind; a factory or its entry point makes a drafter; else it is a checkpoint."""
     if isinstance(name, os.PathLike):
         name = os.fspath(name)
     _check_type(key, name, str)
     kinds = get_args(get_type_hints(config)["kind"])
-    return {"kind": name} if name in kinds and name != "hf" else {"kind": "hf", "model": name}
+    if name in kinds and name != "hf":
+        return {"kind": name}
+    if config is DrafterConfig and (is_reference(name) or name in entry_point_names(DRAFTERS)):
+        return {"kind": "custom", "factory": name}
+    return {"kind": "hf", "model": name}
 
 
 def _check_type(key: str, value: T, expected: type) -> T:

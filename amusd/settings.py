@@ -64,6 +64,8 @@ def to_mapping(config: Any) -> dict[str, Any]:
             return value.value
         if isinstance(value, tuple):
             return [plain(item) for item in value]
+        if isinstance(value, Mapping):
+            return {name: plain(item) for name, item in value.items()}
         return value
 
     result: dict[str, Any] = plain(config)
@@ -71,13 +73,13 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 
 def changed(config: Any, defaults: Any) -> dict[str, Any]:
-    """What differs in a config dataclass from another one of its kind: plain values by dotted name."""
+    """Return the values in which a config dataclass differs from another one of its kind, by dotted name."""
 
     def found(values: Mapping[str, Any], others: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
             if isinstance(value, Mapping):
-                yield from found(value, others[name], f"{prefix}{name}.")
-            elif value != others[name]:
+                yield from found(value, others.get(name) or {}, f"{prefix}{name}.")
+            elif value != others.get(name):
                 yield prefix + name, value
 
     return dict(found(to_mapping(config), to_mapping(defaults), ""))
@@ -103,6 +105,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         return text if origin is Literal else Mode(text)
     if origin is tuple:
         return _tuple(arguments, value, key)
+    if origin is Mapping:
+        return _options(value, key)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
@@ -125,6 +129,26 @@ def _tuple(hints: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ...]:
     if len(value) != len(hints):
         raise ConfigError(f"{key}={shown(value)}: expected {len(hints)} values")
     return tuple(_convert(hint, item, key) for hint, item in zip(hints, value, strict=True))
+
+
+def _options(value: Any, key: str) -> Any:
+    """A mapping of names to plain values: texts, numbers, booleans, null, and lists and mappings of them."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key}={shown(value)}: expected names and values")
+    for name in value:
+        if not isinstance(name, str):
+            raise ConfigError(f"{key}.{shown(name)}: a name is text")
+    return {name: _plain_value(item, f"{key}.{name}") for name, item in value.items()}
+
+
+def _plain_value(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return _options(value, key)
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain_value(item, key) for item in value)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise ConfigError(f"{key}={shown(value)}: expected text, a number, true or false, or a list or mapping of these")
 
 
 def _scalar(hint: Any, value: Any, key: str) -> Any:

@@ -44,7 +44,7 @@ class WorkloadPrompt:
 
 
 def prompts_of(command: str, config: RunConfig) -> list[WorkloadPrompt]:
-    """What `generate` or `compare` is to answer; with `out`, what is left of it, which may be nothing.
+    """Return the prompts that `generate` or `compare` is to answer; with `out`, those that are left, which may be none.
 
     Raises `ConfigError` as `load_prompts` and `AnswersFile.num_done`, and if there are too few.
     """

@@ -18,7 +18,7 @@ from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 
 from .keys import CONFIG_DIR, CONFIG_NAME, conf_folder
-from .overrides import OPTIONAL_GROUPS, check_for_hydra, is_file, is_text, settle, text_value
+from .overrides import OPTIONAL_GROUPS, check_for_hydra, is_file, is_option, is_text, option_value, settle, text_value
 
 _PRIMARY = "config"
 _FROM_A_FILE = "_from_a_file"
@@ -37,6 +37,8 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
             continue
         if is_text(key):
             literal[key] = text_value(key, value)
+        elif is_option(key):
+            literal[key] = option_value(key, value)
         elif is_file(key, value):
             _store(_read(value, f"{key}={value}"), _FROM_A_FILE, group=key)
             for_hydra.append(f"{key}={_FROM_A_FILE}")

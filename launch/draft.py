@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 from amusd.child.lives import Lives
-from amusd.config import RunConfig, TransportConfig
+from amusd.config import DrafterConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_restart import FIRST_INCARNATION
@@ -78,8 +78,10 @@ def _join(place: Place, secret: bytes) -> Store:
 @contextmanager
 def _drafts(options: Options, place: Place, group: Group, lives: Lives) -> Iterator[DraftProcess]:
     """The first draft loads meanwhile, and the last one has ended when this is left. Raises `ConfigError`."""
-    # how it connects, and with which keys, a worker decides by itself, whatever it is told
-    config = dataclasses.replace(group.config, transport=own_transport(options))
+    # whatever it is told: a worker decides by itself how it connects, with which keys, and which code it runs
+    config = dataclasses.replace(
+        group.config, transport=own_transport(options), drafter=own_factory(options, group.config.drafter)
+    )
     cores = allowed_cores()
     config = claim_hardware(config, Role.DRAFT, apart=place.apart)
     directories = [job.run_directory for job in group.jobs]
@@ -103,6 +105,24 @@ def own_transport(options: Options) -> TransportConfig:
     from .compose import compose_config
 
     return compose_config(options.overrides).transport
+
+
+def own_factory(options: Options, drafter: DrafterConfig) -> DrafterConfig:
+    """The drafter that the target asks for, with this worker's own word on code that would run here.
+
+    Raises `ConfigError` where this worker's own arguments do not name the same factory.
+    """
+    from .compose import compose_config
+
+    if drafter.factory is None:
+        return drafter
+    own = compose_config(options.overrides).drafter
+    if own.factory != drafter.factory:
+        raise ConfigError(
+            f"drafter.factory={drafter.factory}: the target asks for it, and it would run code on this machine; start "
+            f"the draft with drafter.factory={drafter.factory}, too"
+        )
+    return dataclasses.replace(drafter, options=own.options)
 
 
 def _told_group(place: Place, store: Store) -> Group | None:

@@ -1,4 +1,4 @@
-"""How the target finds its draft: as a child, or through the store of the rank that starts drafts (`draft.py`).
+"""The target's ways to its draft: as a child, or through the store of the rank that starts drafts (`draft.py`).
 
 Both ways also start the target's other ranks.
 
@@ -91,7 +91,7 @@ class StoreDrafts:
         self.followers = Followers(tell_loss)
         """The target's."""
         self.pids: Sequence[int] = ()
-        """Of the draft that was met last, or that prepares: of its ranks, in their order."""
+        """Process ids of the draft that was met last, or that prepares: of its ranks, in their order."""
         self._store = store
         self._are_away = are_away
         self._wait = ExitStack()
@@ -130,7 +130,7 @@ class StoreDrafts:
         return (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"])
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """Where it finds the target; None: no further one is wanted."""
+        """Tell it where it finds the target; None: no further one is wanted."""
         _start_followers(self.followers, rendezvous)
         if rendezvous is None:
             with suppress(PeerLostError):  # nobody is left to tell

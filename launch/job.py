@@ -21,7 +21,7 @@ from amusd.transport.curve import read_store_key
 from .run_directory import create_run_directory
 
 COMMANDS = ("generate", "compare", "serve")
-"""What a pair of workers can do."""
+"""Commands for a pair of workers."""
 GROUP_FILE = "group.json"
 """What `amusd` has prepared for the target, which takes it away, in a folder that only this user can enter."""
 OUTCOME_FILE = "outcome"
@@ -38,7 +38,7 @@ class Job:
     config: RunConfig
     run_directory: Path
     title: str = ""
-    """What tells it from the other jobs of its sweep."""
+    """The keys that tell it from the other jobs of its sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """What a pair of workers has to do."""
+    """The work of a pair of workers."""
 
     command: str
     jobs: tuple[Job, ...]
@@ -78,7 +78,7 @@ class Group:
 
     @property
     def folder(self) -> Path:
-        """Where its results are: the folder of its job, or of its sweep."""
+        """The folder of its results: that of its job, or of its sweep."""
         directory = self.jobs[0].run_directory
         return directory if self.standing is None else directory.parent
 
@@ -103,7 +103,7 @@ class Group:
         return self.config.serve.shutdown_seconds + DRAIN_SECONDS if self.command == "serve" else 0.0
 
     def to_text(self) -> str:
-        """For the ranks."""
+        """Return it as text, for the ranks."""
         jobs = [
             {"config": to_mapping(job.config), "run_directory": str(job.run_directory), "title": job.title}
             for job in self.jobs
@@ -142,7 +142,7 @@ class Options:
 
     @property
     def outcome_file(self) -> Path | None:
-        """Where the target tells how its jobs went; None where nobody asks."""
+        """The file in which the target tells how its jobs went; None if it is not asked for."""
         return None if self.group_file is None else self.group_file.with_name(OUTCOME_FILE)
 
     def arguments(self) -> list[str]:

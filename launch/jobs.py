@@ -26,10 +26,10 @@ _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "R
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOutcome:
-    """How a group ended."""
+    """The end of a group."""
 
     exit_codes: tuple[int, ...]
-    """Of its first jobs, at least one. The others were not begun: their pair of workers ended before."""
+    """The exit codes of its first jobs, at least one. The others were not begun: their pair of workers ended before."""
     signum: int | None = None
     """The signal that interrupted it."""
 

@@ -21,6 +21,9 @@ CONFIG_DIR, CONFIG_NAME = "--config-dir", "--config-name"
 TEXT_LISTS = frozenset({"sampling.stop"})
 """Lists whose value may be one plain text instead."""
 
+OPTIONS = "drafter.options"
+"""The section whose keys are those of a drafter from outside."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Key:

@@ -38,7 +38,7 @@ _INSTEAD = {
     "--run": "a command without -m is one run",
     "--shell-completion": "there is none",
 }
-"""What Hydra has and this command line has not."""
+"""Options of Hydra that this command line has not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Arguments:
     overrides: tuple[str, ...]
     """As typed; before them `--config-dir=...` and `--config-name=...`."""
     show: str | None = None
-    """Of `--cfg`: what to print instead of running."""
+    """The choices of `--cfg`: what to print instead of running."""
     roles: str | None = None
     """Another module in the place of the workers' work (the launcher's own tests)."""
 

@@ -77,7 +77,7 @@ A run keeps its files in run_dir (default runs/<date>-<short hash>); a folder th
 
 
 def overview() -> str:
-    """What `amusd --help` prints."""
+    """Return the text of `amusd --help`."""
     return _USAGE.format(commands="\n".join(f"  {name:<16} {text}" for name, text in COMMANDS.items()))
 
 
@@ -88,7 +88,7 @@ def own_keys(command: str) -> list[Key]:
 
 
 def reference(command: str) -> str:
-    """What `amusd COMMAND --help` prints: its groups and keys, with default and meaning."""
+    """Return the text of `amusd COMMAND --help`: its groups and keys, with default and meaning."""
     own = own_keys(command)
     sections = {key.name.split(".")[0] for key in own if "." in key.name}
     chosen = {group: options for group, options in groups().items() if {group} & (sections | _OWN[command])}

@@ -18,10 +18,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, ValueType
 from hydra.errors import HydraException
 
+from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
 from amusd.errors import ConfigError
 from amusd.settings import nearest
 
-from .keys import CONFIG_DIR, CONFIG_NAME, TEXT_LISTS, groups, keys, sections
+from .keys import CONFIG_DIR, CONFIG_NAME, OPTIONS, TEXT_LISTS, groups, keys, sections
 
 MODEL_GROUPS = ("target", "drafter")
 """Groups whose choice may be a model: `target=FOLDER` is short for `target=hf target.model=FOLDER`."""
@@ -44,7 +45,7 @@ def split(argument: str) -> tuple[str, str]:
     key, equals, value = argument.partition("=")
     if not equals:
         raise ConfigError(f'{argument}: expected key=value; a value with spaces needs quotes: prompt="Two words"')
-    if key not in (CONFIG_DIR, CONFIG_NAME, *keys(), *groups(), *sections()):
+    if key not in (CONFIG_DIR, CONFIG_NAME, *keys(), *groups(), *sections()) and not is_option(key):
         raise ConfigError(_no_such_key(key, value))
     try:
         value.encode()
@@ -67,6 +68,13 @@ def settle(overrides: Sequence[str]) -> dict[str, str]:
             values |= {group: "hf", key: choice}
         elif choice is None and f"{group}.kind" not in values and values.get(key, "null") != "null":
             values[group] = "hf"
+    choice, factory = values.get("drafter"), values.get("drafter.factory", "null")
+    if choice is not None and _names_factory(choice):
+        if factory != "null":
+            raise ConfigError(f"drafter.factory={factory}: drafter={choice} names one as well; leave one of them out")
+        values |= {"drafter": "custom", "drafter.factory": choice}
+    elif choice is None and "drafter.kind" not in values and factory != "null":
+        values["drafter"] = "custom"
     return values
 
 
@@ -74,6 +82,23 @@ def _names_model(group: str, choice: str) -> bool:
     """Whether it is a folder, or `owner/name` of the model hub, and neither a choice of the group nor several."""
     is_one = choice not in groups()[group] and "," not in choice and not choice.endswith(".yaml")
     return is_one and ("/" in choice or os.path.isdir(choice))  # noqa: PTH112 - a name too long is no error
+
+
+def _names_factory(choice: str) -> bool:
+    """Whether it is code that makes a drafter, or an entry point for it, and not a choice of the group."""
+    return choice not in groups()["drafter"] and (is_reference(choice) or choice in entry_point_names(DRAFTERS))
+
+
+def option_value(key: str, value: str) -> Any:
+    """The value of a key below `OPTIONS`, or of all of them; parsed as Hydra does, which knows no such keys itself."""
+    check_for_hydra(key, value)
+    parsed = _parse(key, value).value()
+    return {} if key == OPTIONS and parsed is None else parsed
+
+
+def is_option(key: str) -> bool:
+    """Whether the key is `OPTIONS`, or a name below it."""
+    return key == OPTIONS or (key.startswith(f"{OPTIONS}.") and len(key) > len(OPTIONS) + 1)
 
 
 def is_text(key: str) -> bool:
@@ -105,7 +130,7 @@ def check_for_hydra(key: str, value: str, folder: Path | None = None) -> None:
     if parsed.is_sweep_override():
         raise ConfigError(f"{key}={value}: several values are a sweep, which needs -m; one list is written [a,b]")
     if key in groups():
-        _check_choice(key, value, groups(folder)[key])
+        _check_choice(key, value, (*groups(folder)[key], *(entry_point_names(DRAFTERS) if key == "drafter" else ())))
     elif key in sections():
         names = ", ".join(name for name in keys() if name.startswith(f"{key}."))
         raise ConfigError(f"{key}={value}: has keys of its own: {names}")

@@ -31,10 +31,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How the tree ended."""
+    """The end of the tree."""
 
     exit_code: int
-    """Of its root."""
+    """The exit code of its root."""
     signum: int | None = None
     """The signal that asked this process to end it."""
     stuck: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What `amusd` and torchrun start: the target of a pair, or a rank, from its first instruction to its exit code.
+"""The process that `amusd` and torchrun start: the target of a pair, or a rank, from its start to its exit code.
 
 `amusd` starts the target, which starts its draft. By hand (`torchrun --standalone --nproc-per-node=2 launch/run.py
 prompt="..."`, also over two machines) torchrun starts two ranks: 0 is the target, 1 looks after the draft. The

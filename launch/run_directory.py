@@ -36,7 +36,7 @@ SUMMARY_FILE = "sweep.json"
 EVENTS_FOLDER = "events"
 WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
 _ERROR_FILES = (error_file("target"), error_file("draft"))
-"""What ended a worker that failed."""
+"""The error that ended a worker."""
 _MADE_FROM_A_RUN = (ANSWERS_FILE, PROMPTS_FILE, "map.svg", "report.html", "timeline.svg", "trace.json")
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE)
 
@@ -63,7 +63,7 @@ def create_run_directory(
 
 
 def choose_folder(config: RunConfig) -> Path:
-    """Where the run goes: `run_dir` as given, or a new name under `runs/`."""
+    """Return the folder of the run: `run_dir` as given, or a new name under `runs/`."""
     if config.run_dir is not None:
         return Path(config.run_dir)
     unique = f"{to_mapping(config)} {time.time_ns()} {os.getpid()}".encode()
@@ -113,7 +113,7 @@ def discard_run(directory: Path) -> None:
 
 
 def config_text(config: RunConfig) -> str:
-    """What `config.yaml` holds, and `--cfg job` prints."""
+    """Return the content of `config.yaml`, which `--cfg job` prints."""
     return str(yaml.safe_dump(to_mapping(config.without_secrets()), sort_keys=False, width=120))
 
 

@@ -1,4 +1,4 @@
-"""How a worker ends when its parent dies or someone asks it to: soon, in order, and certainly.
+"""The end of a worker whose parent dies, or that is asked to end: soon, in order, and certainly.
 
 The first signal raises `Interrupted` in the main thread, so that results are saved, and arms a timer that kills the
 process should that take too long. Later signals change nothing.

@@ -145,7 +145,7 @@ def _await_draft(place: Place, drafts: StoreDrafts, timeout: float) -> None:
 
 @contextmanager
 def _launcher_is_there(options: Options, group: Group, parent: int | None) -> Iterator[None]:
-    """Where the process that has started this one, `parent`, or the command behind it has gone: say so, and end.
+    """Say so and end if the process that has started this one, `parent`, or the command behind it has gone.
 
     None: this process does not end with its parent.
     """

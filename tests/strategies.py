@@ -32,7 +32,20 @@ distributions = st.builds(
 )
 numbers = st.lists(nonces, max_size=5).map(tuple)
 opens = st.builds(
-    m.Open, counts, counts, token_ids, counts, texts, counts, counts, token_ids, distributions, counts, counts, numbers
+    m.Open,
+    counts,
+    counts,
+    token_ids,
+    counts,
+    texts,
+    counts,
+    counts,
+    token_ids,
+    distributions,
+    counts,
+    counts,
+    counts,
+    numbers,
 )
 candidates = st.builds(
     m.Candidate,
@@ -74,6 +87,7 @@ EXAMPLES: tuple[m.Message, ...] = (
         Distribution(temperature=0.7, logit_bias=((3, -1.0),)),
         3,
         8,
+        6,
         (5, 7, 8),
     ),
     m.Candidate(7, 1, 10, 9, 2**64 - 1, 4, (0, 4, 4), (5, 6, 7), (60_000, 1), more=True, draft_probs=(b"row", b"")),

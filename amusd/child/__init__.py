@@ -1,4 +1,4 @@
-"""How a process that this package starts finds the package: the parent's very own, wherever that lies."""
+"""Processes that this package starts and that import the parent's very own copy of it, wherever that lies."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def command_of(module: str) -> list[str]:
-    """Starts a process that runs `main()` of this module of the package."""
+    """Return the command of a process that runs `main()` of this module of the package."""
     return [sys.executable, str(Path(__file__).absolute().with_name("run.py")), module]

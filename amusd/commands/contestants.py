@@ -45,7 +45,8 @@ class Contestant:
         """The name for people."""
         parts = [self.decoding.mode.value]
         if self.decoding.mode is Mode.SYNCHRONOUS:
-            parts.append(f"{self.decoding.num_speculative_tokens} tokens")
+            length = self.decoding.num_speculative_tokens
+            parts.append(f"tree of {length} steps" if self.decoding.tree else f"{length} tokens")
         if (policy := policy_name(self.decoding)) is not None:
             parts.append(policy)
         if self.drafter is not None:
@@ -102,13 +103,18 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
     decoding = config.decoding()
     plain = Contestant(replace(decoding, mode=Mode.AUTOREGRESSIVE), None)
     found = [plain]
-    for drafter in (drafter.kind for drafter in config.engine().drafters):
+    for drafter in config.engine().drafters:
+        has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
+        shapes = dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
         found += [
-            Contestant(replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length), drafter)
+            Contestant(
+                replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length, tree=is_tree), drafter.kind
+            )
+            for is_tree in shapes
             for length in config.synchronous_lengths()
         ]
-        policies = config.asynchronous_policies() if runs_ahead(drafter) else ()
-        found += [Contestant(replace(decoding, policy=policy), drafter) for policy in policies]
+        policies = config.asynchronous_policies() if runs_ahead(drafter.kind) else ()
+        found += [Contestant(replace(decoding, policy=policy), drafter.kind) for policy in policies]
     sizes = config.compare.batch_sizes
     return list(dict.fromkeys([plain, *(replace(one, batch_size=size) for size in sizes for one in found)]))
 
@@ -134,11 +140,16 @@ def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         own = [row for row in others if row["drafter"] == drafter]
         synchronous = [row for row in own if row["mode"] == Mode.SYNCHRONOUS.value]
         best = max(synchronous, key=lambda row: float(row["tokens_per_second"]))
-        best["tuned"] = {str(row["num_speculative_tokens"]): row["tokens_per_second"] for row in synchronous}
+        best["tuned"] = {_shape(row): row["tokens_per_second"] for row in synchronous}
         for row in (best, *(row for row in own if row["mode"] == Mode.ASYNCHRONOUS.value)):
             row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
             shown.append(row)
     return shown
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    """The block of a synchronous row."""
+    return f"{row['num_speculative_tokens']}{' as a tree' if row['tree'] else ''}"
 
 
 def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
@@ -217,6 +228,7 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         "policy": policy_name(decoding),
         "drafter": contestant.drafter,
         "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
+        "tree": is_synchronous and decoding.tree,
         **(_batch_figures(contestant, metrics) if comparison.has_batches else {}),
         "num_prompts": len(answers),
         **metrics,
@@ -252,7 +264,7 @@ def _ms_per_token(answer: Generation) -> float:
 
 
 def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
-    """How many answers equal plain decoding's; for the others, how near to a tie the first different choice was."""
+    """The number of answers that equal plain decoding's; for others, how near to a tie the first other choice was."""
     gaps: list[float] = []
     answers = comparison.answers[index]
     pairs_of = zip(itertools.cycle(comparison.encoded), itertools.cycle(comparison.answers[0]), answers)

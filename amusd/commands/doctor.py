@@ -173,7 +173,7 @@ def _pair(config: EngineConfig) -> list[Finding]:
         draft = load_drafters(config, device)
         if loaded and draft.tokenizer_hash not in ("", loaded[0][1].fingerprint):
             raise AmusdError("the drafter's tokenizer differs from the target's")
-        return "; ".join(texts)
+        return "; ".join([*texts, *draft.notes])
 
     findings = [_try("target", target), _try("drafter", drafters), _schedules(config)]
     if loaded:
@@ -190,7 +190,7 @@ def _schedules(config: EngineConfig) -> Finding:
 def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> str:
     forward = explain_drafter(drafter, config, device)
     if forward is None:
-        return drafter.kind
+        return drafter.kind if drafter.factory is None else f"{drafter.kind} {drafter.factory}"
     name = drafter.kind if drafter.num_layers is None else f"{drafter.kind} (first {drafter.num_layers} layers)"
     return f"{name}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
 

@@ -48,6 +48,7 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "ngram": Capabilities(has_model=False, ranks=False, any_target=True),
         "self": Capabilities(),
         "synthetic": Capabilities(any_target=True),
+        "custom": Capabilities(has_model=False, ranks=False, any_target=True),
     }
 )
 """By the kind of `DrafterConfig`. A new kind is one line."""

@@ -1,7 +1,11 @@
-"""What is out of range is one `ConfigError` line: the key, the value, what is allowed."""
+"""Checks of settings. A value out of range is one `ConfigError` line: the key, the value, what is allowed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from amusd.config.plugins import DRAFTERS, check_named
 from amusd.errors import ConfigError
 from amusd.settings import shown
 
@@ -28,3 +32,13 @@ def check_model(key: str, kind: str, model: str | None) -> None:
     if kind not in WITH_CHECKPOINT and model:
         allowed = " or ".join(f"{key}={kind}" for kind in WITH_CHECKPOINT) if key == "drafter" else f"{key}=hf"
         raise ConfigError(f"{key}.model={model}: only allowed with {allowed}, not with {key}={kind}")
+
+
+def check_factory(kind: str, factory: str | None, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` unless code is named where it makes the drafter, and only there."""
+    if kind == "custom":
+        if not factory:
+            raise ConfigError("drafter.factory: required with drafter=custom (MODULE:FUNCTION or FILE.py:FUNCTION)")
+        check_named("drafter.factory", factory, DRAFTERS)
+    for key, value in (("factory", factory), ("options", dict(options))):
+        require(kind == "custom" or not value, f"drafter.{key}", value, f"only allowed with drafter=custom, not {kind}")

@@ -1,4 +1,4 @@
-"""What single commands need beside a pair: where prompts come from, what is compared, measured or simulated."""
+"""Settings of single commands beside those of a pair: their prompts, what is compared, measured or simulated."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from amusd.config.decoding import AsynchronousPolicy
 from amusd.config.engine import DrafterKind
 
 HIDDEN = "(hidden)"
-"""What stands for a secret in a file that others may read."""
+"""The text that replaces a secret in a file that others may read."""
 DEFAULT_PROMPTS = 4
-"""How many prompts are taken where nobody says it."""
+"""The number of prompts that are taken by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadConfig:
-    """Where prompts come from."""
+    """The source of prompts."""
 
     path: str | None = None
     """JSON lines with `prompt`, `turns` or `conversation`; None takes the prompts that ship with the package."""
     num_prompts: int | None = None
-    """How many of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
+    """The number of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
     raw: bool = False
     """Do not apply the target's chat template."""
 
@@ -39,6 +39,8 @@ class CompareConfig:
     """Drafters to compare, by kind; empty: the configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
+    trees: bool = False
+    """Try trees of these lengths, too (`tree`), with drafters that can."""
     policies: tuple[AsynchronousPolicy, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)
@@ -111,7 +113,7 @@ class BenchConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Where `amusd serve` listens, and what it takes in."""
+    """The address of `amusd serve`, and its limits."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0: on all IPv4 addresses of the machine, which is then to be protected otherwise."""

@@ -1,4 +1,4 @@
-"""How one request is answered: what its tokens are drawn from, and when which worker does what."""
+"""Settings of one request: what its tokens are drawn from, and when which worker does what."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LARGEST = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """What each token of an answer is drawn from, and with which noise. Both workers apply it."""
+    """The distribution that each token of an answer is drawn from, and its noise. Both workers apply it."""
 
     temperature: float = 0.0
     """0: greedy decoding. Above: the target's distribution is sampled, sharper below 1 and flatter above."""
@@ -113,7 +113,7 @@ GREEDY = Distribution()
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(Distribution):
-    """How one answer is sampled and when it ends."""
+    """The distribution of one answer, and when it ends."""
 
     max_new_tokens: int = 128
     """Tokens of the answer at most."""
@@ -180,6 +180,9 @@ class DecodingConfig:
     where it can, and waits as long as it finds worth it."""
     num_speculative_tokens: int = 4
     """Synchronous mode: candidates per verification; `windowed`: tokens of a window."""
+    tree: bool = False
+    """Synchronous mode: a block is a tree, for which the draft takes `num_speculative_tokens` steps, each over the
+    likeliest tokens so far (not with `sampling.acceptance=rejection`)."""
     max_lookahead: int = 16
     """Chain, branching, auto: how many tokens the draft may be ahead of the committed prefix it knows."""
     min_candidates: int = 2
@@ -189,11 +192,11 @@ class DecodingConfig:
     tokens_per_message: int = 1
     """Chain: candidates are sent once this many are ready."""
     fan_out: int = 8
-    """Branching: candidates that the draft prepares behind each token at most."""
+    """Trees: candidates that the draft prepares behind each token at most."""
     rows_per_step: int = 16
-    """Branching: tokens of its tree that the draft computes in one step at most; no more than its passes take."""
+    """Trees: tokens that the draft computes in one step at most; no more than its passes take."""
     verify_breadth: int = 3
-    """Branching, auto: candidates of one position that a target pass verifies at most, in rows that cost next to
+    """Trees: candidates of one position that a target pass verifies at most, in rows that cost next to
     nothing (on a CPU with `verify_width=fixed`, on a GPU); elsewhere one path, as with 1."""
     draft_timeout_seconds: float = 10.0
     """Synchronous mode, windowed: how long the target waits for a block before it goes on alone."""

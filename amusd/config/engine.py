@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
-from amusd.config.checks import check_model, check_seconds, require
+from amusd.config.checks import check_factory, check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "ngram", "self", "synthetic"]
+DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "ngram", "self", "synthetic", "custom"]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -32,8 +33,8 @@ MAX_NUM_SEQS = 1 << 12
 """Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
 """Rows of a padded target pass unless longer blocks are asked for: verifying 8 rows costs a CPU what 1 row does."""
-_PROMPT_STEP = 128
-"""Chunks of a prompt end at its multiples: attention on a CPU has a border there (`models/numerics.py`)."""
+PROMPT_STEP = 128
+"""Chunks of a prompt end at its multiples: attention on a CPU has its border there (`models/numerics.py`)."""
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
 
 
@@ -56,7 +57,7 @@ class TargetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
-    """What proposes candidates."""
+    """A drafter: it proposes candidates."""
 
     kind: DrafterKind = "embedded"
     model: str | None = None
@@ -91,6 +92,11 @@ class DrafterConfig:
     remember: int = 0
     """`ngram`: tokens of earlier answers that are looked up, too; 0: none. Others' answers then influence how fast an
     answer comes, never its tokens."""
+    factory: str | None = None
+    """`custom`: code of your own that makes the drafter, `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
+    point of `amusd.drafters` (`docs/writing_a_drafter.md`). Alone, or as `drafter=` that, it means `custom`."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """`custom`: what that function is told, `drafter.options.NAME=VALUE`."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
@@ -106,6 +112,7 @@ class DrafterConfig:
         require(
             self.num_layers is None or self.num_layers >= 1, "drafter.num_layers", self.num_layers, "must be at least 1"
         )
+        check_factory(self.kind, self.factory, self.options)
         require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
         require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
         require(
@@ -249,10 +256,10 @@ class EngineConfig:
         require(is_number, "max_num_seqs", self.max_num_seqs, f"must be between 1 and {MAX_NUM_SEQS}")
         batched = self.max_num_batched_tokens
         require(
-            batched is None or (batched >= _PROMPT_STEP and batched % _PROMPT_STEP == 0),
+            batched is None or (batched >= PROMPT_STEP and batched % PROMPT_STEP == 0),
             "max_num_batched_tokens",
             batched,
-            f"must be a multiple of {_PROMPT_STEP}, or null",
+            f"must be a multiple of {PROMPT_STEP}, or null",
         )
         check_seconds("startup_timeout_seconds", self.startup_timeout_seconds)
         require(

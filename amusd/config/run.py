@@ -40,7 +40,7 @@ class RunConfig:
     view: Literal["plain", "live"] = "plain"
     """`generate` on a terminal: `live` shows below the text what both workers are doing."""
     run_dir: str | None = None
-    """Where the run keeps its files; None: `runs/<date>-<short hash>`."""
+    """The folder of the run's files; None: `runs/<date>-<short hash>`."""
     accept: float | None = None
     """`drafter=synthetic`: short for drafter.accept. `simulate`: the share of right draft tokens."""
     verify_ms: float | None = None
@@ -54,6 +54,7 @@ class RunConfig:
     mode: Mode = DecodingConfig.mode
     policy: AsynchronousPolicy = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
+    tree: bool = DecodingConfig.tree
     max_lookahead: int = DecodingConfig.max_lookahead
     min_candidates: int = DecodingConfig.min_candidates
     max_wait_passes: float = DecodingConfig.max_wait_passes

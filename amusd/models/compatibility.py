@@ -1,4 +1,4 @@
-"""Whether this package can run a model, known from its configuration alone: no weight is read, no other library loaded.
+"""Decides from a model's configuration alone whether this package can run it: reads no weight, loads no other library.
 
 A model is refused if its cache could not be cut back to an earlier token, or if its checkpoint is quantized in another
 form than FP8 of compressed-tensors with a scale per output of a weight and a scale per row of activations, found as it

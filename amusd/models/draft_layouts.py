@@ -147,6 +147,13 @@ class PublishedDraft:
 
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_NEEDED = {
+    EAGLE: ("fc.weight", "model.layers.0.self_attn.q_proj.weight"),
+    EAGLE3: ("fc.weight", "model.layers.0.self_attn.q_proj.weight"),
+    DFLASH: ("fc.weight", "hidden_norm.weight", "model.layers.0.self_attn.q_proj.weight"),
+    MEDUSA: ("0.0.linear.weight",),
+}
+"""Weights that are looked at before all of them are checked."""
 _BESIDE_TARGET = {
     EAGLE3: ("fc.", "input_norm.", "fc_norm."),
     DFLASH: ("fc.", "hidden_norm."),
@@ -199,23 +206,26 @@ def read_published(path: str | Path, target_path: str | Path) -> PublishedDraft:
     folder = find_checkpoint(path)
     with one_line_errors(path, CONFIG):
         settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            raise ConfigError(f"drafter {path}: {CONFIG} is not an object")
-    _refuse(path, _why_refused(settings))
+        _refuse(path, _why_refused(settings))
+    target = load_config(target_path).get_text_config(decoder=True)
+    with one_line_errors(path):
+        draft = _read(path, settings, target_path, target)
+        for difference in _differences(draft, folder):
+            raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
+        _check_vocabulary(draft)
+    return draft
+
+
+def _read(path: str | Path, settings: Mapping[str, Any], target_path: str | Path, target: Any) -> PublishedDraft:
+    """The drafter, whatever target it was made for."""
     stored = read_head(path)
-    _refuse(
-        path, next((title for part, title in _REFUSED_WEIGHTS.items() if any(part in name for name in stored)), None)
-    )
     family = _family(path, settings, stored)
     weights = {_canonical(name, family): tensor for name, tensor in stored.items() if not _is_copy(name)}
-    target = load_config(target_path).get_text_config(decoder=True)
+    if missing := [name for name in _NEEDED[family] if name not in weights]:
+        raise ConfigError(f"drafter {path}: its file lacks weights, {missing[0]} among them")
     config = None if family == MEDUSA else _layer_config(path, settings, weights, target)
     layers = _feature_layers(path, family, settings, int(target.num_hidden_layers))
-    draft = PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
-    for difference in _differences(draft, folder):
-        raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
-    _check_vocabulary(draft)
-    return draft
+    return PublishedDraft(path, family, settings, config, weights, target_path, target, layers)
 
 
 def target_weight(path: str | Path, name: str) -> Tensor:
@@ -245,7 +255,10 @@ def _refuse(path: str | Path, title: str | None) -> None:
 
 
 def _family(path: str | Path, settings: Mapping[str, Any], stored: Mapping[str, Tensor]) -> str:
-    """The family that the files are of."""
+    """The family that the files are of. Raises `UnsupportedModelError` for none that is computed here."""
+    _refuse(
+        path, next((title for part, title in _REFUSED_WEIGHTS.items() if any(part in name for name in stored)), None)
+    )
     if _SPECULATORS_TYPE in settings:
         return str(settings[_SPECULATORS_TYPE])
     bare = {name.removeprefix("model.").removeprefix("medusa_head.") for name in stored}
@@ -282,8 +295,7 @@ def _layer_config(path: str | Path, settings: Mapping[str, Any], weights: Mappin
     from transformers import AutoConfig
 
     sizes = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
-    names = [found[1] for found in map(_LAYER.match, weights) if found]
-    num_layers = 1 + max(map(int, names))
+    num_layers = 1 + max(int(found[1]) for found in map(_LAYER.match, weights) if found)
     has_norms = "model.layers.0.self_attn.q_norm.weight" in weights
     stated = sizes.get("model_type")
     model_type = stated if stated in MODEL_TYPES else ("qwen3" if has_norms else "llama")

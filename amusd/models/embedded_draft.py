@@ -38,6 +38,7 @@ from amusd.models.huggingface import (
 from amusd.models.linear import to_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.vocabulary import reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its model card stands beside it."""
@@ -71,8 +72,8 @@ def load_embedded_draft(
         )
     output_ids = draft.output_ids[:vocab_size].sort().values
     model = _build(Path(path), draft, options)
-    _reduce_head(model, output_ids)
-    return wrap_model(model, options, output_ids.to(options.device))
+    reduce_head(model, output_ids)
+    return wrap_model(model, options, output_ids)
 
 
 def export_draft(target: Path, folder: Path, draft_file: Path = DRAFT_FILE) -> None:
@@ -127,14 +128,6 @@ def _shared_weights(folder: Path, *, tied: bool) -> Mapping[str, Tensor]:
     if missing := [name for name in names if name not in checkpoint]:
         raise ConfigError(f"model {folder}: no {min(missing)} in its *.safetensors files")
     return {name: checkpoint.tensor(name) for name in names}
-
-
-def _reduce_head(model: Any, output_ids: Tensor) -> None:
-    """Replace the output head by its rows `output_ids`; the input embedding stays whole."""
-    full = model.get_output_embeddings()
-    head = torch.nn.Linear(full.weight.shape[1], len(output_ids), bias=full.bias is not None, device="meta")
-    head.load_state_dict({name: tensor[output_ids] for name, tensor in full.state_dict().items()}, assign=True)
-    model.set_output_embeddings(head)
 
 
 @dataclass(frozen=True, slots=True)

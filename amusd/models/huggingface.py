@@ -39,6 +39,7 @@ from amusd.models.linear import INT8
 from amusd.models.load_options import LoadOptions, uses_decoder
 from amusd.models.passes import Network
 from amusd.models.row_attention import require_triton
+from amusd.models.vocabulary import SharedVocabulary, adopt_vocabulary
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _FP8 = "F8_E4M3"
@@ -108,9 +109,10 @@ def _frozen(rope_type: str) -> str:
     return "default" if rope_type in ("dynamic", "longrope") else rope_type
 
 
-def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
+def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary | None = None) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
+    `shared`: the vocabulary of a draft whose tokenizer is not its target's; the model then reads the target's ids.
     Raises `UnsupportedModelError` for a model that cannot be rolled back, or that `model_impl=amusd` does not cover (no
     weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
@@ -124,7 +126,10 @@ def load_model(path: str | Path, options: LoadOptions) -> CachedModel:
             model = mapped_model(checkpoint, config)
         else:
             model = _stock_model(path, model_class, config, options)
-        return wrap_model(model, options, dtype=loaded_dtype(options.dtype))
+        if shared is not None:
+            adopt_vocabulary(model, shared)
+        output_ids = None if shared is None else shared.output_ids
+        return wrap_model(model, options, output_ids, dtype=loaded_dtype(options.dtype))
 
 
 def _check_dtypes(checkpoint: Checkpoint, config: Any) -> None:
@@ -303,7 +308,7 @@ def wrap_network(
             make(max_length),
             options.numerics,
             max_length=max_length,
-            output_ids=output_ids,
+            output_ids=None if output_ids is None else output_ids.to(options.device),
             capture=options.capture,
             tokens_per_step=options.tokens_per_step,
             ranks=options.ranks,

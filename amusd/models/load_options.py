@@ -1,4 +1,4 @@
-"""How a model is to be loaded, and which forward pass then computes it: known before any weight is read."""
+"""Options for loading a model, and the forward pass that follows from them: known before any weight is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LoadOptions:
     """How a model computes, and where."""
 
     numerics: Numerics
-    """How passes are cut and padded."""
+    """The rule by which passes are cut and padded."""
     max_model_len: int
     """Longest sequence in tokens; a model whose own limit is lower keeps to that."""
     dtype: str = "bfloat16"

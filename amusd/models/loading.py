@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
+from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
@@ -21,7 +22,8 @@ from amusd.models.load_options import LoadOptions, explain_forward_pass
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, shape_config
-from amusd.models.tokenizer import Tokenizer, load_tokenizer
+from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
+from amusd.models.vocabulary import SharedVocabulary, check_share, share_vocabulary
 from amusd.types import Role
 
 DRAFT_ROWS = 16
@@ -101,9 +103,10 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 def load_draft_model(
     config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
 ) -> tuple[CachedModel, Tokenizer | None]:
-    """The model of a drafter that has one, and its tokenizer; None with random weights, which work with any.
+    """The model of a drafter that has one, and the tokenizer whose ids it takes; None with random weights: any will do.
 
-    `report` and `ranks` as for `load_target`, and it raises the same errors.
+    That tokenizer is the target's, if its own is another and the target's can be read here. `report` and `ranks` as for
+    `load_target`, and it raises the same errors.
     """
     capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs and ranks.captures)
     options = LoadOptions(
@@ -121,8 +124,12 @@ def load_draft_model(
     if shape is not None:
         return load_synthetic(shape, options), None
     path = model_path(_names_checkpoint(config, engine), report)
-    if config.kind in ("hf", "self"):
+    if config.kind == "self":
         return load_model(path, options), load_tokenizer(path)
+    if config.kind == "hf":
+        own = load_tokenizer(path)
+        tokenizer, shared = _shared_with_target(own, engine) or (own, None)
+        return load_model(path, options, shared), tokenizer
     if config.kind == "eagle":
         target_path = model_path(engine.target)
         return load_eagle(path, target_path, options), load_tokenizer(target_path)
@@ -130,11 +137,33 @@ def load_draft_model(
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
 
 
+def _shared_with_target(
+    own: HuggingFaceTokenizer, engine: EngineConfig
+) -> tuple[HuggingFaceTokenizer, SharedVocabulary] | None:
+    """The target's tokenizer, and the vocabulary that a draft with its `own` one shares with it.
+
+    None if the two are the same, or the target's files cannot be read here: the handshake then compares fingerprints.
+    Raises `ConfigError` if they share too little.
+    """
+    if engine.hardware.synthetic is not None:
+        return None
+    try:
+        target = load_tokenizer(model_path(engine.target))
+    except ConfigError:  # the target's process says what is wrong with them
+        return None
+    if target.fingerprint == own.fingerprint:
+        return None
+    shared = share_vocabulary(target.token_texts(), own.token_texts(), target.num_ids)
+    check_share(shared.output_ids, target.num_ids, target.encode)
+    return target, shared
+
+
 def explain_target(config: EngineConfig, device: str) -> str:
     """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
-    settings = _settings(config.target, config.hardware.synthetic)
     dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
-    return explain_forward_pass(settings, config.target.model_impl, dtype, device, Role.TARGET, num_ranks)
+    return explain_forward_pass(
+        target_settings(config), config.target.model_impl, dtype, device, Role.TARGET, num_ranks
+    )
 
 
 def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str | None:
@@ -145,6 +174,11 @@ def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) ->
     settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), config.num_layers)
     dtype, num_ranks = draft_dtype(config, device, synthetic), engine.draft_tensor_parallel_size
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
+
+
+def target_settings(config: EngineConfig) -> Any:
+    """The transformers configuration of the target. Raises as `load_target`."""
+    return _settings(config.target, config.hardware.synthetic)
 
 
 def _names_checkpoint(config: DrafterConfig, engine: EngineConfig) -> TargetConfig | DrafterConfig:

@@ -1,4 +1,4 @@
-"""The rule that decides how many rows and keys a forward pass computes with. Standard library only.
+"""The rule that decides how many rows and keys a forward pass computes with. Knows no torch.
 
 A row's result depends, in its last bits, on how many rows share its matrix products and on how many keys attention sums
 over. `fixed` makes both a function of the row's position alone, so that neither the length of a block nor where it was
@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from amusd.config.engine import PROMPT_STEP
+
 TRACK_STRIDE = 16
 """A multiple of every number of float32 lanes that CPUs have (4, 8, 16)."""
 NUM_TRACKS = 3
@@ -32,10 +34,10 @@ class Numerics:
     """Most rows of one verification pass; with `fixed`, the number of rows of every such pass (dummy rows added)."""
     fixed: bool
     """True: bit-exact whatever the blocks. False: as little padding as the device likes."""
-    border: int | None = 128
+    border: int | None = PROMPT_STEP
     """With `fixed`: attention reads keys up to the next multiple of this, and no block crosses one. None: the sums of
     attention do not depend on how many keys are read (`row_attention.py`), which is so on GPUs."""
-    prefill_chunk: int = 128
+    prefill_chunk: int = PROMPT_STEP
     """Prompt tokens per pass; chunks end at its multiples. A multiple of `border`."""
     num_tracks: int = 1
     """Rows of one position that a pass may hold. With a border they stand in tracks of slots that lie `track_stride`
@@ -47,7 +49,7 @@ class Numerics:
         if device == "cpu":
             # With `bucketed` each row costs time there: none is free for another path.
             num_tracks = NUM_TRACKS if fixed else 1
-            return cls(width=width, fixed=fixed, prefill_chunk=prefill_chunk or 128, num_tracks=num_tracks)
+            return cls(width=width, fixed=fixed, prefill_chunk=prefill_chunk or PROMPT_STEP, num_tracks=num_tracks)
         return cls(width=width, fixed=fixed, border=None, prefill_chunk=prefill_chunk or 1024, num_tracks=NUM_TRACKS)
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,9 +16,14 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from amusd.errors import ConfigError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors
 from amusd.models.huggingface import load_config, quiet_transformers
+from amusd.models.vocabulary import TokenText
 
 _GENERATION = "generation_config.json"
 _REPLACEMENT = "\ufffd"
+_METASPACE = "\u2581"
+"""How vocabularies of SentencePiece spell a space."""
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+"""How they spell a byte of a character that they lack."""
 _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
 TEMPLATE_SECONDS = 5.0
 """Processor time that a chat template may take for a conversation; real ones take milliseconds."""
@@ -62,9 +68,13 @@ class Tokenizer(Protocol):
 class HuggingFaceTokenizer:
     """The tokenizer of a transformers checkpoint. Satisfies `Tokenizer`."""
 
-    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int]) -> None:
-        """`eos_token_ids`: those of the generation configuration, the configuration and the tokenizer together."""
+    def __init__(self, tokenizer: Any, eos_token_ids: frozenset[int], num_ids: int | None = None) -> None:
+        """`eos_token_ids`: those of the generation configuration, the configuration and the tokenizer together.
+
+        `num_ids`: token ids of the model, padding included; None: those of the tokenizer.
+        """
         self._tokenizer = tokenizer
+        self.num_ids = len(tokenizer) if num_ids is None else num_ids
         self.eos_token_ids = eos_token_ids
         self.fingerprint = _fingerprint(tokenizer)
 
@@ -102,6 +112,21 @@ class HuggingFaceTokenizer:
             reason = " ".join(str(error).splitlines()) or type(error).__name__
             raise ConfigError(f"prompt: the target's chat template refuses it: {reason}") from error
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def token_texts(self) -> dict[int, TokenText]:
+        """The text of each token that the model knows, however the vocabulary spells it; of a special one its name."""
+        bytes_of = {}
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"]):
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+            bytes_of = {character: byte for byte, character in bytes_to_unicode().items()}
+        texts: dict[int, TokenText] = {
+            token_id: _text_of(token, bytes_of) for token, token_id in self._tokenizer.get_vocab().items()
+        }
+        for token_id, added in self._tokenizer.added_tokens_decoder.items():
+            texts[token_id] = added.content if added.special else added.content.encode()
+        return {token_id: text for token_id, text in texts.items() if token_id < self.num_ids}
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text, special tokens left out, spaces as they are. Raises `ValueError` on an id out of range."""
@@ -199,7 +224,16 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
             f"vocab_size={config.vocab_size}"
         )
     ids = _as_ids(generation_eos) | _as_ids(getattr(config, "eos_token_id", None)) | _as_ids(tokenizer.eos_token_id)
-    return HuggingFaceTokenizer(tokenizer, ids)
+    return HuggingFaceTokenizer(tokenizer, ids, config.vocab_size)
+
+
+def _text_of(token: str, bytes_of: Mapping[str, int]) -> bytes:
+    """The text of a token as its vocabulary spells it. `bytes_of`: what each character of a byte-level one means."""
+    if bytes_of and all(character in bytes_of for character in token):
+        return bytes(bytes_of[character] for character in token)
+    if _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(token[3:5])
+    return token.replace(_METASPACE, " ").encode()
 
 
 def _is_vocabulary(name: str) -> bool:

@@ -115,6 +115,8 @@ class Policy(ABC):
     """The most candidates that a draft step makes behind a token; 1: the draft keeps to one chain."""
     rows_per_step: int = 1
     """The most nodes of a tree that one draft step computes."""
+    max_steps: int = 0
+    """The most draft steps behind one committed prefix; 0: no limit."""
     breadth: int = 1
     """The most candidates of one position that a pass verifies, if it can verify several; 1: one path."""
 

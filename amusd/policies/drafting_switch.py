@@ -1,4 +1,4 @@
-"""Whether to draft at all, found by trying both.
+"""The switch of drafting: decides whether to draft at all, by trying both.
 
 A draft that is hardly ever right still costs something: it shares memory, power or a host with the target, and its
 candidates widen the target's passes. If that is more than it brings, the target tells it nothing, so that it comes to

@@ -14,15 +14,29 @@ from amusd.policies.fixed import (
 )
 from amusd.types import Mode
 
+WHOLE_TREE = 1 << 20
+"""More tokens than any tree has: it travels as one message."""
+
 
 def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy:
     """Make the policy that `decoding` names. `can_branch`: draft and acceptance rule allow trees."""
     if decoding.mode is Mode.AUTOREGRESSIVE:
         return AutoregressivePolicy()
     if decoding.mode is Mode.SYNCHRONOUS:
+        length = decoding.num_speculative_tokens
+        if decoding.tree:
+            return SynchronousPolicy(
+                max_lookahead=length,
+                tokens_per_message=WHOLE_TREE,
+                fan_out=decoding.fan_out,
+                rows_per_step=decoding.rows_per_step,
+                max_steps=length,
+                breadth=decoding.verify_breadth,
+                timeout_seconds=decoding.draft_timeout_seconds,
+            )
         return SynchronousPolicy(
-            max_lookahead=decoding.num_speculative_tokens,
-            tokens_per_message=decoding.num_speculative_tokens,
+            max_lookahead=length,
+            tokens_per_message=length,
             timeout_seconds=decoding.draft_timeout_seconds,
         )
     if decoding.policy == "auto":

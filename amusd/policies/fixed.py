@@ -21,10 +21,10 @@ class AutoregressivePolicy(Policy):
 class SynchronousPolicy(Policy):
     """Synchronous speculative decoding: the draft proposes a block and stops, the target verifies all of it.
 
-    A block has `max_lookahead` tokens and travels as one message.
+    A block has `max_lookahead` tokens and travels as one message; or it is a tree of `max_steps` steps.
 
     References:
-        https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318
+        https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2302.01318; trees: https://arxiv.org/abs/2305.09781
     """
 
     timeout_seconds: float
@@ -33,7 +33,8 @@ class SynchronousPolicy(Policy):
     def decide(self, view: TargetView) -> Decision:
         """Wait until the draft has nothing more to offer for this prefix, then verify its block."""
         seconds_left = self.timeout_seconds - view.waited_seconds
-        if view.lacks(self.max_lookahead) and seconds_left > 0:
+        is_whole = not (view.may_get_more if self.max_steps else view.lacks(self.max_lookahead))
+        if not is_whole and seconds_left > 0:
             return Wait(seconds_left, worth=math.inf)  # blocks are verified in lock step
         return Verify(view.num_candidates)
 

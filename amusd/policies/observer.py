@@ -1,4 +1,4 @@
-"""What a target has seen of the pair at work, and the view of it that its policy decides on."""
+"""Measurements of the pair at work by its target, and the view of them that a policy decides on."""
 
 from __future__ import annotations
 

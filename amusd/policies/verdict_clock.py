@@ -1,4 +1,4 @@
-"""When the next verdict is due, and whether the draft should wait for it instead of starting another step.
+"""Estimates when the next verdict is due, and whether the draft should wait for it instead of starting another step.
 
 A step that is under way when a verdict arrives is useful if the verdict was foreseen: it is a part of what comes next.
 If it was not, the step is for nothing and delays the candidates that the target waits for. So a draft whose next step

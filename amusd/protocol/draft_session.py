@@ -10,6 +10,7 @@ it is not. With a `fan_out` of 1 the tree is a chain, and its last node is the o
 Rules
     R1  No node is more than `max_lookahead` tokens ahead of `base`, and none stands where the target alone writes: at
         the last position of the sequence.
+        After `max_steps` steps, if there is such a limit, no node is computed before the next verdict.
     R2  A guess that is less likely to be needed than `min_probability` is not made, and none is while the tree has
         `max_nodes` nodes; each is thought of again when a verdict has changed that.
     R3  Every node is offered once, after its parent, with the prefix that the tree hangs behind; all are offered again,
@@ -126,6 +127,8 @@ class DraftSession:
         self._max_lookahead = opening.max_lookahead
         self._tokens_per_message = opening.tokens_per_message
         self._rows_per_step = opening.rows_per_step
+        self._max_steps = opening.max_steps
+        self._num_steps_before = 0
         self._min_probability = min_probability
         self._max_nodes = opening.max_lookahead if self.is_chain else max_nodes
         self._prefix = CommittedPrefix(opening.token_ids)
@@ -178,6 +181,8 @@ class DraftSession:
     @property
     def has_work(self) -> bool:
         """There is something worth computing before the next verdict."""
+        if self._max_steps and self._num_steps - self._num_steps_before >= self._max_steps:
+            return False
         return self._may_grow(self._root) and (not self._root.computed or self._has_guess())
 
     def next_nodes(self, row_share: float = 0.0) -> tuple[Node, ...]:
@@ -318,6 +323,7 @@ class DraftSession:
             if node.unmade:
                 self._make(node, node.unmade)
         self._said_no_more = False
+        self._num_steps_before = self._num_steps
 
     # Inside
 

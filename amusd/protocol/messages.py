@@ -71,6 +71,8 @@ class Open:
     """How many candidates a draft step makes behind a token at most; 1: the tree is a chain."""
     rows_per_step: int = 1
     """Nodes of the tree that one draft step computes at most; 1 of a chain."""
+    max_steps: int = 0
+    """Steps that the draft takes behind one committed prefix at most; 0: no limit."""
     not_over: SequenceIds = ()
     """Numbers of all open sequences and of the next one to begin; every other number below that one is over."""
 

@@ -112,7 +112,7 @@ def row_name(row: Row) -> str:
     """`synchronous (best: 2), embedded`."""
     name = str(row["mode"])
     if row.get("num_speculative_tokens") is not None:
-        name += f" (best: {row['num_speculative_tokens']})"
+        name += f" (best: {row['num_speculative_tokens']}{' as a tree' if row.get('tree') else ''})"
     if row.get("policy") is not None:
         name += f" ({row['policy']})"
     if row.get("drafter") is not None:

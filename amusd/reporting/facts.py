@@ -41,7 +41,7 @@ def machine_name(environment: Mapping[str, Any]) -> str:
 
 def models_name(config: RunConfig) -> str:
     """`target SmolLM2 with drafter ngram`."""
-    drafters = ", ".join(_model(drafter.kind, drafter.model) for drafter in config.engine().drafters)
+    drafters = ", ".join(_model(drafter.kind, drafter.model or drafter.factory) for drafter in config.engine().drafters)
     return f"target {config.hardware.synthetic or _target_model(config)}, drafter {drafters}"
 
 
@@ -102,7 +102,7 @@ def _drafter(drafter: DrafterConfig) -> str:
         return f"synthetic, right with probability {drafter.accept:g}"
     if drafter.kind == "ngram":
         return f"ngram, {drafter.min_ngram} to {drafter.max_ngram} tokens"
-    model = _model(drafter.kind, drafter.model)
+    model = _model(drafter.kind, drafter.model or drafter.factory)
     return _in_dtype(model if drafter.num_layers is None else f"{model}, {drafter.num_layers} layers", drafter.dtype)
 
 

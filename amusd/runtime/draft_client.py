@@ -48,7 +48,7 @@ EVERY_SEQUENCE = -1
 
 
 class Reminder:
-    """When a draft that does not answer is told again. Times in seconds of one clock."""
+    """The times at which a draft that does not answer is told again, in seconds of one clock."""
 
     def __init__(self, now: float, first_seconds: float) -> None:
         """It is told now; without an answer again after `first_seconds`, then after twice that, and so on."""

@@ -93,9 +93,10 @@ def _check(own: Hello, peer: Hello) -> None:
     target, draft = (own, peer) if own.role is Role.TARGET else (peer, own)
     if target.incarnation != 0 or draft.incarnation < 1:
         raise PeerProtocolError(f"a {peer.role.value} cannot be in its life {peer.incarnation}")
-    # A drafter that only looks tokens up has no tokenizer of its own, and works with any.
+    # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
         raise ConfigError(
             "drafter: its tokenizer differs from the target's "
-            f"({draft.tokenizer_hash[:12]} against {target.tokenizer_hash[:12]}); a pair must share one"
+            f"({draft.tokenizer_hash[:12]} against {target.tokenizer_hash[:12]}), which is not on the draft's machine: "
+            "put the target's config.json and tokenizer files there too, at the same path"
         )

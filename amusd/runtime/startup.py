@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from amusd.config import EngineConfig
+from amusd.drafters.base import say_once
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.models.cached_model import CachedModel
@@ -279,6 +280,8 @@ def serve_draft(
     try:
         device = claim_device(config, Role.DRAFT)
         drafters = drafters or load_drafters(config, device, leader or ALONE)
+        for note in drafters.notes if incarnation == FIRST_INCARNATION else ():
+            say_once(f"draft: {note}")
         if leader is not None:
             _await_followers(leader, config)
         serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)

@@ -246,9 +246,10 @@ def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orde
         is_over.set()
         channel.say((str(error).splitlines() or [type(error).__name__])[0])
         code = _exit_code_of(error)
-        if code == _FAILED:
+        if code == _FAILED or error.__cause__ is not None:  # a line for the user may stand for more than that
             for directory in directories[:1]:
                 keep_traceback(directory, Role.DRAFT.value, error)
+        if code == _FAILED:
             raise
     return code
 

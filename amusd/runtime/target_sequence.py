@@ -130,6 +130,7 @@ class TargetSequence:
             distribution=request.distribution,
             fan_out=policy.fan_out,
             rows_per_step=policy.rows_per_step,
+            max_steps=policy.max_steps,
             not_over=not_over,
         )
 

@@ -39,12 +39,12 @@ _SUM_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What one verification commits."""
+    """The outcome of one verification: the tokens that it commits."""
 
     token_ids: tuple[int, ...]
     """The accepted candidates, then the target's recovered or bonus token if there is one."""
     num_accepted: int
-    """How many of them were candidates."""
+    """The number of them that were candidates."""
 
 
 def accept_along(

@@ -48,7 +48,7 @@ _NOT_ASKED = -1
 
 @dataclass(frozen=True, slots=True)
 class RowDigest:
-    """What is known of one row."""
+    """The known part of one row."""
 
     winner: int
     """The column of the largest score."""

@@ -1,4 +1,4 @@
-"""What the host knows of the rows of logits of a pass, and what bias, penalties and filters leave of them.
+"""The host's knowledge of the rows of logits of a pass, and what bias, penalties and filters leave of them.
 
 A row is known as a whole, or by the columns of its digest and bounds on all others (`digest.py`). Matching, greedy
 decoding and the guesses of a tree read both in the same way, as a `KnownRow`; the ratio test reads whole rows.
@@ -198,7 +198,7 @@ class KnownRow:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What bias, penalties, temperature and filters leave of a known row."""
+    """A known row after bias, penalties, temperature and filters."""
 
     row: Row
     """[known] processed logits; of a whole row valid until the next one is processed."""

@@ -43,7 +43,7 @@ _TO_MINUS_UNIT = -UNIT * (1 - 2.0**-23)
 
 
 class Domain(enum.IntEnum):
-    """What noise is for: streams of different domains are independent of each other."""
+    """The use of noise: streams of different domains are independent of each other."""
 
     MATCHING = 0
     """Shared by draft and target, which must never be done under another rule."""

@@ -193,7 +193,7 @@ class TokenSampler:
         return self._draw(row, columns, self._key(position, self._domain))
 
     def _process(self, logits: npt.NDArray[np.float32]) -> tuple[Row, Columns | None]:
-        """For the token behind those in the context."""
+        """Process the logits of the token behind those in the context."""
         return self._processor.process(logits, *self._seen(self._context))
 
     def _changes(self, context: Sequence[int]) -> Changes:

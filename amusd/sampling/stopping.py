@@ -1,4 +1,4 @@
-"""Where an answer ends (end-of-sequence, stop string, length), and which of its text can be shown.
+"""Finds the end of an answer (end-of-sequence, stop string, length), and the part of its text that can be shown.
 
 The target alone decides where, token by token.
 
@@ -18,7 +18,7 @@ from amusd.types import FinishReason, TokenSource, TopLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What a block of committed tokens adds to the answer."""
+    """The addition of a block of committed tokens to the answer."""
 
     token_ids: tuple[int, ...]
     """The tokens that count: all of the block, or those up to and including the one that ended the answer."""
@@ -97,7 +97,7 @@ class Decoder(Protocol):
         ...
 
     def flush(self) -> str:
-        """What is still held."""
+        """The text that is still held."""
         ...
 
 
@@ -112,7 +112,7 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """What has been handed out so far."""
+        """The text handed out so far."""
         return self._text[: self._num_given]
 
     def push(self, token_id: int) -> str:

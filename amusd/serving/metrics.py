@@ -1,4 +1,4 @@
-"""What `GET /metrics` shows: vLLM's names where it has one for a figure, `amusd:` before the others."""
+"""The figures of `GET /metrics`: vLLM's names where it has one for a figure, `amusd:` before the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 
 
 class _EngineFigures(Collector):
-    """What the engine counts itself, read when somebody asks."""
+    """The engine's own counts, read when they are asked for."""
 
     def __init__(self, labels: dict[str, str], read: Callable[[], EngineStatus]) -> None:
         self._labels = labels

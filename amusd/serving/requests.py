@@ -34,7 +34,7 @@ _SEED_MASK = (1 << 63) - 1
 
 
 class RequestError(Exception):
-    """What is wrong with a request, for the client: `message` names the field, `param` is its path."""
+    """A mistake in a request, for the client: `message` names the field, `param` is its path."""
 
     def __init__(
         self,
@@ -125,13 +125,13 @@ class Message(_Fields):
     tool_calls: Annotated[None, _unless([])] = None
 
     def turn(self) -> dict[str, str]:
-        """For the chat template, which knows no developers; text parts are separated by a line break."""
+        """Return the turn for the chat template, which knows no developers. A line break separates text parts."""
         content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
 
 class StreamOptions(_Fields):
-    """What a stream has besides its pieces."""
+    """The additions to a stream besides its pieces."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -208,7 +208,7 @@ class CompletionRequest(_Request):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the engine is to do for one request."""
+    """The work of the engine for one request."""
 
     prompts: tuple[Prompt, ...]
     is_chat: bool
@@ -238,7 +238,7 @@ class Plan:
 
 
 def plan_chat(request: ChatRequest, decoding: DecodingConfig, limits: Limits) -> Plan:
-    """What a chat request asks for. Raises `RequestError`."""
+    """Return the plan of a chat request. Raises `RequestError`."""
     if None not in (request.max_tokens, request.max_completion_tokens) and (
         request.max_tokens != request.max_completion_tokens
     ):
@@ -261,7 +261,7 @@ def plan_chat(request: ChatRequest, decoding: DecodingConfig, limits: Limits) ->
 
 
 def plan_completion(request: CompletionRequest, decoding: DecodingConfig, limits: Limits) -> Plan:
-    """What a completion request asks for. Raises `RequestError`."""
+    """Return the plan of a completion request. Raises `RequestError`."""
     prompts = _prompts(request.prompt)
     max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     if max_tokens == 0 and not request.echo:
@@ -282,7 +282,7 @@ def plan_completion(request: CompletionRequest, decoding: DecodingConfig, limits
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the engine can take."""
+    """The limits of the engine."""
 
     max_length: int
     """Tokens of prompt and answer together."""

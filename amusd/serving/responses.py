@@ -20,7 +20,7 @@ from amusd.types import FinishReason
 DONE = b"data: [DONE]\n\n"
 """The end of a stream."""
 LEAST_LOGPROB = -9999.0
-"""What stands for a token that cannot come, as in OpenAI's protocol."""
+"""The log-probability of a token that cannot come, as in OpenAI's protocol."""
 FINISH_REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 """OpenAI's word for why an answer ended."""
 
@@ -41,7 +41,7 @@ class PromptText:
 
 @dataclass
 class _Choice:
-    """What was written of one choice."""
+    """The part of one choice that was written."""
 
     waiting: list[Token] = field(default_factory=list)
     """Tokens that have shown no text."""

@@ -82,7 +82,7 @@ async def _serve(
 
 
 def make_service(engine: AsyncEngine, config: RunConfig, settings: EngineConfig) -> Service:
-    """What answers requests with an engine that was made from `settings`."""
+    """Return the service over an engine that was made from `settings`."""
     return Service(
         engine,
         config.serve,
@@ -110,7 +110,7 @@ class _Connection(H11Protocol):
 
 
 def _max_connections() -> int:
-    """How many clients the process has descriptors for. Out of them, asyncio's loop of `accept` never recovers."""
+    """Return how many clients there are descriptors for. Without any, asyncio's loop of `accept` never recovers."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(_MIN_CONNECTIONS, soft - _OTHER_DESCRIPTORS) if soft != resource.RLIM_INFINITY else sys.maxsize
 
@@ -195,7 +195,7 @@ def url(own: socket.socket) -> str:
 
 
 def model_name(config: EngineConfig) -> str:
-    """What clients call the model: the hub's name or the folder's of a checkpoint, else the kind of the target."""
+    """Return the model's name for clients: the hub's or the folder's of a checkpoint, else the kind of the target."""
     name = config.target.model
     if config.target.kind != "hf" or name is None:
         return str(config.target.kind)

@@ -1,4 +1,4 @@
-"""What a request becomes: a place in the queue, its answers, and their end when the client goes away."""
+"""The life of a request: a place in the queue, its answers, and their end when the client goes away."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 RETRY_SECONDS = 1
-"""What `Retry-After` says where the queue is full, or the server is about to end."""
+"""The value of `Retry-After` if the queue is full, or the server is about to end."""
 
 
 class Service:
@@ -114,7 +114,7 @@ class Service:
         return response
 
     def writer(self, plan: Plan) -> Writer:
-        """What writes the answer to a request."""
+        """Return the writer of the answer to a request."""
         tokenizer = self.engine.engine.tokenizer
         return Writer(
             plan,
@@ -155,7 +155,7 @@ class Service:
         self.metrics.finished(generation)
 
     def error_of(self, error: Exception, plan: Plan) -> RequestError:
-        """What to tell the client of an answer that failed."""
+        """Return the error for the client of an answer that failed."""
         if isinstance(error, RequestError):
             return error
         if isinstance(error, ConfigError) and not isinstance(error, NotFiniteError):
@@ -343,6 +343,6 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
 
 
 def closing_error() -> RequestError:
-    """What a client is told that comes, or still waits, when the server ends."""
+    """Return the error for a client that comes, or still waits, when the server ends."""
     message = "the server is shutting down"
     return RequestError(message, status=503, code="shutting_down", headers={"Retry-After": str(RETRY_SECONDS)})

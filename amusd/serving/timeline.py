@@ -1,4 +1,4 @@
-"""What both devices do, as server-sent events: for those who listen, and at no cost where nobody does.
+"""The work of both devices as server-sent events; it costs nothing as long as no client listens.
 
 Everything comes from the recorder of the target's worker. That knows the draft by its messages alone, so there are no
 draft steps here: `candidates` is the moment at which the target took a message in, and `rollback` the moment at which

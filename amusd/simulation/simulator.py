@@ -50,7 +50,7 @@ class Throughput:
         return self.num_slots * self.num_tokens * 1e9 / self.slot_ns
 
     def over(self, other: Throughput) -> float:
-        """How many times as much as `other`."""
+        """Return how many times as much as `other` it is."""
         mine = self.num_slots * self.num_tokens * other.slot_ns
         return mine / (other.num_slots * other.num_tokens * self.slot_ns)
 

@@ -59,7 +59,7 @@ class DraftCounts:
 
 @dataclass
 class TargetCounts:
-    """What a target has done since it was started, over all sequences, those at work included."""
+    """The work of a target since it was started, over all sequences, those at work included."""
 
     num_passes: int = 0
     """Each counts once, however many sequences it is over."""

@@ -43,7 +43,7 @@ _INTERRUPT_TAG = 2
 
 @dataclass(frozen=True)
 class Bodies:
-    """How bodies travel: over which group of two, between which devices, and how long one may take."""
+    """The way of bodies: over which group of two, between which devices, and how long one may take."""
 
     group: ProcessGroup
     patience: timedelta

@@ -1,4 +1,4 @@
-"""How long a message takes from one process to the other, over the real link, as the workers use it.
+"""Measures the time of a message from one process to the other, over the real link, as the workers use it.
 
 Both processes are on one machine, where `time.monotonic_ns` is one clock: every time is from just before `send` at one
 end to just after `receive` at the other, encoding and decoding included, and no round trip is halved. One message is in

@@ -1,4 +1,4 @@
-"""How the ends of a shared-memory link find each other and exchange their memory; nothing here waits.
+"""The meeting of the two ends of a shared-memory link, which exchange their memory; nothing here waits.
 
 The listening end has a socket file in a folder that only this user can enter. The connecting end says the session's
 nonce and passes a file descriptor of its memory along; the listening end answers with the same and removes the folder:

@@ -161,7 +161,7 @@ class Rings:
         return frame
 
     def _read_position(self) -> int:
-        """How far the other end has read, checked."""
+        """Return how far the other end has read, checked."""
         if self.theirs is not None:
             read = self.theirs.words[_READ]
             if not self._known_read <= read <= self._written:

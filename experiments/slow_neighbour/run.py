@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,8 @@ from amusd.tracing.events import Event
 from amusd.transport.base import Transport
 from amusd.types import Mode
 from amusd.workload import load_prompts
+from experiments.common import run, write_results
+from experiments.request import ROOT, Request
 
 CASES = {
     "read": "read",
@@ -42,6 +43,8 @@ CASES = {
     "cancelled": "short answers",
 }
 """What the neighbour is, and what it is compared with: one that is cancelled does the work of a short answer."""
+NUM_PROMPTS = 10_000
+"""More than the package has: all of them."""
 SHORT = 8
 """Tokens of a short answer."""
 
@@ -124,7 +127,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=Settings.num_rounds)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     parser.add_argument("--max-num-batched-tokens", type=int, help="prompt tokens of a step")
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
+    parser.add_argument("--out", type=Path, help="file for the results, with the commit and the machine")
     arguments = parser.parse_args()
     settings = Settings(
         num_sequences=arguments.sequences,
@@ -140,15 +143,31 @@ def main() -> None:
         max_num_batched_tokens=arguments.max_num_batched_tokens,
     )
     with engine:
-        texts = [prompt.turns for prompt in load_prompts(WorkloadConfig(num_prompts=10_000))]
+        texts = [prompt.turns for prompt in load_prompts(WorkloadConfig(num_prompts=NUM_PROMPTS))]
         prompts = [engine.encode(text) for text in texts]
         rows = [
             row for temperature in arguments.temperatures for row in measure(engine, prompts, settings, temperature)
         ]
     print(text_of(rows))
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        keep(rows, settings, arguments.out)
+
+
+def keep(rows: Sequence[Row], settings: Settings, out: Path) -> None:
+    """Write the file of results."""
+    from launch.environment import describe_environment
+
+    request = Request(
+        experiment="slow_neighbour",
+        prompts=None,
+        num_prompts=NUM_PROMPTS,
+        num_tokens=settings.num_tokens,
+        quick=False,
+        out=out,
+        runs=ROOT / "runs",
+    )
+    measured = {"rows": [asdict(row) for row in rows], "num_rounds": settings.num_rounds}
+    write_results(request, describe_environment(), measured)
 
 
 def measure(engine: Engine, prompts: Sequence[tuple[int, ...]], settings: Settings, temperature: float) -> list[Row]:
@@ -293,4 +312,4 @@ def text_of(rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import NgramCache, NgramDrafter
+from amusd.drafters.base import ChainDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter, NgramTreeDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.synthetic import SyntheticDrafter
+from amusd.testing import contract
+from amusd.testing.contract import CAPACITY
 from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 6
-CAPACITY = 60
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
 MODEL_OF_FEWER_IDS = TableModel(VOCAB_SIZE - 2, seed=3, max_length=CAPACITY)
 REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
@@ -29,7 +30,7 @@ def synthetic() -> SyntheticDrafter:
     return drafter
 
 
-FACTORIES: dict[str, Callable[[], Drafter]] = {
+FACTORIES: dict[str, Callable[[], ChainDrafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
     "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),
@@ -40,8 +41,8 @@ TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12)
 
 
 @pytest.fixture(params=FACTORIES)
-def make(request: pytest.FixtureRequest) -> Callable[[], Drafter]:
-    factory: Callable[[], Drafter] = FACTORIES[request.param]
+def make(request: pytest.FixtureRequest) -> Callable[[], ChainDrafter]:
+    factory: Callable[[], ChainDrafter] = FACTORIES[request.param]
     return factory
 
 
@@ -54,68 +55,32 @@ def test_what_is_proposed_depends_on_the_context_alone(
     name: str, prompt: list[int], actions: list[tuple[str, list[int]]]
 ) -> None:
     """After any history, a drafter proposes what a fresh one proposes that was opened with the same tokens."""
-    drafter = FACTORIES[name]()
-    drafter.open(prompt, CAPACITY)
-    context = list(prompt)
-    for action, tokens in actions:
-        if action == "propose":
-            context += drafter.propose(min(len(tokens), CAPACITY - len(context)))
-        elif action == "commit" and len(context) + len(tokens) <= CAPACITY:
-            drafter.commit(tokens)
-            context += tokens
-        elif action == "truncate":
-            length = 1 + tokens[0] * (len(context) - 1) // VOCAB_SIZE
-            drafter.truncate(length)
-            del context[length:]
-        assert drafter.length == len(context)
-    fresh = FACTORIES[name]()
-    fresh.open(context, CAPACITY)
-    wanted = min(6, CAPACITY - len(context))
-    assert drafter.propose(wanted) == fresh.propose(wanted)
+    contract.check_history(FACTORIES[name], prompt, actions, vocab_size=VOCAB_SIZE)
 
 
-def test_proposals_keep_within_what_is_asked_and_the_capacity(make: Callable[[], Drafter]) -> None:
-    drafter = make()
-    drafter.open([1, 2, 1, 2], 10)
-    assert len(drafter.propose(3)) <= 3
-    drafter.propose(50)
-    assert drafter.length <= 10
-    drafter.truncate(min(10, drafter.length))
-    drafter.commit([1] * (10 - drafter.length))
-    assert drafter.propose(5) == ()
+def test_proposals_keep_within_what_is_asked_and_the_capacity(make: Callable[[], ChainDrafter]) -> None:
+    contract.check_limits(make)
 
 
 @pytest.mark.parametrize("length", [0, -1, 6])
-def test_an_impossible_truncate_is_refused_and_changes_nothing(make: Callable[[], Drafter], length: int) -> None:
-    drafter, untouched = make(), make()
-    for each in (drafter, untouched):
-        each.open([1, 2, 1, 2, 1], CAPACITY)
-    with pytest.raises(ValueError, match="cut"):
-        drafter.truncate(length)
-    assert drafter.length == 5
-    assert drafter.propose(4) == untouched.propose(4)
+def test_an_impossible_truncate_is_refused_and_changes_nothing(make: Callable[[], ChainDrafter], length: int) -> None:
+    contract.check_impossible_truncate(make, length)
 
 
-def test_too_many_tokens_are_refused(make: Callable[[], Drafter]) -> None:
-    drafter = make()
-    drafter.open([1, 2], 3)
-    with pytest.raises(ValueError, match="capacity"):
-        drafter.commit([1, 2])
-    assert drafter.length == 2
-    with pytest.raises(ValueError, match="start"):
-        drafter.open([1, 2, 3, 4], 3)
+def test_too_many_tokens_are_refused(make: Callable[[], ChainDrafter]) -> None:
+    contract.check_room(make)
 
 
-def test_close_is_idempotent_and_a_drafter_can_be_opened_again(make: Callable[[], Drafter]) -> None:
-    drafter = make()
-    drafter.open([1, 2, 3, 1, 2], CAPACITY)
-    drafter.propose(4)
-    drafter.close()
-    drafter.close()
-    drafter.open([2, 3, 2, 3], CAPACITY)
-    fresh = make()
-    fresh.open([2, 3, 2, 3], CAPACITY)
-    assert drafter.propose(5) == fresh.propose(5)
+def test_close_is_idempotent_and_a_drafter_can_be_opened_again(make: Callable[[], ChainDrafter]) -> None:
+    contract.check_reopening(make)
+
+
+def test_a_lookup_drafts_trees() -> None:
+    contract.check_tree_drafter(lambda: NgramTreeDrafter(1, 3), vocab_size=VOCAB_SIZE)
+
+
+def test_the_whole_contract_is_one_call(make: Callable[[], ChainDrafter]) -> None:
+    contract.check_chain_drafter(make, vocab_size=VOCAB_SIZE, num_histories=5)
 
 
 def test_prompt_lookup_continues_the_latest_occurrence_of_the_longest_suffix() -> None:

@@ -184,27 +184,6 @@ def test_a_tree_without_a_match_is_empty() -> None:
         drafter.open([], 100)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_tree_after_any_verdicts_is_that_of_a_fresh_drafter(seed: int) -> None:
-    rng = random.Random(seed)
-    prompt = rng.choices(range(5), k=rng.randint(1, 30))
-    manager = RollbackManager(opening(prompt), NgramTreeDrafter(1, 4))
-    for _ in range(40):
-        for _ in range(rng.randint(0, 3)):
-            propose([manager])
-        node, tokens = manager.session.root, []
-        while node.children and rng.random() < 0.7:
-            node = rng.choice(node.children)
-            tokens.append(node.token_id)
-        manager.apply(verdict_of(manager, *tokens, *rng.choices(range(5), k=rng.choice((0, 1, 2)) if tokens else 1)))
-        fresh = NgramTreeDrafter(1, 4)
-        fresh.open(manager.session.committed, 400, fan_out=3)
-        root = manager.session.root
-        assert manager.drafter.length == fresh.length == manager.session.base
-        assert manager.drafter.expand(root, [root, *root.children]) == fresh.expand(root, [root, *root.children])
-        assert manager.drafter.look_up() == fresh.look_up()
-
-
 # Earlier answers
 
 MAKERS: dict[str, Callable[[EarlierAnswers | None], Drafter]] = {

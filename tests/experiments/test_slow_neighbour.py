@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from runtime.pair import PROMPT, decoding, pair
 from runtime.table_tree import TableTreeDrafter
@@ -9,6 +11,7 @@ from tracing.runs import made
 
 from amusd.tracing.events import Event
 from amusd.types import Mode
+from experiments.common import read_results
 from experiments.slow_neighbour import run as slow_neighbour
 
 MS = 1_000_000
@@ -37,6 +40,19 @@ def test_a_neighbour_is_compared_with_one_that_does_the_same_work() -> None:
     assert (rows["cancelled"].token_ratio, rows["cancelled"].p99_ratio) == pytest.approx((1.05, 1.1))
     assert rows["cancelled"].longest_ms == 44
     assert "NO" not in slow_neighbour.text_of(list(rows.values()))
+
+
+def test_results_say_where_they_come_from(tmp_path: Path) -> None:
+    times = {case: [slow_neighbour.Times([10.0, 20.0], 10.0)] for case in slow_neighbour.CASES}
+    rows = [slow_neighbour.row_of(case, 0.7, times, are_identical=True) for case in slow_neighbour.CASES]
+    settings = slow_neighbour.Settings(num_tokens=20, num_rounds=2, decoding=decoding(Mode.ASYNCHRONOUS, 4))
+    slow_neighbour.keep(rows, settings, tmp_path / "new folder" / "out.json")
+    written = read_results(tmp_path / "new folder" / "out.json")
+    measured = read_results(Path(slow_neighbour.__file__).parent / "results" / "slow_neighbour.json")
+    assert set(written) == set(measured)
+    assert (written["workload"]["num_tokens"], written["num_rounds"]) == (20, 2)
+    assert [row["case"] for row in written["rows"]] == list(slow_neighbour.CASES)
+    assert set(written["rows"][0]) == set(measured["rows"][0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -47,8 +47,11 @@ MISTAKES = [
     ("~mode=synchronous", "~mode=synchronous: keys are neither added nor deleted here"),
     ("~mode", "~mode: expected key=value"),
     ("sky", "sky: expected key=value; a value with spaces needs quotes"),
-    ("drafter=nope", "drafter=nope: allowed: eagle, embedded, hf, ngram, self, synthetic"),
-    ("drafter=ngrams", "drafter=ngrams: allowed: eagle, embedded, hf, ngram, self, synthetic; did you mean 'ngram'?"),
+    ("drafter=nope", "drafter=nope: allowed: custom, eagle, embedded, hf, ngram, self, synthetic"),
+    (
+        "drafter=ngrams",
+        "drafter=ngrams: allowed: custom, eagle, embedded, hf, ngram, self, synthetic; did you mean 'ngram'?",
+    ),
     ("target=null", "target=null: allowed: embedded, hf"),
     ("target=gpt2", "target=gpt2: allowed: embedded, hf; or a model: its folder, or OWNER/NAME of the hub"),
     ("target=/a,/b", "target=/a,/b: several values are a sweep, which needs -m"),
@@ -106,7 +109,9 @@ def test_without_overrides_the_defaults_of_the_package_hold() -> None:
 @pytest.mark.parametrize("choice", [f"{group}={name}" for group, names in groups().items() for name in names])
 def test_every_configuration_file_composes(choice: str) -> None:
     group, _, name = choice.partition("=")
-    needed = [NEEDS_A_MODEL[group]] if name == "hf" else []
+    model = [NEEDS_A_MODEL.get(group, "")]
+    own = {"custom": ["drafter.factory=mine:make"], "self": ["drafter.num_layers=2"]}
+    needed = ({"hf": model, "eagle": model} | own).get(name, [])
     assert isinstance(compose_config([choice, *needed]), RunConfig)
 
 
@@ -327,7 +332,7 @@ def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
     [
         ("max_lookahead=interval(1,2)", "max_lookahead=interval(1,2): an interval"),
         ("max_lookahead=glob(*)", "max_lookahead=glob(*): glob() chooses from a group"),
-        ("drafter=glob(x*)", "drafter=glob(x*): matches none of eagle, embedded, hf, ngram, self, synthetic"),
+        ("drafter=glob(x*)", "drafter=glob(x*): matches none of custom, eagle, embedded, hf, ngram, self, synthetic"),
         ("max_lookahead=range(4,4)", "max_lookahead=range(4,4): a sweep over nothing"),
         ("max_lookahed=1,2", "max_lookahed=1,2: no such key; did you mean 'max_lookahead'?"),
     ],

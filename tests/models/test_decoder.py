@@ -15,13 +15,13 @@ from models.blocks import NUMERICS, decode_in_blocks, random_ids, stock_logits
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
-from amusd.models.embedded_draft import _reduce_head
 from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.split_attention import SplitAttention
+from amusd.models.vocabulary import reduce_head
 
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
 LENGTH = 110
@@ -213,7 +213,7 @@ def test_a_reduced_head_scores_the_tokens_it_names(tied: bool, bias: bool, numer
     def change(source: Any) -> None:
         if bias:
             source.lm_head.bias = torch.nn.Parameter(offsets)
-        _reduce_head(source, output_ids)
+        reduce_head(source, output_ids)
 
     model = lean_model(stock, numerics, change, output_ids=output_ids)
     token_ids = random_ids(LENGTH)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from models import tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.cached_model import CachedModel
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
 from amusd.models.kv_cache import KVMemory
+from amusd.models.linear import why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.sharding import Ranks
 from amusd.models.split_attention import SplitAttention
+from amusd.types import Role
 
 WIDTH, HEADS, KEY_HEADS, DIM, MLP, LAYERS = 32, 4, 2, 8, 48, 6
 EPSILON = 1e-5
@@ -221,3 +226,327 @@ def test_eagle3_gives_the_logits_of_the_paper(target: Path, tmp_path: Path) -> N
     assert model.max_length == 128, "positions beyond the configuration's are those of the target"
     embedding = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
     check(model, features, eagle3_logits(weights, embedding, features, TOKENS))
+
+
+def shared_weights(target: Path) -> Weights:
+    return load_file(target / "model.safetensors")
+
+
+def save_speculators(folder: Path, weights: Weights, **changes: Any) -> Path:
+    layer = {key: value for key, value in SIZES.items() if key != "vocab_size"}
+    settings = {
+        "speculators_model_type": "eagle3",
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "any"}},
+        "transformer_layer_config": {**layer, "vocab_size": tiny.VOCAB, "head_dim": DIM},
+        "norm_before_residual": False,
+        "draft_vocab_size": 12,
+    }
+    return save(folder, weights, **{**settings, **changes})
+
+
+@pytest.mark.parametrize("flag", ["", "norm_before_residual", "norm_output"])
+@pytest.mark.parametrize("head_norms", [False, True], ids=["llama", "qwen3"])
+def test_eagle3_in_speculators_form(flag: str, head_norms: bool, target: Path, tmp_path: Path) -> None:
+    weights = eagle3_weights("layers.0", 2, head_norms=head_norms)
+    second = layer_weights("layers.1", WIDTH, head_norms=head_norms)
+    weights |= {name: tensor * 0.9 for name, tensor in second.items()}
+    stored = {**weights, "verifier_norm.weight": torch.ones(WIDTH)}
+    flags = {flag: True} if flag else {}
+    folder = save_speculators(tmp_path / "draft", stored, eagle_aux_hidden_state_layer_ids=[1, 6], **flags)
+    spec = read_feature_spec(folder, target)
+    assert spec.layers == (1, 6)
+    features = random(NUM_TRUE, WIDTH, seed=98)
+    embedding = shared_weights(target)["model.embed_tokens.weight"]
+    expected = eagle3_logits(weights, embedding, features, TOKENS, "layers.0", **flags)
+    check(load_eagle(folder, target, OPTIONS), features, expected)
+
+
+@pytest.mark.parametrize("flag", ["norm_before_fc", "fc_norm"])
+def test_states_are_normed_before_fc_where_the_configuration_says_so(flag: str, target: Path, tmp_path: Path) -> None:
+    weights = eagle3_weights("layers.0")
+    states = random(4, 3 * WIDTH, seed=97)
+    if flag == "fc_norm":
+        scales = [random(WIDTH, seed=90 + index) for index in range(3)]
+        weights |= {f"fc_norm.{index}.weight": scale for index, scale in enumerate(scales)}
+        normed = torch.cat([norm(part, scale) for part, scale in zip(states.chunk(3, 1), scales, strict=True)], 1)
+    else:
+        weights["input_norm.weight"] = random(3 * WIDTH, seed=90)
+        normed = norm(states, weights["input_norm.weight"])
+    spec = read_feature_spec(save_speculators(tmp_path / "draft", weights, **{flag: True}), target)
+    assert spec.reduce is not None
+    torch.testing.assert_close(spec.reduce(states), normed @ weights["fc.weight"].T)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_eagle1_shares_embedding_and_head_of_the_target(bias: bool, file: str, target: Path, tmp_path: Path) -> None:
+    weights = layer_weights("layers.0", WIDTH) | {"fc.weight": random(WIDTH, 2 * WIDTH, seed=60)}
+    del weights["layers.0.input_layernorm.weight"]
+    if bias:
+        weights["fc.bias"] = random(WIDTH, seed=61)
+        weights |= {
+            f"layers.0.self_attn.{name}_proj.bias": random(32 if name == "q" else 16, seed=62) for name in "qkv"
+        }
+    settings = {**SIZES, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "bias": bias}
+    folder = save(tmp_path / "draft", weights, file, **settings)
+    spec = read_feature_spec(folder, target)
+    assert (spec.layers, spec.width, spec.reduce) == ((LAYERS,), WIDTH, None)
+    model, features = load_eagle(folder, target, OPTIONS), random(NUM_TRUE, WIDTH, seed=98)
+    assert model.output_ids is None
+    check(model, features, eagle1_logits(weights, shared_weights(target), features, TOKENS))
+
+
+def test_siblings_read_their_parent_s_state_and_their_own_path(target: Path, tmp_path: Path) -> None:
+    """Two guesses behind the last token, and one behind each of them, in two passes."""
+    weights = eagle3_weights()
+    model = load_eagle(save_eagle3(tmp_path / "draft", weights), target, OPTIONS)
+    features = random(3, WIDTH, seed=98)
+    memory = KVMemory(16, torch.float32)
+    memory.features(WIDTH, torch.device("cpu"))[torch.tensor([15, 0, 1])] = features
+    network = model._network
+
+    def run(
+        tokens: list[int], places: list[int], slots: list[int], parents: list[int], seen: list[list[int]]
+    ) -> Tensor:
+        memory.slots_of_pass, memory.parents_of_pass = torch.tensor(slots), torch.tensor(parents)
+        visible = torch.zeros(len(slots), 10, dtype=torch.bool)
+        for row, path in zip(visible, seen, strict=True):
+            row[path] = True
+        attention = SplitAttention.of_paths(0, visible, torch.float32, 0)
+        with torch.inference_mode():
+            logits = network(torch.tensor(tokens), torch.tensor(places), attention, memory, with_logits=True)
+        assert logits is not None
+        return logits
+
+    run([5, 6, 7], [0, 1, 2], [0, 1, 2], [15, 0, 1], [[0], [0, 1], [0, 1, 2]])
+    run([11, 12], [3, 3], [5, 4], [2, 2], [[0, 1, 2, 5], [0, 1, 2, 4]])
+    found = run([21, 22], [4, 4], [7, 8], [5, 4], [[0, 1, 2, 5, 7], [0, 1, 2, 4, 8]])
+    embedding = shared_weights(target)["model.embed_tokens.weight"]
+    for row, path in zip(found, ([1, 5, 6, 7, 11, 21], [1, 5, 6, 7, 12, 22]), strict=True):
+        torch.testing.assert_close(row, eagle3_logits(weights, embedding, features, path)[-1], atol=1e-4, rtol=1e-4)
+
+
+def test_columns_that_are_out_of_order_are_put_in_order(target: Path, tmp_path: Path) -> None:
+    weights, order = eagle3_weights(), torch.randperm(len(DRAFT_IDS), generator=torch.Generator().manual_seed(1))
+    shuffled = weights | {"lm_head.weight": weights["lm_head.weight"][order]}
+    shuffled["d2t"] = DRAFT_IDS[order] - torch.arange(len(order))
+    model = load_eagle(save_eagle3(tmp_path / "draft", shuffled), target, OPTIONS)
+    features = random(NUM_TRUE, WIDTH, seed=98)
+    assert model.output_ids is not None
+    assert torch.equal(model.output_ids, DRAFT_IDS)
+    check(
+        model, features, eagle3_logits(weights, shared_weights(target)["model.embed_tokens.weight"], features, TOKENS)
+    )
+
+
+def test_a_head_without_d2t_scores_every_token(target: Path, tmp_path: Path) -> None:
+    weights = eagle3_weights() | {"lm_head.weight": random(tiny.VOCAB, WIDTH, seed=53)}
+    del weights["d2t"], weights["t2d"]
+    assert load_eagle(save_eagle3(tmp_path / "one", weights), target, OPTIONS).output_ids is None
+    zeros = weights | {"d2t": torch.zeros(tiny.VOCAB, dtype=torch.int64)}
+    assert load_eagle(save_eagle3(tmp_path / "two", zeros), target, OPTIONS).output_ids is None
+
+
+def test_a_head_of_its_own_is_not_needed(target: Path, tmp_path: Path) -> None:
+    weights = eagle3_weights()
+    whole = shared_weights(target)["lm_head.weight"]
+    expected = weights | {"lm_head.weight": whole[DRAFT_IDS]}
+    del weights["lm_head.weight"]
+    model, features = load_eagle(save_eagle3(tmp_path / "draft", weights), target, OPTIONS), random(6, WIDTH, seed=9)
+    check(
+        model, features, eagle3_logits(expected, shared_weights(target)["model.embed_tokens.weight"], features, TOKENS)
+    )
+
+
+def test_a_narrow_drafter_has_an_embedding_of_its_own(tmp_path: Path) -> None:
+    """`target_hidden_size`: the target is wider."""
+    wide = tmp_path / "wide"
+    tiny.save_checkpoint(wide, tiny.tiny_config(num_hidden_layers=LAYERS, hidden_size=48, num_attention_heads=6))
+    own = random(tiny.VOCAB, WIDTH, seed=5)
+    weights = eagle3_weights() | {"embed_tokens.weight": own, "fc.weight": random(WIDTH, 3 * 48, seed=51)}
+    folder = save_eagle3(tmp_path / "draft", weights, target_hidden_size=48)
+    assert read_feature_spec(folder, wide).width == WIDTH
+    features = random(NUM_TRUE, WIDTH, seed=98)
+    check(load_eagle(folder, wide, OPTIONS), features, eagle3_logits(weights, own, features, TOKENS))
+
+
+LAYER_IDS = [
+    ({}, (2, 3, 3)),
+    ({"eagle_aux_hidden_state_layer_ids": [1, 2, 6]}, (1, 2, 6)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}}, (2, 3, 6)),
+    ({"eagle_config": {"use_aux_hidden_state": True}}, (2, 3, 3)),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), LAYER_IDS)
+def test_layers_are_counted_as_transformers_does(
+    settings: dict[str, Any], expected: tuple[int, ...], target: Path, tmp_path: Path
+) -> None:
+    assert read_feature_spec(save_eagle3(tmp_path / "draft", **settings), target).layers == expected
+
+
+def changed(**changes: Tensor | None) -> Weights:
+    weights: dict[str, Tensor | None] = {
+        **eagle3_weights(),
+        **{name.replace("__", "."): t for name, t in changes.items()},
+    }
+    return {name: tensor for name, tensor in weights.items() if tensor is not None}
+
+
+TWICE = torch.tensor([3, 3, *DRAFT_IDS.tolist()[2:]]) - torch.arange(12)
+BEYOND = torch.tensor([*DRAFT_IDS.tolist()[:-1], 97]) - torch.arange(12)
+REFUSED: dict[str, tuple[Weights, dict[str, Any], str]] = {
+    "a weight is missing": (
+        changed(midlayer__mlp__up_proj__weight=None),
+        {},
+        r"lacks weights, model\.layers\.0\.mlp\.up_proj\.weight among",
+    ),
+    "its norm is missing": (changed(norm__weight=None), {}, r"lacks weights, model\.norm\.weight among"),
+    "its fc is missing": (
+        changed(fc__weight=None),
+        {},
+        "in no layout of a drafter; allowed: .*EAGLE-3, Medusa, DFlash",
+    ),
+    "a weight has no place": (changed(another=torch.ones(1)), {}, "weights without a place, another among them"),
+    "a weight has another shape": (
+        changed(norm__weight=torch.ones(5)),
+        {},
+        r"model\.norm\.weight has shape \[5\], and config\.json asks for \[32\]",
+    ),
+    "the target is narrower": (
+        changed(fc__weight=torch.ones(WIDTH, 3 * 64)),
+        {},
+        "made for another target: its fc takes 192 numbers, and 3 states of the target have 32 each",
+    ),
+    "the target has another vocabulary": (
+        changed(t2d=torch.ones(500, dtype=torch.bool)),
+        {},
+        "another target: that had 500 token ids, and this one has 97",
+    ),
+    "the target has fewer layers": (
+        eagle3_weights(),
+        {"eagle_aux_hidden_state_layer_ids": [2, 18, 33]},
+        r"another target: it reads states \[2, 18, 33\], and this one has 6 layers",
+    ),
+    "layers are no numbers": (
+        eagle3_weights(),
+        {"eagle_aux_hidden_state_layer_ids": "last"},
+        "does not say which layers",
+    ),
+    "a token has two columns": (changed(d2t=TWICE), {}, "d2t does not name different tokens"),
+    "a token is not the target's": (
+        changed(d2t=BEYOND, t2d=None),
+        {},
+        r"d2t does not name different tokens of \[0, 97\)",
+    ),
+    "d2t and t2d differ": (
+        changed(t2d=torch.arange(97) < 12),
+        {},
+        "d2t and t2d name different tokens",
+    ),
+    "the head and d2t differ": (
+        changed(lm_head__weight=torch.ones(9, WIDTH)),
+        {},
+        "its head scores 9 tokens, and d2t names 12",
+    ),
+    "no d2t": (changed(d2t=None), {}, "its head scores 12 of 97 tokens, and no d2t says which"),
+    "speculators without a flag": (
+        eagle3_weights("layers.0"),
+        {"speculators_model_type": "eagle3"},
+        "lacks norm_before_residual",
+    ),
+    "quantized": (
+        eagle3_weights(),
+        {"quantization_config": {"quant_method": "awq"}},
+        "quantized with AWQ",
+    ),
+    "another activation": (eagle3_weights(), {"hidden_act": "gelu"}, "its activation is gelu"),
+    "DSpark": (changed(markov_head__markov_w1=torch.ones(3)), {}, "DSpark is not supported; allowed: "),
+    "DSpark in speculators form": (eagle3_weights(), {"speculators_model_type": "dspark"}, "DSpark is not supported"),
+    "P-EAGLE": (eagle3_weights(), {"speculators_model_type": "peagle"}, "P-EAGLE is not supported"),
+    "P-EAGLE by its weights": (changed(mask_hidden=torch.ones(3)), {}, "P-EAGLE is not supported"),
+    "MTP": ({"mtp.fc.weight": torch.ones(3)}, {}, "MTP is not supported"),
+    "MTP of DeepSeek": ({"model.layers.61.eh_proj.weight": torch.ones(3)}, {}, "MTP is not supported"),
+    "MFD": ({"mode_embed": torch.ones(3)}, {}, "MFD is not supported"),
+    "DFlash2": ({"candidate_selector.predecessor_codebook": torch.ones(3)}, {}, "DFlash2 is not supported"),
+    "another of speculators": (
+        eagle3_weights(),
+        {"speculators_model_type": "hydra"},
+        "speculators_model_type=hydra is not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_loaded_is_refused_in_one_line(name: str, target: Path, tmp_path: Path) -> None:
+    weights, settings, message = REFUSED[name]
+    folder = save_eagle3(tmp_path / "draft", weights, **settings)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_eagle(folder, target, OPTIONS)
+    assert "\n" not in f"{caught.value}"
+
+
+def test_both_processes_refuse_another_target(target: Path, tmp_path: Path) -> None:
+    folder = save_eagle3(tmp_path / "draft", changed(fc__weight=torch.ones(WIDTH, 3 * 64)))
+    with pytest.raises(UnsupportedModelError, match="made for another target"):
+        read_feature_spec(folder, target)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    tokenizer = tiny.byte_tokenizer()
+    sizes = {"num_hidden_layers": LAYERS, "vocab_size": len(tokenizer)}
+    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(**sizes), tokenizer)
+    weights = changed(t2d=None)
+    same = save_eagle3(tmp_path / "same", weights, vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(same)
+    load_eagle(same, tmp_path / "target", OPTIONS)
+    other = save_eagle3(tmp_path / "other", weights, vocab_size=len(tokenizer))
+    tiny.byte_tokenizer(("<end>",)).save_pretrained(other)
+    with pytest.raises(UnsupportedModelError, match="its tokenizer differs from the target's"):
+        load_eagle(other, tmp_path / "target", OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"fc.weight": Path("/")}, "damaged or holds more than tensors"),
+        ([torch.ones(2)], "does not hold tensors by name"),
+    ],
+)
+def test_a_pickle_that_holds_more_than_tensors_is_never_run(
+    content: Any, message: str, target: Path, tmp_path: Path
+) -> None:
+    folder = save(tmp_path / "draft", content, "pytorch_model.bin", **SIZES)
+    with pytest.raises(ConfigError, match=message):
+        load_eagle(folder, target, OPTIONS)
+
+
+def test_a_folder_without_weights_is_refused(target: Path, tmp_path: Path) -> None:
+    folder = save_eagle3(tmp_path / "draft")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no weights of a drafter in it: model\.safetensors, .*medusa_lm_head\.pt"):
+        load_eagle(folder, target, OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_impl": "transformers"}, "only the lean decoder computes it: model_impl=transformers"),
+        ({"ranks": Ranks(Role.DRAFT, 0, 2)}, "draft_tensor_parallel_size=2: .* allowed: 1"),
+    ],
+)
+def test_options_that_it_does_not_have_are_refused(
+    changes: dict[str, Any], message: str, target: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_eagle(save_eagle3(tmp_path / "draft"), target, replace(OPTIONS, **changes))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_narrow_dtypes_stay_close(dtype: str, target: Path, tmp_path: Path) -> None:
+    if dtype == "int8" and (reason := why_not_int8(torch.device("cpu"))) is not None:
+        pytest.skip(reason)
+    folder, features = save_eagle3(tmp_path / "draft"), random(NUM_TRUE, WIDTH, seed=98)
+    exact = chain_logits(load_eagle(folder, target, OPTIONS), features)
+    narrow = chain_logits(load_eagle(folder, target, replace(OPTIONS, dtype=dtype)), features).float()
+    assert torch.nn.functional.cosine_similarity(exact, narrow).min() > 0.99

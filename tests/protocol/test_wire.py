@@ -57,10 +57,10 @@ GOLDEN = {
     "0700000000000000 0100000000000000 0a00000000000000 0900000000000000 0500000000000000 0400000000000000"
     "02000000 02000000 02000000 00 00000000 00000000 04000000 05000000 06000000 60ea0000 01000000",
     Open(
-        7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8, (7, 2**32)
+        7, 1, (5,), 9, "a", 4, 2, (6, 8), DRAWN, 3, 8, 6, (7, 2**32)
     ): "414d5344 0800 0200 efcdab8967452301 1500000000000000"
     "0700000000000000 0100000000000000 01000000 0900000000000000 01000000 0400000000000000 0200000000000000 02000000"
-    "02000000 0300000000000000 0800000000000000 02000000 05000000 61 06000000 08000000"
+    "02000000 0300000000000000 0800000000000000 0600000000000000 02000000 05000000 61 06000000 08000000"
     "000000000000e03f 000000000000f03f 0000000000000000 000000000000f03f"
     "0000000000000000 000000000000f0bf 0300000000000000 0900000000000000 00"
     "04000000 000000000000f8bf 05000000 0000000000000040 0700000000000000 0000000001000000",
@@ -239,10 +239,10 @@ def test_the_longest_open_fits_a_frame() -> None:
 
 def test_an_answer_told_in_advance_is_bounded_like_the_prompt() -> None:
     frame = bytearray(encode(Open(7, 1, (), 9, "", 4, 2, (6,)), NONCE)[:-4])
-    frame[-97:-93] = struct.pack("<I", MAX_TOKENS + 1)
+    frame[-105:-101] = struct.pack("<I", MAX_TOKENS + 1)
     with pytest.raises(WireError, match=f"{MAX_TOKENS + 1} token ids, at most"):
         decode(seal(bytes(frame)))
-    frame[-97:-93] = struct.pack("<I", 20)
+    frame[-105:-101] = struct.pack("<I", 20)
     with pytest.raises(WireError, match="20 token ids announced, 69 bytes left"):
         decode(seal(bytes(frame)))
 
@@ -265,8 +265,8 @@ def test_the_sequences_that_are_not_over_are_bounded(number: int, reason: str) -
         (-65, struct.pack("<d", float("nan")), "temperature=nan: must be finite"),
         (-57, struct.pack("<d", 0.0), "top_p=0.0: must be above 0"),
         (-1, b"\x09", "9 stands for none of"),
-        (-93, struct.pack("<I", 1), "1 biases announced, 65 bytes left"),
-        (-93, struct.pack("<I", 2**31), "biases, at most"),
+        (-101, struct.pack("<I", 1), "1 biases announced, 65 bytes left"),
+        (-101, struct.pack("<I", 2**31), "biases, at most"),
     ],
 )
 def test_a_distribution_that_no_user_could_ask_for_is_refused(offset: int, value: bytes, reason: str) -> None:

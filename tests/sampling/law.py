@@ -55,14 +55,22 @@ class PrefixModel:
     tokens_per_step = 1
     captured_on = None
     feature_columns: ClassVar[dict[str, slice]] = {}
-    output_ids: Tensor | None = None
     max_length = MAX_LENGTH
 
     def __init__(
-        self, seed: int, vocab_size: int = VOCAB_SIZE, of: PrefixModel | None = None, sign: float = 1.0
+        self,
+        seed: int,
+        vocab_size: int = VOCAB_SIZE,
+        of: PrefixModel | None = None,
+        sign: float = 1.0,
+        output_ids: Sequence[int] | None = None,
     ) -> None:
-        """`of`: the logits lean on another model's, or against them (`sign` -1)."""
+        """`of`: the logits lean on another model's, or against them (`sign` -1).
+
+        `output_ids`: the tokens that they score.
+        """
         self.vocab_size = vocab_size
+        self.output_ids = None if output_ids is None else torch.tensor(output_ids)
         self._seed = seed
         self._of = of
         self._sign = sign
@@ -74,7 +82,8 @@ class PrefixModel:
             generator = torch.Generator().manual_seed(hash((self._seed, prefix)) & (2**63 - 1))
             known = torch.randn(self.vocab_size, generator=generator)
             if self._of is not None:
-                known = self._sign * self._of.row(prefix)[: self.vocab_size] + 0.7 * known
+                columns = torch.arange(self.vocab_size) if self.output_ids is None else self.output_ids
+                known = self._sign * self._of.row(prefix)[columns] + 0.7 * known
             self._rows[prefix] = known
         return known
 
@@ -106,7 +115,8 @@ class PrefixModel:
         pending = rows.token_ids
         while len(chosen) < rows.num_tokens:
             logits = self.forward(pending, rows.cache).logits[-1:]  # type: ignore[arg-type]  # one of this model's
-            chosen += rows.chooser.choose(logits, rows.cache.length - 1, pending[-1:])
+            columns = rows.chooser.choose(logits, rows.cache.length - 1, pending[-1:])
+            chosen += columns if self.output_ids is None else self.output_ids[columns].tolist()
             pending = chosen[-1:]
         return [chosen]
 

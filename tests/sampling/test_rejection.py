@@ -132,8 +132,20 @@ def test_the_first_tokens_follow_the_targets_law(asynchronous: bool, number: int
         Experiment(replace(PLAIN, frequency_penalty=0.8)),
         Experiment(PLAIN, target=(against := PrefixModel(1)), draft=PrefixModel(2, of=against, sign=-1.0)),
         Experiment(PLAIN, target=(larger := PrefixModel(3)), draft=PrefixModel(2, 3, of=larger)),
+        Experiment(PLAIN, target=(other := PrefixModel(4)), draft=PrefixModel(2, 3, of=other, output_ids=(1, 2, 4))),
     ],
-    ids=["plain", "one", "four", "top-p", "min-p", "penalties", "counts", "draft against target", "draft of fewer ids"],
+    ids=[
+        "plain",
+        "one",
+        "four",
+        "top-p",
+        "min-p",
+        "penalties",
+        "counts",
+        "draft against target",
+        "draft of fewer ids",
+        "draft that shares some ids",
+    ],
 )
 @pytest.mark.parametrize("number", [FEW, pytest.param(200_000, marks=pytest.mark.long)])
 def test_the_law_holds_under_every_parameter(experiment: Experiment, number: int) -> None:

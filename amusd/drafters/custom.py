@@ -1,0 +1,100 @@
+"""A drafter from outside the package: what its factory is told, and what it returns (`docs/writing_a_drafter.md`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amusd.config import DrafterConfig, EngineConfig
+from amusd.config.plugins import DRAFTERS, failure, load_function
+from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind
+from amusd.errors import AmusdError, ConfigError
+from amusd.models.loading import model_path, target_settings
+from amusd.models.synthetic import SyntheticTokenizer
+from amusd.models.tokenizer import Tokenizer, load_tokenizer
+from amusd.settings import shown
+
+_KEY = "drafter.factory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterContext:
+    """What a factory is told."""
+
+    options: Mapping[str, Any]
+    """`drafter.options`."""
+    device: str
+    """Where the draft may compute: `cpu`, or `cuda:` and a number."""
+    engine: EngineConfig
+    """The whole of it: the target, `max_model_len`, `max_num_seqs`."""
+
+    @property
+    def target_path(self) -> str | None:
+        """Folder or hub name of the target's checkpoint; None where its weights are random."""
+        return None if self.engine.hardware.synthetic is not None else model_path(self.engine.target)
+
+    @functools.cached_property
+    def vocab_size(self) -> int:
+        """The target's token ids are in `[0, vocab_size)`. Reads its configuration, not its weights."""
+        return int(target_settings(self.engine).get_text_config().vocab_size)
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        path = self.target_path
+        return SyntheticTokenizer(self.vocab_size) if path is None else load_tokenizer(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDrafters:
+    """What a factory returns: makers of drafters, at least one of the two."""
+
+    chains: DrafterFactory | None = None
+    trees: DrafterFactory | None = None
+    num_ids: int = 0
+    """Token ids that the drafters can take in: `[0, num_ids)`; others are kept from them. 0: any."""
+
+
+def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> OwnDrafters:
+    """Call the factory that `config` names. Raises `ConfigError`, one line, for all that goes wrong in it."""
+    named = str(config.factory)
+    make = load_function(_KEY, named, DRAFTERS)
+    context = DrafterContext(options=config.options, device=device, engine=engine)
+    try:
+        made = make(context)
+    except AmusdError:
+        raise
+    except Exception as error:
+        raise failure(_KEY, named, error) from error
+    said = f"{_KEY}={shown(named)}"
+    if not isinstance(made, OwnDrafters):
+        raise ConfigError(f"{said}: returns {shown(repr(made))}; expected amusd.drafters.custom.OwnDrafters")
+    if made.chains is None and made.trees is None:
+        raise ConfigError(f"{said}: returns drafters of neither chains nor trees")
+    return made
+
+
+def factories_of(config: DrafterConfig, own: OwnDrafters) -> dict[DrafterKind, DrafterFactory]:
+    """The makers of chains and trees, which say in one line what is wrong with what they make."""
+    given = {False: own.chains, True: own.trees}
+    return {
+        DrafterKind(config.kind, drafts_trees): functools.partial(_make, str(config.factory), factory)
+        for drafts_trees, factory in given.items()
+        if factory is not None
+    }
+
+
+def _make(named: str, factory: DrafterFactory, number: int) -> Sequence[Drafter]:
+    try:
+        made = list(factory(number))
+    except AmusdError:
+        raise
+    except Exception as error:
+        raise failure(_KEY, named, error) from error
+    if len({id(drafter) for drafter in made}) != number or not all(isinstance(drafter, Drafter) for drafter in made):
+        raise ConfigError(
+            f"{_KEY}={shown(named)}: makes {shown(repr(made))}; expected as many amusd.drafters.base.Drafter as it is "
+            f"asked for ({number}), each another one"
+        )
+    return made

@@ -1,0 +1,272 @@
+"""Train a drafter that reads the target's hidden states, and write it in a published layout.
+
+    python experiments/drafters/train_drafter.py eagle3 --text TEXT.npz --features FEATURES/ --out OUT/ --minutes 40
+
+OUT gets `config.json` and `model.safetensors` (bfloat16), written anew every few minutes, `training.json` (settings,
+curve, cost) and `checkpoint.pt`, from which an interrupted training goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1] / "embedded_draft"))  # its text files, teacher and optimizers
+
+from dataset import read_text
+from features import Features
+from layouts import drafter_config, write_drafter
+from networks import Batch, DFlash, Eagle1, Eagle3, Medusa
+from objective import agreement, cross_entropy, distributions, verdicts
+from teacher import load_teacher, stop_ids
+from train import make_optimizers, most_frequent, schedule
+
+NETWORKS = {"eagle3": Eagle3, "eagle1": Eagle1, "medusa": Medusa, "dflash": DFlash}
+STEPS = {"eagle3": 4, "eagle1": 2, "medusa": 4, "dflash": 7}
+"""Distances from the last true feature that a training covers."""
+MEASURED_STEPS = {"eagle3": 6, "eagle1": 6, "medusa": 4, "dflash": 7}
+_SAVED = ("step", "seconds", "num_tokens", "losses", "curve")
+"""What a checkpoint holds of a `Run`, beside weights and optimizers."""
+
+
+def main() -> None:
+    """Read the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", choices=NETWORKS)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--features", type=Path, required=True, help="folder written by label_features.py")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=40, help="time to learn for; the learning rate follows it")
+    parser.add_argument("--steps", type=int, help="distances to learn, as many as the method's paper takes by default")
+    parser.add_argument("--short-share", type=float, default=0.5, help="share of the time with two distances at most")
+    parser.add_argument("--decay", type=float, default=0.8, help="weight of each distance against the one before")
+    parser.add_argument("--layers", type=int, default=2, help="of dflash")
+    parser.add_argument("--vocab-size", type=int, default=7680, help="tokens that the loss, and EAGLE-3, know")
+    parser.add_argument("--mask-token", type=int, default=16, help="of dflash: a token that no text holds")
+    parser.add_argument("--rows", type=int, default=8, help="rows of a batch")
+    parser.add_argument("--measured-rows", type=int, default=32, help="held-out rows of a measurement")
+    parser.add_argument("--measure-minutes", type=float, default=8, help="minutes of learning between measurements")
+    parser.add_argument("--save-minutes", type=float, default=3)
+    parser.add_argument("--start", choices=("target", "random"), default="target")
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
+    parser.add_argument("--lr", type=float, default=0.001, help="of the matrices; norms: a tenth")
+    parser.add_argument("--weight-decay", type=float, default=0.05)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    train(parser.parse_args())
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """The whole run."""
+    torch.manual_seed(arguments.seed)
+    run = Run(arguments)
+    run.resume()
+    measured, saved = run.seconds, time.monotonic()
+    for rows in run.batches():
+        run.learn(rows)
+        if run.seconds - measured > arguments.measure_minutes * 60 and not run.is_over:
+            run.evaluate()
+            measured = run.seconds
+        if time.monotonic() - saved > arguments.save_minutes * 60:
+            run.save()
+            saved = time.monotonic()
+    run.evaluate()
+    run.save()
+
+
+class Run:
+    """A drafter on its way."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._text = read_text(arguments.text)
+        self._features = Features(arguments.features, self._text)
+        teacher = load_teacher(arguments.device)
+        self._embedding = teacher.get_input_embeddings().weight.detach()
+        self._head = teacher.get_output_embeddings().weight.detach()
+        answers = self._text.select(self._features.learned_from)
+        output_ids = np.sort(most_frequent(answers, arguments.vocab_size, len(self._head), stop_ids(teacher)))
+        self._output_ids = torch.from_numpy(output_ids).to(arguments.device)
+        self._output_head = self._head[self._output_ids].contiguous()
+        self._config = drafter_config(arguments, teacher.config)
+        self._network = NETWORKS[arguments.method](self._config).to(arguments.device)
+        if isinstance(self._network, DFlash):
+            self._network.mask_embedding = self._embedding[arguments.mask_token].float()
+        if arguments.start == "target":
+            self._network.start_from(teacher)
+        self._optimizers = make_optimizers(self._network, arguments)
+        self._num_steps = arguments.steps or STEPS[arguments.method]
+        self._verdicts: dict[int, tuple[Tensor, Tensor]] = {}
+
+        self.seconds, self._step, self._num_tokens = 0.0, 0, 0
+        self._losses: list[float] = []
+        self._curve: list[dict[str, Any]] = []
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        self._checkpoint = arguments.out / "checkpoint.pt"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time to learn has passed."""
+        return self.seconds >= self._arguments.minutes * 60
+
+    def batches(self) -> Iterator[np.ndarray]:
+        """Row numbers of batches until the time is over: every labelled row once each time round."""
+        length, size = self._text.length, self._arguments.rows
+        random = np.random.default_rng(self._arguments.seed + self._step)
+        while True:
+            self._features.refresh()
+            rows = random.permutation(self._features.learned_from)
+            rows = rows[np.argsort(length[rows], kind="stable")]
+            parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+            for part in random.permutation(len(parts)):
+                if self.is_over:
+                    return
+                yield parts[part]
+
+    def learn(self, rows: np.ndarray) -> None:
+        """One step."""
+        began, whole = time.monotonic(), round(self._arguments.minutes * 60)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * schedule(min(whole - 1, int(self.seconds)), whole)
+        batch = self._load(rows)
+        loss = self._loss(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self._losses.append(float(loss.detach()))
+        self._step += 1
+        self._num_tokens += int(self._text.length[rows].sum())
+        self.seconds += time.monotonic() - began
+        print(
+            f"step {self._step}, {self.seconds / 60:.1f} min, loss {self._recent_loss():.4f}, "
+            f"{self._num_tokens / self.seconds:,.0f} tokens/s",
+            flush=True,
+        )
+
+    def _loss(self, batch: Batch) -> Tensor:
+        """Mean over tokens of the cross entropy less its lower bound, weighted over the distances."""
+        states = batch.features[:, :, -1].flatten(0, 1)
+        counted = batch.counted.flatten()
+        targets = distributions(states[counted], self._output_head)
+        place = counted.cumsum(0) - 1  # where a position's target is
+        entropy = -torch.special.xlogy(targets, targets).sum(dim=-1)
+        with torch.autocast(states.device.type, dtype=torch.bfloat16):
+            predictions = self._network.predict(batch, self._distances())
+        total, weights = torch.zeros((), device=states.device), 0.0
+        for ahead, prediction in enumerate(predictions):
+            index = place[prediction.positions]
+            weight = self._arguments.decay**ahead
+            loss = cross_entropy(prediction.states, targets[index], self._output_head) - entropy[index].sum()
+            loss = loss / max(1, len(index))
+            if isinstance(self._network, Eagle1):
+                loss = loss + F.smooth_l1_loss(prediction.states, states[prediction.positions].float())
+            total, weights = total + weight * loss, weights + weight
+        return total / weights
+
+    def _distances(self) -> int:
+        """Distances of this step: few at first, when the states fed back are poor and more of them cost more."""
+        is_early = self.seconds < self._arguments.short_share * self._arguments.minutes * 60
+        return min(2, self._num_steps) if is_early and self._arguments.method.startswith("eagle") else self._num_steps
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Greedy agreement and sampled acceptance at each distance, over answers of held-out rows."""
+        steps = MEASURED_STEPS[self._arguments.method]
+        greedy: list[list[Tensor]] = [[] for _ in range(steps)]
+        sampled: list[list[Tensor]] = [[] for _ in range(steps)]
+        held_out = self._features.held_out[: self._arguments.measured_rows]
+        generator_state = torch.get_rng_state()
+        torch.manual_seed(0)  # blocks are drawn at the same places every time
+        for number, rows in enumerate(np.array_split(held_out, math.ceil(len(held_out) / 8))):
+            batch = self._load(rows)
+            states, counted = batch.features[:, :, -1].flatten(0, 1), batch.counted.flatten()
+            if number not in self._verdicts:
+                self._verdicts[number] = verdicts(states[counted], self._head)
+            place = counted.cumsum(0) - 1
+            with torch.autocast(states.device.type, dtype=torch.bfloat16):
+                predictions = self._network.predict(batch, steps)
+            for ahead, prediction in enumerate(predictions):
+                index = place[prediction.positions]
+                best, normaliser = self._verdicts[number]
+                parts = agreement(
+                    prediction.states,
+                    states[prediction.positions],
+                    self._output_head,
+                    self._output_ids,
+                    (best[index], normaliser[index]),
+                )
+                greedy[ahead].append(parts[0].float())
+                sampled[ahead].append(parts[1])
+        torch.set_rng_state(generator_state)
+        point = {
+            "step": self._step,
+            "tokens": self._num_tokens,
+            "seconds": round(self.seconds),
+            "loss": round(self._recent_loss(), 4) if self._losses else None,
+            "greedy": [round(float(torch.cat(parts).mean()), 4) for parts in greedy],
+            "sampled": [round(float(torch.cat(parts).mean()), 4) for parts in sampled],
+        }
+        self._curve.append(point)
+        print(point, flush=True)
+
+    def save(self) -> None:
+        """Write the drafter, the report and the checkpoint, each whole or not at all."""
+        arguments = self._arguments
+        write_drafter(arguments.out, arguments.method, self._config, self._network, self._head, self._output_ids)
+        settings = {name: value for name, value in vars(arguments).items() if not isinstance(value, Path)}
+        report = {"settings": settings, "rows": len(self._features.learned_from), "curve": self._curve}
+        (arguments.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+        state = {name: getattr(self, "seconds" if name == "seconds" else f"_{name}") for name in _SAVED}
+        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
+        partial = self._checkpoint.with_suffix(".partial")
+        saved = {"network": self._network.state_dict(), "optimizers": optimizers, "output_ids": self._output_ids}
+        torch.save({**saved, **state}, partial)
+        partial.rename(self._checkpoint)
+
+    def resume(self) -> None:
+        """Go on from the checkpoint, if there is one."""
+        if not self._checkpoint.exists():
+            self.evaluate()
+            return
+        saved = torch.load(self._checkpoint, weights_only=True)
+        self._network.load_state_dict(saved["network"])
+        for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        self._output_ids = saved["output_ids"]
+        self._output_head = self._head[self._output_ids].contiguous()
+        for name in _SAVED:
+            setattr(self, "seconds" if name == "seconds" else f"_{name}", saved[name])
+        print(f"going on from step {self._step}", flush=True)
+
+    def _load(self, rows: np.ndarray) -> Batch:
+        text, device = self._text, self._arguments.device
+        width = int(text.length[rows].max())
+        token_ids = torch.from_numpy(text.token_ids[rows, :width])
+        counted = np.zeros((len(rows), width), dtype=bool)
+        counted[:, :-1] = text.answer[rows, 1:width]
+        token_ids = token_ids.to(device)
+        embedded = F.embedding(token_ids, self._embedding).float()
+        features = self._features.read(rows).to(device)
+        return Batch(token_ids, embedded, features, torch.from_numpy(counted).to(device))
+
+    def _recent_loss(self) -> float:
+        recent = self._losses[-100:]
+        return sum(recent) / max(1, len(recent))
+
+
+if __name__ == "__main__":
+    main()

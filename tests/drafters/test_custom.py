@@ -1,0 +1,340 @@
+"""Drafters from outside the package: the document's own one runs in every mode, and each mistake is one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import string
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amusd.answer import Generation
+from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, RunConfig, SamplingParams, plugins
+from amusd.drafters.base import DrafterKind
+from amusd.drafters.factory import LoadedDrafters, load_drafters
+from amusd.engine import Engine, _kind_or_model
+from amusd.errors import ConfigError
+from amusd.settings import from_mapping, to_mapping
+from amusd.types import Mode
+from launch.compose import compose_config
+from launch.draft import own_factory
+from launch.job import Options
+from launch.overrides import expand_sweep
+from tests.launch.processes import ROOT, amusd_command, run
+from tests.launch.small_pair import PROMPT, save_pair
+
+DOCUMENT = (ROOT / "docs" / "writing_a_drafter.md").read_text(encoding="utf-8")
+CODE, CHECK = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
+NUM_TOKENS = 24
+DECODINGS = {
+    "synchronous": DecodingConfig(mode=Mode.SYNCHRONOUS),
+    "chain": DecodingConfig(policy="chain"),
+    "windowed": DecodingConfig(policy="windowed"),
+    "auto": DecodingConfig(),
+}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reader's folder: the code of the document, and a small pair."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "phrases.py").write_text(CODE)
+    save_pair(folder)
+    return folder
+
+
+def engine_of(folder: Path, drafter: DrafterConfig) -> EngineConfig:
+    overrides = ["target=hf", f"target.model={folder / 'target'}", "target.dtype=float32", "max_model_len=256"]
+    config = compose_config([*overrides, "hardware=cpu", "max_num_seqs=2"]).engine(longest_block=4)
+    return dataclasses.replace(config, drafters=(drafter,))
+
+
+def answered(engine: Engine, **options: Any) -> Generation:
+    return engine.generate(PROMPT, params_of(engine), **options)
+
+
+def params_of(engine: Engine) -> SamplingParams:
+    """Answers of capital letters: the model is random, and its tokens are bytes."""
+    biases = tuple((token_id, 1000.0) for token_id in engine.tokenizer.encode(string.ascii_uppercase))
+    return SamplingParams(max_new_tokens=NUM_TOKENS, ignore_eos=True, logit_bias=biases)
+
+
+def test_the_code_of_the_document_is_short() -> None:
+    assert len([line for line in CODE.splitlines() if line.strip()]) <= 36
+
+
+def test_the_drafter_of_the_document_is_exact_in_every_mode_and_helps(own: Path) -> None:
+    drafter = DrafterConfig(kind="custom", factory=f"{own / 'phrases.py'}:make", options={"path": str(own / "p.txt")})
+    (own / "p.txt").write_text("")
+    with Engine.start(engine_of(own, drafter)) as engine:
+        plain = answered(engine, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
+    # the rest of this answer, behind its first tokens, is a phrase; and so is what never comes
+    (own / "p.txt").write_text(f"never said\n{engine.tokenizer.decode(plain.token_ids)}\n")
+    with Engine.start(engine_of(own, drafter)) as engine:
+        answers = {name: answered(engine, decoding=decoding) for name, decoding in DECODINGS.items()}
+        several = engine.generate([PROMPT, PROMPT], params_of(engine))
+        with pytest.raises(ConfigError, match=r"^policy=branching: drafter=custom drafts no trees; allowed: none"):
+            answered(engine, decoding=DecodingConfig(policy="branching"))
+    assert {name: answer.token_ids for name, answer in answers.items()} == dict.fromkeys(DECODINGS, plain.token_ids)
+    assert [answer.token_ids for answer in several] == [plain.token_ids] * 2
+    assert {answer.drafter for answer in answers.values()} == {"custom"}
+    assert answers["synchronous"].metrics.num_accepted >= NUM_TOKENS // 2
+
+
+def test_the_check_of_the_document_runs(own: Path) -> None:
+    (own / "check.py").write_text(CHECK)
+    done = run([sys.executable, "check.py"], own)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_takes_it(own: Path) -> None:
+    (own / "some.txt").write_text("a phrase\n")
+    pair = ["target=hf", "target.model=target", "target.dtype=float32", "max_model_len=256", "hardware=cpu"]
+    named = ["drafter=phrases.py:make", "drafter.options.path=some.txt"]
+    command = amusd_command("generate", *pair, *named, "sampling.max_new_tokens=4", f"prompt={PROMPT}", "output=json")
+    done = run(command, own)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["finish_reason"]
+    done = run(amusd_command("generate", *pair, "drafter=phrases.py:make", f"prompt={PROMPT}", "run_dir=failed"), own)
+    assert done.returncode == 2
+    line = next(n for n, text in enumerate(CODE.splitlines(), 1) if "context.options" in text)
+    expected = f"amusd: drafter.factory=phrases.py:make: raises KeyError: 'path' ({own / 'phrases.py'}, line {line})"
+    assert [text for text in done.stderr.splitlines() if "drafter.factory" in text] == [expected]
+    assert "KeyError" in (own / "failed" / "draft_error.txt").read_text()
+
+
+OTHERS = """
+import nothing_such_of_mine
+"""
+NONSENSE = """
+from amusd.drafters.base import ChainDrafter, one_by_one
+from amusd.drafters.custom import OwnDrafters
+
+value = 5
+class Silent(ChainDrafter):
+    def propose(self, max_tokens): return ()
+class Names: make = staticmethod(lambda context: OwnDrafters(chains=one_by_one(Silent)))
+def chains(context): return OwnDrafters(chains=one_by_one(Silent))
+def trees(context): return OwnDrafters(trees=one_by_one(Silent), num_ids=7)
+def nothing(context): return None
+def neither(context): return OwnDrafters()
+def raises(context): raise ValueError("two\\nlines")
+def no_drafters(context): return OwnDrafters(chains=lambda number: [5] * number)
+def too_few(context): return OwnDrafters(chains=lambda number: [Silent()])
+def the_same(context): return OwnDrafters(chains=lambda number: [Silent()] * number)
+def fails_later(context): return OwnDrafters(chains=lambda number: 1 // 0)
+def no_arguments(): return OwnDrafters()
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "others.py").write_text(OTHERS)
+    (folder / "nonsense.py").write_text(NONSENSE)
+    (folder / "broken.py").write_text("def make(:\n")
+    return folder
+
+
+def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDrafters:
+    drafter = DrafterConfig(kind="custom", factory=factory, options=options or {})
+    return load_drafters(EngineConfig(drafters=(drafter,), hardware=HardwareConfig(devices=("cpu", "cpu"))), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("{folder}/nonsense.py:missing", "{folder}/nonsense.py has no missing"),
+        ("{folder}/nonsense.py:chain", "{folder}/nonsense.py has no chain; did you mean 'chains'?"),
+        ("{folder}/nonsense.py:value", "value is no function, but of type int"),
+        ("{folder}/nonsense.py:nothing", "returns None; expected amusd.drafters.custom.OwnDrafters"),
+        ("{folder}/nonsense.py:neither", "returns drafters of neither chains nor trees"),
+        ("{folder}/nonsense.py:raises", "raises ValueError: two lines ({folder}/nonsense.py, line 13)"),
+        ("{folder}/nonsense.py:no_arguments", "raises TypeError: no_arguments() takes 0 positional"),
+        ("{folder}/nonsense.py:no_drafters", "makes [5, 5, 5]; expected as many amusd.drafters.base.Drafter as"),
+        ("{folder}/nonsense.py:too_few", "makes ["),
+        ("{folder}/nonsense.py:the_same", "makes ["),
+        ("{folder}/nonsense.py:fails_later", "raises ZeroDivisionError: "),
+        ("{folder}/others.py:make", "raises ModuleNotFoundError: No module named 'nothing_such_of_mine' ({folder}"),
+        ("{folder}/broken.py:make", "raises SyntaxError: invalid syntax"),
+        ("{folder}/absent.py:make", "no such file"),
+        ("nothing_such:make", "no module named nothing_such; install its package, put its folder into PYTHONPATH, or"),
+        ("json.nothing:make", "no module named json.nothing; install"),
+        ("nothing_such", "no installed package has such an entry point of amusd.drafters; allowed: MODULE:FUNCTION or"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_it_is(factory: str, message: str, files: Path) -> None:
+    factory, message = factory.format(folder=files), message.format(folder=files)
+    with pytest.raises(ConfigError) as caught:
+        loaded(factory).factories[DrafterKind("custom")](3)
+    assert str(caught.value).startswith(f"drafter.factory={factory}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_it_offers_what_the_factory_makes(files: Path) -> None:
+    chains = loaded(f"{files}/nonsense.py:Names.make")
+    assert list(chains.factories) == [DrafterKind("custom")]
+    assert (chains.num_ids, chains.vocab_size, chains.tokenizer_hash) == (0, 0, "")
+    assert len(chains.factories[DrafterKind("custom")](3)) == 3
+    trees = loaded(f"{files}/nonsense.py:trees")
+    assert (list(trees.factories), trees.num_ids) == ([DrafterKind("custom", drafts_trees=True)], 7)
+
+
+@pytest.fixture
+def entry_point(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An installed package with an entry point."""
+    folder = files / "installed"
+    info = folder / "phrases-1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (folder / "installed_phrases.py").write_text(NONSENSE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: phrases\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[amusd.drafters]\nphrases = installed_phrases:chains\nodd = what ever\n")
+    monkeypatch.syspath_prepend(str(folder))
+    plugins.load_function.cache_clear()
+    yield "phrases"
+    plugins.load_function.cache_clear()
+
+
+def test_an_entry_point_is_a_name_like_any_other(entry_point: str) -> None:
+    config = compose_config([f"drafter={entry_point}", "drafter.options.x=3"])
+    assert config.drafter == DrafterConfig(kind="custom", factory=entry_point, options={"x": 3})
+    assert list(loaded(entry_point).factories) == [DrafterKind("custom")]
+    assert _kind_or_model(DrafterConfig, "drafter", entry_point) == {"kind": "custom", "factory": entry_point}
+    with pytest.raises(ConfigError, match=r"^drafter=phrase: allowed: .*, odd, phrases; did you mean 'phrases'\?"):
+        compose_config(["drafter=phrase"])
+    with pytest.raises(ConfigError, match=r"^drafter.factory=odd: its entry point is what ever; expected MODULE:FUNC"):
+        loaded("odd")
+    with pytest.raises(ConfigError, match=r"FILE.py:FUNCTION, or an entry point of amusd.drafters: odd, phrases$"):
+        loaded("phrase")
+
+
+def test_what_the_factory_is_told(files: Path, monkeypatch: pytest.MonkeyPatch, own: Path) -> None:
+    (files / "told.py").write_text(
+        "from amusd.drafters.base import one_by_one\n"
+        "from amusd.drafters.custom import OwnDrafters\n"
+        "from amusd.drafters.ngram import NgramDrafter\n"
+        "told = []\n"
+        "def make(context):\n"
+        "    told.append(context)\n"
+        "    return OwnDrafters(chains=one_by_one(NgramDrafter))\n"
+    )
+    drafter = DrafterConfig(kind="custom", factory=f"{files}/told.py:make", options={"a": [1, {"b": None}]})
+    load_drafters(engine_of(own, drafter), "cpu")
+    (context,) = sys.modules["own_told"].told
+    assert (context.device, context.options, context.target_path) == ("cpu", {"a": (1, {"b": None})}, f"{own}/target")
+    assert context.vocab_size > 0
+    assert context.load_tokenizer().decode(context.load_tokenizer().encode(PROMPT)) == PROMPT
+    random = dataclasses.replace(context.engine, target=EngineConfig().target)
+    random = dataclasses.replace(random, hardware=HardwareConfig(devices=("cpu", "cpu"), synthetic="llama-1b"))
+    context = dataclasses.replace(context, engine=random)
+    assert (context.target_path, context.vocab_size) == (None, 128_256)
+    assert context.load_tokenizer().encode("a")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "drafter"),
+    [
+        (["drafter=a.b:c"], DrafterConfig(kind="custom", factory="a.b:c")),
+        (["drafter.factory=/x, y/z.py:c.d"], DrafterConfig(kind="custom", factory="/x, y/z.py:c.d")),
+        (["drafter=custom", "drafter.factory=mine"], DrafterConfig(kind="custom", factory="mine")),
+        (["drafter=a:c", "drafter.options.n=3", "drafter.options.s='x, y'"], {"n": 3, "s": "x, y"}),
+        (["drafter=a:c", "drafter.options.l=[1,a]", "drafter.options.m={k: 2.5}"], {"l": (1, "a"), "m": {"k": 2.5}}),
+        (
+            ["drafter=a:c", "drafter.options.deep.er=true", "drafter.options.p=/a/b.txt"],
+            {"deep": {"er": True}, "p": "/a/b.txt"},
+        ),
+        (["drafter=a:c", "drafter.options={a: 1, b: null}"], {"a": 1, "b": None}),
+        (["drafter=a:c", "drafter.options=null"], {}),
+    ],
+)
+def test_the_command_line_names_it(overrides: list[str], drafter: DrafterConfig | dict[str, Any]) -> None:
+    expected = (
+        drafter if isinstance(drafter, DrafterConfig) else DrafterConfig(kind="custom", factory="a:c", options=drafter)
+    )
+    config = compose_config(overrides)
+    assert config.drafter == expected
+    again = from_mapping(RunConfig, json.loads(json.dumps(to_mapping(config))))
+    assert again == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["drafter=custom"], "drafter.factory: required with drafter=custom (MODULE:FUNCTION or FILE.py:FUNCTION)"),
+        (
+            ["drafter.factory=a b"],
+            "drafter.factory=a b: expected MODULE:FUNCTION or FILE.py:FUNCTION, or the name of an",
+        ),
+        (["drafter=ngram", "drafter.factory=a:b"], "drafter.factory=a:b: only allowed with drafter=custom, not ngram"),
+        (
+            ["drafter=a:b", "drafter.factory=c:d"],
+            "drafter.factory=c:d: drafter=a:b names one as well; leave one of them",
+        ),
+        (["drafter.options.x=1"], "drafter.options={'x': 1}: only allowed with drafter=custom, not embedded"),
+        (["drafter=a:b", "drafter.options=5"], "drafter.options=5: expected names and values"),
+        (["drafter=a:b", "drafter.options.x=1,2"], "drafter.options.x=1,2: several values are a sweep, which needs -m"),
+        (["drafter=a:b", "drafter.options.=1"], "drafter.options.=1: no such key"),
+        (
+            ["drafter=a:b", "draft_tensor_parallel_size=2"],
+            "draft_tensor_parallel_size=2: drafter=custom has no model to",
+        ),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config(overrides)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_can_be_swept_and_come_from_a_file(tmp_path: Path) -> None:
+    jobs = expand_sweep(["drafter=a:b", "drafter.options.x=1,2"])
+    assert [compose_config(job).drafter.options for job in jobs] == [{"x": 1}, {"x": 2}]
+    file = tmp_path / "mine.yaml"
+    file.write_text("drafter: {kind: custom, factory: 'a:b', options: {y: [1, 2]}}\n")
+    assert compose_config([f"experiment={file}", "drafter.options.x=1"]).drafter.options == {"y": (1, 2), "x": 1}
+
+
+def test_a_value_that_cannot_be_written_down_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^drafter.options.x=namespace\(\): expected text, a number"):
+        DrafterConfig(kind="custom", factory="a:b", options={"x": SimpleNamespace()})
+    with pytest.raises(ConfigError, match=r"^drafter.options.5: a name is text$"):
+        DrafterConfig(kind="custom", factory="a:b", options={5: 1})  # type: ignore[dict-item]  # a wrong one
+
+
+def test_on_another_machine_the_target_cannot_choose_the_code_that_runs() -> None:
+    asked = DrafterConfig(kind="custom", factory="a:b", options={"path": "/theirs"})
+    for own_words in ([], ["drafter=c:d"]):
+        with pytest.raises(
+            ConfigError, match=r"^drafter.factory=a:b: the target asks for it, and it would run code on"
+        ):
+            own_factory(Options(overrides=tuple(own_words)), asked)
+    named = Options(overrides=("drafter=a:b", "drafter.options.path=/mine"))
+    assert own_factory(named, asked).options == {"path": "/mine"}
+    assert own_factory(Options(), DrafterConfig()) == DrafterConfig()
+
+
+FAILING = """
+from amusd.drafters.base import ChainDrafter, one_by_one
+from amusd.drafters.custom import OwnDrafters
+
+class Failing(ChainDrafter):
+    def propose(self, max_tokens):
+        raise ValueError("a bug of mine")
+def make(context): return OwnDrafters(chains=one_by_one(Failing))
+"""
+
+
+def test_a_drafter_that_fails_costs_no_token(files: Path, own: Path) -> None:
+    (files / "failing.py").write_text(FAILING)
+    drafter = DrafterConfig(kind="custom", factory=f"{files}/failing.py:make")
+    with Engine.start(engine_of(own, drafter)) as engine:
+        answer = answered(engine)
+        plain = answered(engine, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
+    assert answer.token_ids == plain.token_ids

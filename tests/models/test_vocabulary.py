@@ -1,0 +1,175 @@
+"""A draft with another tokenizer than its target reads and proposes the target's ids."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import tiny
+from models.other_tokenizer import save_reindexed, word_tokenizer
+from models.test_tokenizer import byte_fallback_tokenizer
+from tokenizers import AddedToken
+
+from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, SamplingParams, TargetConfig
+from amusd.drafters.factory import load_drafters
+from amusd.engine import Engine
+from amusd.errors import ConfigError
+from amusd.models.attention import register_attention
+from amusd.models.huggingface import wrap_model
+from amusd.models.load_options import LoadOptions
+from amusd.models.loading import load_draft_model
+from amusd.models.numerics import Numerics
+from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
+from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
+from amusd.types import Mode
+
+VOCAB_SIZE = 340
+FIRST_MERGE = 257  # behind <eos> and the bytes
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, and the same model under other ids: with all tokens, and without every fourth word."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = word_tokenizer(VOCAB_SIZE)
+    config = tiny.tiny_config(vocab_size=VOCAB_SIZE, eos_token_id=0, bos_token_id=None, pad_token_id=None)
+    tiny.save_checkpoint(folder / "target", config, tokenizer)
+    save_reindexed(folder / "target", folder / "shuffled")
+    save_reindexed(folder / "target", folder / "cut", keep=lambda token_id: token_id < VOCAB_SIZE - 20)
+    return folder
+
+
+def engine_config(folder: Path, draft: str) -> EngineConfig:
+    return EngineConfig(
+        target=TargetConfig(kind="hf", model=str(folder / "target"), dtype="float32"),
+        drafters=(DrafterConfig(kind="hf", model=str(folder / draft), dtype="float32"),),
+        hardware=HardwareConfig(devices=("cpu", "cpu")),
+        max_model_len=128,
+    )
+
+
+# Which tokens are the same
+
+
+def test_tokens_are_compared_by_their_text_and_special_ones_by_their_name() -> None:
+    target = {0: "<eos>", 1: b"a", 2: b" a", 3: b"ab", 4: b"<eos>", 5: b"abab!", 6: b"\xe2", 7: b"b"}
+    draft = {0: b" a", 1: b"b", 2: "<eos>", 3: b"ab", 4: b"a", 5: b"c", 6: b"<", 7: b">"}
+    shared = share_vocabulary(target, draft, num_ids=9)
+    assert shared.output_ids.tolist() == [0, 1, 2, 3, 7]
+    assert shared.draft_ids.tolist() == [2, 4, 0, 3, 1]
+
+
+def test_a_text_that_has_two_ids_is_proposed_once() -> None:
+    """SentencePiece has a byte `<0x61>` beside the character."""
+    shared = share_vocabulary({3: b"a", 9: b"a"}, {4: b"a", 8: b"a"}, num_ids=10)
+    assert (shared.output_ids.tolist(), shared.draft_ids.tolist()) == ([9], [8])
+    assert shared.readings[3] == shared.readings[9]
+
+
+def test_a_space_and_a_byte_are_the_same_in_both_spellings() -> None:
+    byte_level = HuggingFaceTokenizer(tiny.byte_tokenizer(), frozenset()).token_texts()
+    metaspace = HuggingFaceTokenizer(byte_fallback_tokenizer(), frozenset()).token_texts()
+    assert metaspace[256] == b" "
+    assert set(metaspace.values()) <= set(byte_level.values())
+    assert b"\xe2" in metaspace.values()
+    assert byte_level[256] == "<eos>"
+
+
+def test_added_words_are_texts_and_ids_beyond_the_model_are_left_out() -> None:
+    tokenizer = tiny.byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("  ", special=False)])
+    assert HuggingFaceTokenizer(tokenizer, frozenset()).token_texts()[257] == b"  "
+    assert 257 not in HuggingFaceTokenizer(tokenizer, frozenset(), num_ids=257).token_texts()
+
+
+# What the model computes
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaConfig", "Qwen3Config", "GemmaConfig", "Gemma3TextConfig", "GPT2Config", "OPTConfig", "CohereConfig"]
+)
+@pytest.mark.parametrize("tied", [False, True])
+def test_its_logits_are_those_of_its_own_tokens(name: str, tied: bool) -> None:
+    config = tiny.tiny_config(name, tie_word_embeddings=tied)
+    stock, changed = tiny.tiny_causal_lm(config), tiny.tiny_causal_lm(config, register_attention())
+    target = {token_id: b"%d" % ((7 * token_id + 3) % 97) for token_id in range(60)}
+    draft = {token_id: b"%d" % token_id for token_id in range(97)}
+    shared = share_vocabulary(target, draft, num_ids=64)
+    adopt_vocabulary(changed, shared)
+    options = LoadOptions(numerics=Numerics(width=8, fixed=False), max_model_len=tiny.MAX_LENGTH)
+    model = wrap_model(changed, options, shared.output_ids)
+    assert (model.num_ids, model.vocab_size) == (64, 60)
+    token_ids = [5, 6, 59, 0, 17]
+    own_ids = [int(target[token_id]) for token_id in token_ids]
+    with torch.inference_mode():
+        expected = stock(torch.tensor([own_ids])).logits[0][:, shared.draft_ids]
+    torch.testing.assert_close(model.forward(token_ids, model.new_cache(8)).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+# Loading
+
+
+def test_it_says_what_it_can_propose_and_takes_the_ids_of_the_target(pair: Path) -> None:
+    drafters = load_drafters(engine_config(pair, "cut"), "cpu")
+    assert drafters.tokenizer_hash == load_tokenizer(pair / "target").fingerprint
+    assert (drafters.vocab_size, drafters.num_ids) == (VOCAB_SIZE - 20, VOCAB_SIZE)
+    (note,) = drafters.notes
+    assert note.startswith("its tokenizer differs from the target's: it can propose 320 of 340 token ids, ")
+    assert note.endswith("% of the tokens of an English text")
+
+
+def test_padding_alone_is_no_other_tokenizer(pair: Path, tmp_path: Path) -> None:
+    tokenizer = word_tokenizer(VOCAB_SIZE)
+    tiny.save_checkpoint(tmp_path / "padded", tiny.tiny_config(vocab_size=VOCAB_SIZE + 60), tokenizer)
+    config = engine_config(pair, str(tmp_path / "padded"))
+    model, _ = load_draft_model(config.drafters[0], config, "cpu")
+    assert model.output_ids is None
+    assert load_drafters(config, "cpu").notes == []
+
+
+def test_without_the_targets_files_it_says_its_own_tokenizer(pair: Path, tmp_path: Path) -> None:
+    shutil.copytree(pair / "cut", tmp_path / "cut")
+    drafters = load_drafters(engine_config(tmp_path, "cut"), "cpu")
+    assert drafters.tokenizer_hash == load_tokenizer(pair / "cut").fingerprint
+
+
+def test_too_few_tokens_in_common_are_refused_with_the_number(pair: Path, tmp_path: Path) -> None:
+    shutil.copytree(pair / "target", tmp_path / "target")
+    save_reindexed(pair / "target", tmp_path / "few", keep=lambda token_id: token_id % 8 == 0)
+    with pytest.raises(ConfigError, match=r"it can propose \d+ of 340 token ids, \d+% of .*below 40%.*drafter=ngram"):
+        load_drafters(engine_config(tmp_path, "few"), "cpu")
+
+
+# Decoding
+
+PROMPT = "The keeper of the lighthouse read the book in the winter"
+RULES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "matching": {"temperature": 0.8},
+    "rejection": {"temperature": 0.8, "acceptance": "rejection"},
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("draft", "least"), [("shuffled", 0.98), ("cut", 0.05)])
+def test_answers_are_those_of_plain_decoding(pair: Path, draft: str, least: float) -> None:
+    """The same weights under other ids are nearly always right; without some tokens, sometimes."""
+    with Engine.start(engine_config(pair, draft)) as engine:
+        for rule, settings in RULES.items():
+            params = SamplingParams(max_new_tokens=64, ignore_eos=True, seed=5, **settings)
+            plain = engine.generate(PROMPT, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
+            for decoding in (
+                DecodingConfig(mode=Mode.SYNCHRONOUS),
+                DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain"),
+                DecodingConfig(mode=Mode.ASYNCHRONOUS),
+            ):
+                answer = engine.generate(PROMPT, params, decoding=decoding)
+                if rule != "rejection":  # whose law `tests/sampling/test_rejection.py` counts
+                    assert answer.token_ids == plain.token_ids, (rule, decoding)
+                if decoding.mode is Mode.SYNCHRONOUS:
+                    metrics = answer.metrics
+                    assert metrics.num_accepted >= least * metrics.num_verified > 0, (rule, metrics)
+        assert engine.draft_failure is None

@@ -1,0 +1,68 @@
+"""Synchronous decoding in trees: the draft takes its steps and stops, the target verifies the likeliest paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from runtime.pair import PROMPT, decoding, pair, params, reference
+from runtime.table_tree import TableTreeDrafter, spread
+from runtime.test_branching import NUM_TOKENS, SAME, TREES, check_counts, sampled
+
+from amusd.config import DecodingConfig
+from amusd.drafters.base import Drafter
+from amusd.drafters.ngram import NgramDrafter
+from amusd.errors import ConfigError
+from amusd.types import Mode
+
+CHAINS: dict[str, Callable[[], Drafter]] = {}
+
+
+def tree(num_steps: int, **changes: object) -> DecodingConfig:
+    return decoding(Mode.SYNCHRONOUS, num_steps, tree=True, **{"fan_out": 3, "rows_per_step": 4, **changes})
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("num_steps", [1, 2, 4])
+def test_the_tokens_are_those_of_plain_decoding(name: str, num_steps: int) -> None:
+    with pair(CHAINS, {name: TREES[name]}) as (engine, _):
+        answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=tree(num_steps), drafter=name)
+        drawn = engine.generate(PROMPT, sampled(0.8), decoding=tree(num_steps), drafter=name)
+        plain = engine.generate(PROMPT, sampled(0.8), decoding=decoding(Mode.AUTOREGRESSIVE))
+    assert tuple(answer.token_ids) == reference(NUM_TOKENS)[len(PROMPT) :]
+    assert drawn.token_ids == plain.token_ids
+    for one in (answer, drawn):
+        check_counts(one)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_the_draft_takes_its_steps_and_stops(num_steps: int) -> None:
+    """One step for each candidate of the likeliest path, and none ahead of a verdict."""
+    with pair(CHAINS, SAME, pass_seconds=0.01) as (engine, _):
+        metrics = engine.generate(PROMPT, params(NUM_TOKENS), decoding=tree(num_steps), drafter="same").metrics
+    assert metrics.num_tokens / metrics.num_passes > num_steps  # each block is accepted, and a token more
+    assert metrics.draft is not None
+    assert num_steps * (metrics.num_passes - 2) <= metrics.draft.num_steps <= num_steps * metrics.num_passes
+
+
+def test_a_tree_finds_what_a_chain_of_the_same_steps_misses() -> None:
+    makers: dict[str, Callable[[], Drafter]] = {"spread": lambda: TableTreeDrafter(places=spread(1))}
+    num_passes = []
+    with pair(CHAINS, makers) as (engine, _):
+        for options in ({"fan_out": 3, "verify_breadth": 3}, {"fan_out": 2, "verify_breadth": 1}):
+            answer = engine.generate(PROMPT, params(NUM_TOKENS), decoding=tree(3, **options), drafter="spread")
+            num_passes.append(answer.metrics.num_passes)
+    assert num_passes[0] < num_passes[1]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "changes", "message"),
+    [
+        ("ngram", {}, "tree=true: drafter=ngram drafts no trees; allowed: same"),
+        ("same", {"temperature": 0.8, "acceptance": "rejection"}, "tree=true: not with sampling.acceptance=rejection"),
+    ],
+)
+def test_what_cannot_be_a_tree_is_refused(drafter: str, changes: dict[str, Any], message: str) -> None:
+    with pair({"ngram": lambda: NgramDrafter(2)}, SAME) as (engine, _), pytest.raises(ConfigError, match=message):
+        engine.generate(PROMPT, sampled(changes.pop("temperature", 0.0), **changes), decoding=tree(2), drafter=drafter)

@@ -1,0 +1,100 @@
+"""The contract suite that ships: it passes what keeps the promises, and finds each way of breaking one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import pytest
+from models import tiny
+
+from amusd.drafters.base import ChainDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
+from amusd.drafters.tree import ModelTreeDrafter
+from amusd.models.cached_model import CachedModel
+from amusd.models.numerics import Numerics
+from amusd.protocol.draft_session import Transition
+from amusd.testing.contract import check_chain_drafter, check_tree_drafter
+
+NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
+VOCAB_SIZE = 12
+
+
+@functools.lru_cache
+def model() -> CachedModel:
+    return tiny.wrapped_pair("LlamaConfig", NUMERICS)[1]
+
+
+class Remembers(NgramDrafter):
+    """Keeps in its index what was cut."""
+
+    def truncate(self, length: int) -> None:
+        ChainDrafter.truncate(self, length)
+
+
+class Forgets(NgramDrafter):
+    """Proposes, and does not take it in."""
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        return self.continuation(max_tokens)
+
+
+class TooMany(NgramDrafter):
+    """Proposes one token more than asked for."""
+
+    def propose(self, max_tokens: int) -> tuple[int, ...]:
+        return super().propose(max_tokens + 1)
+
+
+class Beyond(NgramDrafter):
+    """Has no capacity."""
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        self._capacity = 1000
+        super().commit(token_ids)
+
+
+class Stays(NgramDrafter):
+    """Does not forget a sequence."""
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        kept = dict(self._ends)
+        super().open(token_ids, capacity, fan_out)
+        self._ends = {**kept, **self._ends}
+
+    def close(self) -> None:
+        """Nothing is released."""
+
+
+@pytest.mark.parametrize("broken", [Remembers, Forgets, TooMany, Beyond, Stays])
+def test_a_broken_drafter_of_chains_is_found(broken: type[NgramDrafter]) -> None:
+    with pytest.raises((AssertionError, IndexError)):
+        check_chain_drafter(lambda: broken(1, 3), vocab_size=6)
+
+
+class KeepsSlots(ModelTreeDrafter):
+    """Joins the wrong keys to the prefix."""
+
+    def follow(self, transition: Transition) -> None:
+        super().follow(transition)
+        if transition.kept:
+            self._prefix[self._num_computed - 1] = 0
+
+
+class MissesTokens(ModelTreeDrafter):
+    """Does not tell its lookup what was committed."""
+
+    def follow(self, transition: Transition) -> None:
+        ngrams, self._ngrams = self._ngrams, None
+        super().follow(transition)
+        self._ngrams = ngrams
+
+
+def test_a_drafter_of_trees_keeps_its_promise() -> None:
+    check_tree_drafter(lambda: ModelTreeDrafter(model(), NgramCache(2, 4)), vocab_size=VOCAB_SIZE, num_histories=10)
+
+
+@pytest.mark.parametrize("broken", [KeepsSlots, MissesTokens])
+def test_a_broken_drafter_of_trees_is_found(broken: type[ModelTreeDrafter]) -> None:
+    with pytest.raises(AssertionError):
+        check_tree_drafter(lambda: broken(model(), NgramCache(2, 4)), vocab_size=VOCAB_SIZE)
