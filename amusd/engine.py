@@ -328,6 +328,8 @@ class Engine:
         check_runs_ahead(name, decoding)
         self._check_sampling(params, name, decoding)
         policy = make_policy(decoding, can_branch=self._can_branch(params, name))
+        if policy.fan_out > 1 and decoding.mode is Mode.ASYNCHRONOUS:
+            self._check_branching(params, name, f"policy={decoding.policy}")
         self._check_offered(name, as_tree=policy.fan_out > 1)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
         request = Request(
@@ -456,7 +458,7 @@ class Engine:
 
     def _check_branching(self, params: SamplingParams, drafter: str | None, asked: str) -> None:
         if params.rule == "rejection":
-            allowed = "chain" if asked == "policy=branching" else "tree=false"
+            allowed = "tree=false" if asked == "tree=true" else "chain"
             raise ConfigError(
                 f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: {allowed}"
             )
@@ -471,6 +473,10 @@ class Engine:
         if drafter is None or peer is None:
             return
         offered = peer.tree_drafters if as_tree else peer.drafters
+        if drafter in peer.tree_drafters and not as_tree and drafter not in offered:
+            raise ConfigError(
+                f"drafter={drafter}: drafts trees only: use policy=branching, or mode=synchronous tree=true"
+            )
         if drafter not in offered:
             raise ConfigError(f"drafter={drafter}: the draft has {', '.join(offered) or 'none'}")
 

@@ -96,7 +96,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        return _convert(next(a for a in arguments if a is not type(None)), value, key)
+        plain = (argument for argument in arguments if argument is not type(None))
+        return _convert(str if str in arguments else next(plain), value, key)  # a choice or text is checked later
     if origin is Literal or hint is Mode:
         allowed = list(arguments) if origin is Literal else [mode.value for mode in Mode]
         text = value.value if isinstance(value, Mode) else value

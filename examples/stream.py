@@ -3,7 +3,7 @@
     python examples/stream.py --prompt "Why is the sky blue?"
     python examples/stream.py --target /models/big --drafter /models/small --temperature 0.7
 
-Without `--target` and `--drafter` the embedded pair answers; with them, two checkpoints that share a tokenizer.
+Without `--target` and `--drafter` the embedded pair answers; with them, two checkpoints, best with one tokenizer.
 """
 
 from __future__ import annotations

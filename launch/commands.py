@@ -1,6 +1,6 @@
-"""Commands that need no pair of workers: `bench` and `simulate`, and what `trace` needs to know of a run directory.
+"""Commands that need no pair of workers: `bench`, `simulate`, `export-draft`, and a run directory as `trace` sees it.
 
-`bench` and `simulate` load torch when they run; `bench` starts the processes that it needs itself.
+They load torch when they run; `bench` starts the processes that it needs itself.
 """
 
 from __future__ import annotations
@@ -63,6 +63,19 @@ def run_simulation(config: RunConfig) -> int:
     finally:  # what no file can take is shown all the same
         console.text(simulate_text(result))
         console.document(result)
+    return 0
+
+
+def export_embedded_draft(folder: Path) -> int:
+    """Write the embedded draft to `folder` as a transformers checkpoint. Raises `ConfigError`."""
+    from amusd.models.embedded_draft import export_draft, make_new_folder
+    from amusd.models.embedded_target import embedded_target_path
+
+    console = Console(json_only=False)
+    make_new_folder(folder)  # before the target is unpacked: a mistake costs nothing
+    target = embedded_target_path(report=console.note)
+    export_draft(target, folder)
+    console.note(f"the embedded draft is in {folder}; its target: {target}")
     return 0
 
 

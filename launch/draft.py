@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 from amusd.child.lives import Lives
@@ -79,14 +79,13 @@ def _join(place: Place, secret: bytes) -> Store:
 def _drafts(options: Options, place: Place, group: Group, lives: Lives) -> Iterator[DraftProcess]:
     """The first draft loads meanwhile, and the last one has ended when this is left. Raises `ConfigError`."""
     # whatever it is told: a worker decides by itself how it connects, with which keys, and which code it runs
-    config = dataclasses.replace(
-        group.config, transport=own_transport(options), drafter=own_factory(options, group.config.drafter)
-    )
+    config = dataclasses.replace(group.config, transport=own_transport(options))
     cores = allowed_cores()
     config = claim_hardware(config, Role.DRAFT, apart=place.apart)
+    engine = config.engine_for(group.command)
     directories = [job.run_directory for job in group.jobs]
     drafts = DraftProcess(
-        config.engine_for(group.command),
+        dataclasses.replace(engine, drafters=own_code(options, engine.drafters)),
         directories if directories[0].is_dir() else [],  # another machine may not have them
         work=options.roles,
         tell_loss=tell,
@@ -107,22 +106,26 @@ def own_transport(options: Options) -> TransportConfig:
     return compose_config(options.overrides).transport
 
 
-def own_factory(options: Options, drafter: DrafterConfig) -> DrafterConfig:
-    """The drafter that the target asks for, with this worker's own word on code that would run here.
+def own_code(options: Options, drafters: Sequence[DrafterConfig]) -> tuple[DrafterConfig, ...]:
+    """The drafters that the target asks for, with this worker's own word on code that would run here.
 
-    Raises `ConfigError` where this worker's own arguments do not name the same factory.
+    Raises `ConfigError` for a factory that this worker's own arguments do not name.
     """
     from .compose import compose_config
 
-    if drafter.factory is None:
-        return drafter
-    own = compose_config(options.overrides).drafter
-    if own.factory != drafter.factory:
-        raise ConfigError(
-            f"drafter.factory={drafter.factory}: the target asks for it, and it would run code on this machine; start "
-            f"the draft with drafter.factory={drafter.factory}, too"
-        )
-    return dataclasses.replace(drafter, options=own.options)
+    if all(drafter.factory is None for drafter in drafters):
+        return tuple(drafters)
+    own = {drafter.factory: drafter.options for drafter in compose_config(options.overrides).engine().drafters}
+    for drafter in drafters:
+        if drafter.factory not in (None, *own):
+            raise ConfigError(
+                f"drafter.factory={drafter.factory}: the target asks for it, and it would run code on this machine; "
+                f"start the draft with drafter.factory={drafter.factory}, too"
+            )
+    return tuple(
+        drafter if drafter.factory is None else dataclasses.replace(drafter, options=own[drafter.factory])
+        for drafter in drafters
+    )
 
 
 def _told_group(place: Place, store: Store) -> Group | None:

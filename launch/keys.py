@@ -38,7 +38,8 @@ class Key:
     @property
     def is_text(self) -> bool:
         """Whether its value is free text, taken literally."""
-        return typing.get_origin(self.hint) in (types.UnionType, typing.Union) and str in typing.get_args(self.hint)
+        is_union = typing.get_origin(self.hint) in (types.UnionType, typing.Union)
+        return is_union and str in typing.get_args(self.hint) and not self.allowed
 
     @property
     def allowed(self) -> str:

@@ -181,7 +181,7 @@ def _show(config: RunConfig, what: str, console: Console) -> int:
 
 def _export(arguments: Arguments) -> int:
     folder = _folder_alone(arguments, "PATH")
-    from amusd.commands.export_draft import export_embedded_draft
+    from .commands import export_embedded_draft
 
     return export_embedded_draft(folder)
 

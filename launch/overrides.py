@@ -81,12 +81,15 @@ def settle(overrides: Sequence[str]) -> dict[str, str]:
 def _names_model(group: str, choice: str) -> bool:
     """Whether it is a folder, or `owner/name` of the model hub, and neither a choice of the group nor several."""
     is_one = choice not in groups()[group] and "," not in choice and not choice.endswith(".yaml")
+    if is_reference(choice):  # a path, too
+        return False
     return is_one and ("/" in choice or os.path.isdir(choice))  # noqa: PTH112 - a name too long is no error
 
 
 def _names_factory(choice: str) -> bool:
     """Whether it is code that makes a drafter, or an entry point for it, and not a choice of the group."""
-    return choice not in groups()["drafter"] and (is_reference(choice) or choice in entry_point_names(DRAFTERS))
+    is_one = choice not in groups()["drafter"] and "," not in choice
+    return is_one and (is_reference(choice) or choice in entry_point_names(DRAFTERS))
 
 
 def option_value(key: str, value: str) -> Any:
@@ -146,7 +149,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _choices(key: str, value: str) -> list[str]:
-    is_model = key in MODEL_GROUPS and _names_model(key, value)
+    is_model = (key in MODEL_GROUPS and _names_model(key, value)) or (key == "drafter" and _names_factory(value))
     if is_model or (is_text(key) and (key == "prompt" or not value.startswith("choice("))):
         return [f"{key}={value}"]
     parsed = _parse(key, value)
@@ -157,7 +160,7 @@ def _choices(key: str, value: str) -> list[str]:
     if parsed.value_type is ValueType.INTERVAL_SWEEP:
         raise ConfigError(f"{key}={value}: an interval has no end of values; use a,b,c or range(start,stop,step)")
     try:
-        if is_text(key):  # Hydra's escapes are for its own grammar, which text does not pass again
+        if is_text(key) or key in MODEL_GROUPS:  # Hydra's escapes are for its grammar, which text does not pass again
             values = [str(getattr(item, "text", item)) for item in parsed.sweep_iterator()]
         else:
             values = list(parsed.sweep_string_iterator())

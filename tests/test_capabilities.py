@@ -12,7 +12,8 @@ from models import tiny
 from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference
 
 from amusd.commands.contestants import contestants_of
-from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, RunConfig, capabilities
+from amusd.commands.doctor import _schedules
+from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, EngineConfig, RunConfig, capabilities
 from amusd.drafters import factory
 from amusd.drafters.base import DrafterKind as OfferedKind
 from amusd.drafters.oracle import always_right
@@ -70,14 +71,27 @@ def test_a_document_shows_the_table() -> None:
 @pytest.mark.parametrize(
     ("can", "schedules"),
     [
-        (Capabilities(), "mode=synchronous, asynchronous (policy=chain, windowed, branching, auto)"),
-        (Capabilities(tree=False), "mode=synchronous, asynchronous (policy=chain, windowed, auto)"),
-        (Capabilities(chain=False), "mode=asynchronous (policy=branching, auto)"),
-        (BESIDE, "mode=synchronous"),
+        (
+            Capabilities(),
+            "mode=synchronous (tree=false or true), asynchronous (policy=chain, windowed, branching, auto)",
+        ),
+        (Capabilities(tree=False), "mode=synchronous (tree=false), asynchronous (policy=chain, windowed, auto)"),
+        (Capabilities(chain=False), "mode=synchronous (tree=true), asynchronous (policy=branching, auto)"),
+        (BESIDE, "mode=synchronous (tree=false or true)"),
     ],
 )
 def test_its_schedules_are_said_in_words(can: Capabilities, schedules: str) -> None:
     assert can.schedules == schedules
+
+
+def test_doctor_tells_the_schedules_of_what_is_offered() -> None:
+    drafters = (DrafterConfig(kind="ngram"), DrafterConfig(kind="custom", factory="mine:make"))
+    offered = {OfferedKind("ngram"): lambda _: [], OfferedKind("custom", drafts_trees=True): lambda _: []}
+    found = _schedules(EngineConfig(drafters=drafters), factory.LoadedDrafters(offered, 0, ""))
+    assert found.text == (
+        "ngram: mode=synchronous (tree=false), asynchronous (policy=chain, windowed, auto); "
+        "custom: mode=synchronous (tree=true), asynchronous (policy=branching, auto)"
+    )
 
 
 @pytest.mark.usefixtures("beside")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amusd.config import RunConfig
+from amusd.config import CompareConfig, DrafterConfig, RunConfig
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 from amusd.settings import from_mapping, to_mapping
@@ -22,7 +22,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"bench": {"contexts": [64, 0]}}, "bench.contexts=[64, 0]: name lengths from 1 on"),
     (
         {"drafter": {"kind": "ngrams"}},
-        "drafter.kind=ngrams: allowed: embedded, hf, eagle, ngram, self, synthetic, custom; did you mean 'ngram'?",
+        (
+            "drafter.kind=ngrams: allowed: embedded, hf, eagle, medusa, dflash, ngram, self, synthetic, custom"
+            "; did you mean 'ngram'?"
+        ),
     ),
     ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
     ({"hardware": {"synthetic": "llama-8b"}}, "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: "),
@@ -83,7 +86,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"kind": "hf"}}, "drafter.model: required with drafter=hf"),
     (
         {"drafter": {"model": "/m"}},
-        "drafter.model=/m: only allowed with drafter=hf or drafter=eagle, not with drafter=embedded",
+        (
+            "drafter.model=/m: only allowed with drafter=hf or drafter=eagle or drafter=medusa or drafter=dflash"
+            ", not with drafter=embedded"
+        ),
     ),
     ({"drafter": {"kind": "self"}}, "drafter.num_layers=None: required with drafter=self"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
@@ -115,6 +121,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         "hardware.devices=['cuda:0', 'cuda:1']: name 3: the target's 1, the draft's 2",
     ),
     ({"workload": {"num_prompts": 0}}, "workload.num_prompts=0: must be at least 1"),
+    ({"compare": {"drafters": ["hf:/a", "hf:/b"]}}, "compare.drafters=['hf:/a', 'hf:/b']: names hf twice"),
+    ({"compare": {"drafters": ["eagel:/a"]}}, "compare.drafters=eagel:/a: allowed: embedded, hf, eagle, "),
+    ({"compare": {"drafters": ["eagle"]}}, "drafter.model: required with drafter=eagle"),
     ({"compare": {"synchronous_lengths": []}}, "compare.synchronous_lengths=[]: name at least one length"),
     ({"compare": {"synchronous_lengths": [2, 0]}}, "compare.synchronous_lengths=[2, 0]: name at least one length"),
     ({"max_verify_width": 1}, "max_verify_width=1: must be at least 2"),
@@ -193,6 +202,13 @@ def test_accept_reaches_the_synthetic_drafter_alone_and_wins_over_its_own() -> N
     assert accepted(drafter=synthetic, accept=0.7) == [0.7]
     assert accepted(drafter=synthetic, accept=0) == [0]
     assert accepted(compare={"drafters": ["ngram", "synthetic"]}, accept=0.7) == [0.8, 0.7]
+
+
+def test_drafters_to_compare_may_name_their_models() -> None:
+    config = RunConfig(drafter=DrafterConfig(min_lookup=0), compare=CompareConfig(drafters=("embedded", "eagle:/a:b")))
+    embedded, eagle = config.engine().drafters
+    assert (embedded.kind, embedded.min_lookup) == ("embedded", 0)
+    assert (eagle.kind, eagle.model) == ("eagle", "/a:b")
 
 
 def test_the_keys_of_branching_reach_the_schedule_and_the_drafter() -> None:

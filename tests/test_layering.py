@@ -122,7 +122,7 @@ def test_every_module_keeps_to_its_layer(path: Path) -> None:
         ("amusd.commands.run", "from os import getenv"),
         ("amusd.helpers", ""),
         ("amusd.reporting.map", "import matplotlib"),
-        ("amusd.commands.serve", "import uvicorn"),
+        ("amusd.commands.run", "import uvicorn"),
     ],
 )
 def test_the_check_finds_a_violation(module: str, source: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amusd.answer import Generation
-from amusd.config import DecodingConfig, RunConfig, runs_ahead
+from amusd.config import DecodingConfig, RunConfig
 from amusd.console import percent, table
 from amusd.engine import Engine
 from amusd.policies.factory import policy_name
@@ -113,7 +113,7 @@ def contestants_of(config: RunConfig) -> list[Contestant]:
             for is_tree in shapes
             for length in config.synchronous_lengths()
         ]
-        policies = config.asynchronous_policies() if runs_ahead(drafter.kind) else ()
+        policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
         found += [Contestant(replace(decoding, policy=policy), drafter.kind) for policy in policies]
     sizes = config.compare.batch_sizes
     return list(dict.fromkeys([plain, *(replace(one, batch_size=size) for size in sizes for one in found)]))

@@ -15,7 +15,7 @@ import torch
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig, TransportConfig
 from amusd.console import Console
-from amusd.drafters.factory import load_drafters
+from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import AmusdError
 from amusd.models.loading import draft_dtype, explain_drafter, explain_target, load_target, target_dtype
 from amusd.models.self_test import measure_width_invariance
@@ -156,6 +156,7 @@ def _link(name: str, transport: TransportConfig, hardware: HardwareConfig) -> Fi
 
 def _pair(config: EngineConfig) -> list[Finding]:
     loaded: list[tuple[Any, Tokenizer]] = []
+    drafts: list[LoadedDrafters] = []
 
     def target() -> str:
         torch.set_num_threads(config.hardware.num_threads)
@@ -171,20 +172,27 @@ def _pair(config: EngineConfig) -> list[Finding]:
         device = device_of(config, Role.DRAFT)
         texts = [_drafter_text(drafter, config, device) for drafter in config.drafters]
         draft = load_drafters(config, device)
+        drafts.append(draft)
         if loaded and draft.tokenizer_hash not in ("", loaded[0][1].fingerprint):
             raise AmusdError("the drafter's tokenizer differs from the target's")
         return "; ".join([*texts, *draft.notes])
 
-    findings = [_try("target", target), _try("drafter", drafters), _schedules(config)]
+    findings = [_try("target", target), _try("drafter", drafters)]
+    findings += [_schedules(config, draft) for draft in drafts]
     if loaded:
         findings.append(_exactness(*loaded[0], fixed=config.verify_width == "fixed"))
         findings.append(Finding("answers", None, describe_capacity(loaded[0][0], config.max_num_seqs)))
     return findings
 
 
-def _schedules(config: EngineConfig) -> Finding:
+def _schedules(config: EngineConfig, draft: LoadedDrafters) -> Finding:
     """The modes and policies that each drafter can keep to."""
-    return Finding("schedules", None, "; ".join(f"{each.kind}: {each.can.schedules}" for each in config.drafters))
+    chains, trees = draft.names(drafts_trees=False), draft.names(drafts_trees=True)
+    texts = []
+    for drafter in config.drafters:
+        can = dataclasses.replace(drafter.can, chain=drafter.kind in chains, tree=drafter.kind in trees)
+        texts.append(f"{drafter.kind}: {can.schedules}")
+    return Finding("schedules", None, "; ".join(texts))
 
 
 def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> str:

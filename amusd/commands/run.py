@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from amusd.commands.compare import compare, write_answers
 from amusd.commands.generate import PARTIAL_FILE, generate, generate_file
-from amusd.commands.serve import serve
-from amusd.config import RunConfig
+from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, MissingDependencyError
 from amusd.files import write_json
 from amusd.reporting.comparison import write_comparison_page
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.startup import make_recorder
 from amusd.types import Role
 from amusd.workload import WorkloadPrompt, prompts_of
+
+INSTALL_SERVE = "pip install 'amusd[serve]'"
 
 
 def run_target(
@@ -58,6 +59,16 @@ def run_target(
             yield exit_code
             if engine.draft_failure is not None:
                 return
+
+
+def serve(config: RunConfig, connect: Callable[[EngineConfig], Engine], console: Console) -> int:
+    """Serve; returns the exit code. `connect` makes the engine. Raises `ConfigError` for what cannot be had."""
+    try:
+        from amusd.serving.server import run_server
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"serve: needs {error.name}, which is not installed; {INSTALL_SERVE}") from None
+    run_server(config, connect, lambda line: console.note(f"amusd: {line}"))
+    return 0
 
 
 def _run(

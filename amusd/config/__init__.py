@@ -15,6 +15,7 @@ from amusd.config.decoding import (
     AsynchronousPolicy,
     DecodingConfig,
     Distribution,
+    PolicyName,
     SamplingParams,
 )
 from amusd.config.engine import (
@@ -51,6 +52,7 @@ __all__ = [
     "EngineConfig",
     "HardwareConfig",
     "ModelShape",
+    "PolicyName",
     "RunConfig",
     "SamplingParams",
     "ServeConfig",

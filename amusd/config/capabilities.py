@@ -18,7 +18,7 @@ class Capabilities:
     chain: bool = True
     """It drafts one path: synchronous mode, the policies `chain` and `windowed`."""
     tree: bool = True
-    """It drafts trees: the policy `branching`, and what `auto` does if it can."""
+    """It drafts trees: synchronous mode with `tree`, the policy `branching`, and what `auto` does if it can."""
     runs_ahead: bool = True
     """It goes on behind its own guesses before the target has judged them: asynchronous mode."""
     needs_features: bool = False
@@ -33,7 +33,8 @@ class Capabilities:
     @property
     def schedules(self) -> str:
         """The modes and policies that it can keep to, in words."""
-        modes = ["synchronous"] if self.chain else []
+        shapes = [*(["false"] if self.chain else []), *(["true"] if self.tree else [])]
+        modes = [f"synchronous (tree={' or '.join(shapes)})"]
         if self.runs_ahead:
             policies = [*(["chain", "windowed"] if self.chain else []), *(["branching"] if self.tree else []), "auto"]
             modes.append(f"asynchronous (policy={', '.join(policies)})")
@@ -45,6 +46,8 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "embedded": Capabilities(),
         "hf": Capabilities(),
         "eagle": Capabilities(needs_features=True, ranks=False),
+        "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False),
+        "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False),
         "ngram": Capabilities(has_model=False, ranks=False, any_target=True),
         "self": Capabilities(),
         "synthetic": Capabilities(any_target=True),
@@ -69,5 +72,7 @@ def check_runs_ahead(kind: str | None, decoding: DecodingConfig) -> None:
     """Raise `ConfigError` if a drafter that cannot run ahead is asked to."""
     if decoding.mode is not Mode.ASYNCHRONOUS or runs_ahead(kind):
         return
-    why = ", whose hidden states of the committed text it needs" if CAPABILITIES[kind or ""].needs_features else ""
-    raise ConfigError(f"drafter={kind}: cannot run ahead of the target{why}: use mode=synchronous")
+    can = CAPABILITIES[kind or ""]
+    why = ", whose hidden states of the committed text it needs" if can.needs_features else ""
+    tree = "" if can.chain else " tree=true"
+    raise ConfigError(f"drafter={kind}: cannot run ahead of the target{why}: use mode=synchronous{tree}")

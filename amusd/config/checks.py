@@ -9,7 +9,7 @@ from amusd.config.plugins import DRAFTERS, check_named
 from amusd.errors import ConfigError
 from amusd.settings import shown
 
-WITH_CHECKPOINT = ("hf", "eagle")
+WITH_CHECKPOINT = ("hf", "eagle", "medusa", "dflash")
 """Kinds of models that are read from a folder or the hub."""
 _MAX_SECONDS = 1e6
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from amusd.config.checks import require
-from amusd.config.decoding import AsynchronousPolicy
-from amusd.config.engine import DrafterKind
+from amusd.config.decoding import PolicyName, check_policy
 
 HIDDEN = "(hidden)"
 """The text that replaces a secret in a file that others may read."""
@@ -35,24 +34,30 @@ class WorkloadConfig:
 class CompareConfig:
     """What `amusd compare` runs beside plain decoding."""
 
-    drafters: tuple[DrafterKind, ...] = ()
-    """Drafters to compare, by kind; empty: the configured one."""
+    drafters: tuple[str, ...] = ()
+    """Drafters to compare, each `KIND`, `KIND:FOLDER_OR_HUB_NAME` or `custom:FACTORY`, of different kinds; empty: the
+    configured one."""
     synchronous_lengths: tuple[int, ...] = (2, 4, 7)
     """Values of num_speculative_tokens tried; the table shows the best, named."""
     trees: bool = False
     """Try trees of these lengths, too (`tree`), with drafters that can."""
-    policies: tuple[AsynchronousPolicy, ...] = ()
+    policies: tuple[PolicyName, ...] = ()
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)
     """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
 
     def __post_init__(self) -> None:
+        for policy in self.policies:
+            check_policy("compare.policies", policy)
         require(
             bool(self.batch_sizes) and min(self.batch_sizes) >= 1 and len({*self.batch_sizes}) == len(self.batch_sizes),
             "compare.batch_sizes",
             list(self.batch_sizes),
             "name at least one, each at least 1, and none twice",
         )
+        kinds = [name.partition(":")[0] for name in self.drafters]
+        twice = next((kind for kind in kinds if kinds.count(kind) > 1), "")
+        require(not twice, "compare.drafters", list(self.drafters), f"names {twice} twice")
         require(
             bool(self.synchronous_lengths) and min(self.synchronous_lengths) >= 1,
             "compare.synchronous_lengths",

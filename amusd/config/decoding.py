@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from amusd.config.checks import check_seconds, require
-from amusd.settings import convert_fields, shown
+from amusd.config.plugins import POLICIES, entry_point_names, is_reference
+from amusd.errors import ConfigError
+from amusd.settings import convert_fields, nearest, shown
 from amusd.types import Mode
 
 AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"]
+PolicyName: TypeAlias = AsynchronousPolicy | str
+"""One of them, or code of the user's own (`docs/writing_a_drafter.md`)."""
 AcceptanceRule: TypeAlias = Literal["auto", "greedy", "matching", "rejection"]
 
 MAX_BIASES = 1 << 16
@@ -169,15 +173,26 @@ class SamplingParams(Distribution):
         return Distribution(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Distribution)})
 
 
+def check_policy(key: str, name: str | None) -> None:
+    """Raise `ConfigError` unless a policy may be meant. Does not look whether the user's code is there."""
+    allowed: tuple[str, ...] = get_args(AsynchronousPolicy)
+    if name in allowed or (name is not None and is_reference(name)):
+        return
+    allowed += entry_point_names(POLICIES)
+    if name not in allowed:
+        raise ConfigError(f"{key}={shown(name)}: allowed: {', '.join(allowed)}{nearest(shown(name), allowed)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
     """The schedule of one request; any two requests of an engine may differ in it."""
 
     mode: Mode = Mode.ASYNCHRONOUS
-    policy: AsynchronousPolicy = "auto"
+    policy: PolicyName = "auto"
     """Asynchronous mode only. `chain`: the draft follows its best guess; `windowed`: it fills one window while another
     is verified; `branching`: it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: that
-    where it can, and waits as long as it finds worth it."""
+    where it can, and waits as long as it finds worth it. `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
+    point of `amusd.policies`: a policy of your own (`docs/writing_a_drafter.md`)."""
     num_speculative_tokens: int = 4
     """Synchronous mode: candidates per verification; `windowed`: tokens of a window."""
     tree: bool = False
@@ -205,6 +220,7 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "")
+        check_policy("policy", self.policy)
         counts = ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step")
         for name in (*counts, "verify_breadth"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")

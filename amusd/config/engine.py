@@ -11,7 +11,7 @@ from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
 from amusd.config.checks import check_factory, check_model, check_seconds, require
 from amusd.settings import convert_fields
 
-DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "ngram", "self", "synthetic", "custom"]
+DrafterKind: TypeAlias = Literal["embedded", "hf", "eagle", "medusa", "dflash", "ngram", "self", "synthetic", "custom"]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
 ModelShape: TypeAlias = Literal[
@@ -61,8 +61,8 @@ class DrafterConfig:
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint with the target's tokenizer, as of the target. `eagle`:
-    of a drafter that was trained for the target."""
+    """`hf`: a folder or hub name of a transformers checkpoint, best with the target's tokenizer; as of the target.
+    `eagle`, `medusa`, `dflash`: of a drafter that was trained for the target."""
     dtype: DraftDtype = "auto"
     """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
     where the CPU has fast products for it, else as of the target."""
@@ -75,10 +75,10 @@ class DrafterConfig:
     vocab_size: int = 8192
     """`embedded`: how many token ids its model can propose (the most frequent ones)."""
     min_lookup: int = 4
-    """`embedded`: shortest repeated suffix whose continuation is proposed in the model's place; 0: never, and what
-    followed shorter ones is not mixed into the guesses of a tree either."""
+    """`embedded`, `eagle`: shortest repeated suffix whose continuation is proposed in the model's place; 0: never, and
+    what followed shorter ones is not mixed into the guesses of a tree either."""
     max_lookup: int = 12
-    """`embedded`: longest suffix that is looked up for that."""
+    """`embedded`, `eagle`: longest suffix that is looked up for that."""
     shape: ModelShape | None = None
     """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
     accept: float = 0.8

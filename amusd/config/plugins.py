@@ -23,6 +23,8 @@ from amusd.settings import nearest, shown
 
 DRAFTERS = "amusd.drafters"
 """The group of entry points that make drafters."""
+POLICIES = "amusd.policies"
+"""The group of entry points that make policies."""
 FORMS = "MODULE:FUNCTION or FILE.py:FUNCTION"
 _REFERENCE = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):([A-Za-z_][\w.]*)", re.ASCII)
 _NAME = re.compile(r"[\w][\w.-]*", re.ASCII)

@@ -6,12 +6,12 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast, get_args
 
 from amusd.config.capabilities import check_runs_ahead
 from amusd.config.checks import require
 from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
-from amusd.config.decoding import AsynchronousPolicy, DecodingConfig, SamplingParams
+from amusd.config.decoding import DecodingConfig, PolicyName, SamplingParams
 from amusd.config.engine import (
     MIN_VERIFY_WIDTH,
     DrafterConfig,
@@ -52,7 +52,7 @@ class RunConfig:
     calibration: str | None = None
     """`simulate`: a run directory or a calibration file, whose times and outcomes hold where nothing else is given."""
     mode: Mode = DecodingConfig.mode
-    policy: AsynchronousPolicy = DecodingConfig.policy
+    policy: PolicyName = DecodingConfig.policy
     num_speculative_tokens: int = DecodingConfig.num_speculative_tokens
     tree: bool = DecodingConfig.tree
     max_lookahead: int = DecodingConfig.max_lookahead
@@ -125,7 +125,7 @@ class RunConfig:
             return (self.num_speculative_tokens,)
         return self.compare.synchronous_lengths
 
-    def asynchronous_policies(self) -> tuple[AsynchronousPolicy, ...]:
+    def asynchronous_policies(self) -> tuple[PolicyName, ...]:
         """Policies that `compare` tries; none where `mode` names another one."""
         if self.mode is not Mode.ASYNCHRONOUS:
             return ()
@@ -159,11 +159,11 @@ class RunConfig:
             width,
             f"must be at least {longest_block + 1}: {longest_block} candidates and the token before them",
         )
-        kinds = self.compare.drafters or (self.drafter.kind,)
+        names = self.compare.drafters or (self.drafter.kind,)
         if self.accept is not None:
             simulated = self.verify_ms is not None or self.calibration is not None
             require(
-                "synthetic" in kinds or simulated,
+                "synthetic" in names or simulated,
                 "accept",
                 self.accept,
                 "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration",
@@ -171,7 +171,7 @@ class RunConfig:
             require(0 <= self.accept <= 1, "accept", self.accept, "must be between 0 and 1")
         return EngineConfig(
             target=self.target,
-            drafters=tuple(self._drafter(kind) for kind in kinds),
+            drafters=tuple(map(self._drafter, names)),
             transport=self.transport,
             hardware=self.hardware,
             verify_width=self.verify_width,
@@ -184,8 +184,16 @@ class RunConfig:
             draft_tensor_parallel_size=self.draft_tensor_parallel_size,
         )
 
-    def _drafter(self, kind: DrafterKind) -> DrafterConfig:
-        drafter = self.drafter if kind == self.drafter.kind else DrafterConfig(kind=kind)
+    def _drafter(self, name: str) -> DrafterConfig:
+        """The drafter that `compare.drafters` names: as configured, where its kind is that of `drafter`."""
+        kind, _, source = name.partition(":")
+        is_kind = kind in get_args(DrafterKind)
+        require(is_kind, "compare.drafters", name, f"allowed: {', '.join(get_args(DrafterKind))}, or KIND:MODEL")
+        given: dict[str, Any] = {"factory" if kind == "custom" else "model": source} if source else {}
+        if kind == self.drafter.kind:
+            drafter = dataclasses.replace(self.drafter, **given)
+        else:
+            drafter = DrafterConfig(kind=cast("DrafterKind", kind), **given)
         if kind == "synthetic" and self.accept is not None:
             return dataclasses.replace(drafter, accept=self.accept)
         return drafter

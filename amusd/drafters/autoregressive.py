@@ -1,4 +1,4 @@
-"""Any causal language model with the target's tokenizer, drafting one token a step, as the target would choose it.
+"""Any causal language model over the target's token ids, drafting one token a step, as the target would choose it.
 
 It may leave to prompt lookup what lookup knows better. Text repeats itself: names, code, lists, and the loops that
 small models run into. Where a long enough suffix of the context has occurred before, what followed it then is right

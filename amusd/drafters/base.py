@@ -39,7 +39,7 @@ class Expansion:
     num_tokens: int = 1
 
 
-def path_between(root: Node, node: Node) -> list[int]:
+def path_to(root: Node, node: Node) -> list[int]:
     """The tokens that lead from `root` to `node`."""
     path: list[int] = []
     here: Node | None = node

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind, one_by_one
+from amusd.drafters.block import BlockDrafter
 from amusd.drafters.custom import factories_of, load_own
 from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
+from amusd.models.block_models import BlockModel
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
-from amusd.models.loading import load_draft_model
+from amusd.models.loading import load_block_draft, load_draft_model
 from amusd.models.sharding import ALONE, Ranks
+from amusd.models.tokenizer import Tokenizer
 from amusd.models.vocabulary import describe_share
 from amusd.protocol.draft_session import MAX_NODES
 
@@ -61,8 +64,15 @@ def load_drafters(engine: EngineConfig, device: str, ranks: Ranks = ALONE) -> Lo
             factories |= factories_of(config, own)
             num_ids = min(num_ids or own.num_ids, own.num_ids or num_ids)
             continue
-        model, tokenizer = load_draft_model(config, engine, device, ranks=ranks)
-        factories |= _model_factories(config, model)
+        model: CachedModel | BlockModel
+        tokenizer: Tokenizer | None
+        if config.kind in ("medusa", "dflash"):
+            model, tokenizer = block_model, _ = load_block_draft(config, engine, device, ranks)
+            make = one_by_one(functools.partial(BlockDrafter, block_model))
+            factories |= {DrafterKind(config.kind, drafts_trees=is_tree): make for is_tree in (False, True)}
+        else:
+            model, tokenizer = cached_model, _ = load_draft_model(config, engine, device, ranks=ranks)
+            factories |= _model_factories(config, cached_model)
         if tokenizer is None:
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
@@ -86,7 +96,7 @@ def _ngram_factories(config: DrafterConfig) -> dict[DrafterKind, DrafterFactory]
 
 def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterKind, DrafterFactory]:
     """The makers of chains and of trees over one set of caches: the i-th drafters of both have the same one."""
-    looks_up = config.kind == "embedded" and config.min_lookup > 0
+    looks_up = config.kind in ("embedded", "eagle") and config.min_lookup > 0
     caches = functools.cache(lambda number: model.new_caches(number, model.max_length, spare=MAX_NODES))
 
     def chain(cache: KVCache) -> Drafter:
@@ -95,19 +105,17 @@ def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterK
         lookup = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
         return AutoregressiveDrafter(model, lookup, cache=cache)
 
-    def eagle(cache: KVCache) -> Drafter:
-        return EagleDrafter(model, cache=cache)
-
     def tree(cache: KVCache) -> Drafter:
         if config.kind == "synthetic":
             drafter = ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache)
             return SyntheticTreeDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
         ngrams = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
+        if config.kind == "eagle":
+            return EagleDrafter(model, ngrams, cache=cache)
         return ModelTreeDrafter(model, ngrams, cache=cache)
 
-    if config.kind == "eagle":
-        chain = tree = eagle
+    make_chain = tree if config.kind == "eagle" else chain
     return {
-        DrafterKind(config.kind): lambda number: [chain(cache) for cache in caches(number)],
+        DrafterKind(config.kind): lambda number: [make_chain(cache) for cache in caches(number)],
         DrafterKind(config.kind, drafts_trees=True): lambda number: [tree(cache) for cache in caches(number)],
     }

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amusd.drafters.base import ChainDrafter, Drafter, path_between
+from amusd.drafters.base import ChainDrafter, Drafter, path_to
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
 SHARES = (0.0, 0.08, 0.25, 0.4, 0.6, 0.6, 0.7, 0.7, 0.7, 0.88)
@@ -285,7 +285,7 @@ class NgramTreeDrafter(Drafter):
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:  # noqa: ARG002
         """What followed the tokens up to each of `nodes`."""
-        return [self._guesses(path_between(root, node)) for node in nodes]
+        return [self._guesses(path_to(root, node)) for node in nodes]
 
     def follow(self, transition: Transition) -> None:
         """Index what was committed."""

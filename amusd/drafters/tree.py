@@ -14,7 +14,7 @@ import numpy as np
 from typing_extensions import Self
 
 from amusd.config import GREEDY, Distribution
-from amusd.drafters.base import Drafter, Expansion, path_between, say_not_finite
+from amusd.drafters.base import Drafter, Expansion, path_to, say_not_finite
 from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NoRoomError, NotFiniteError
 from amusd.models.cached_model import CachedModel, TreeRows
@@ -149,8 +149,8 @@ class ModelTreeDrafter(Drafter):
             self._ngrams.commit(self._context[self._ngrams.length :])
 
     def look_up(self) -> tuple[tuple[int, ...], float]:
-        """The tokens that followed the longest suffix when it occurred before."""
-        found = () if self._ngrams is None else self._ngrams.continuation(LOOKUP_TOKENS)
+        """The tokens that followed the longest suffix when it occurred before; none for a chain: it has one guess."""
+        found = () if self._ngrams is None or self._is_chain else self._ngrams.continuation(LOOKUP_TOKENS)
         return found, LOOKUP_WEIGHT if found else 0.0
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class ModelTreeDrafter(Drafter):
                 above = () if node.parent is None or node.parent is root else self._paths[node.parent]
                 self._slots[node], self._paths[node] = slot, (*above, slot)
             tokens, paths = [node.token_id for node in nodes], [self._paths[node] for node in nodes]
-            return self._part(tokens, paths, [path_between(root, node) for node in nodes])
+            return self._part(tokens, paths, [path_to(root, node) for node in nodes])
         most = self.model.max_rows(0)
         while len(self._pending) > most:
             self.model.forward_trees([self._pending_part(most, ()).rows])
@@ -210,8 +210,6 @@ class ModelTreeDrafter(Drafter):
             self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses
             return [()] * number
         self._num_drafted += sum(len(row.token_ids) for row in ranked)
-        if self._is_chain:  # which goes on however unlikely it is
-            return [tuple((token_id, 1.0) for token_id in row.token_ids) for row in ranked]
         return [tuple(zip(row.token_ids, row.probabilities, strict=True)) for row in ranked]
 
     def _append_to_prefix(self, slots: Sequence[int]) -> None:

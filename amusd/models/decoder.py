@@ -100,19 +100,21 @@ class _Layer:
     ) -> Tensor:
         """`hidden` [rows, width] plus attention to `inputs` [rows, any], and the MLP; `hidden` may be overwritten."""
         epsilon, rows = self._heads.epsilon, hidden.shape[0]
-        joint = self.query_key_value(inputs)
-        joint = joint.view(rows, -1, self._heads.dim)  # [rows, query heads + key heads + value heads, dim]
-        is_fused = joint.device.type != "cpu"
-        place = self._place_fused if is_fused else self._place_on_host
-        query, keys, values = place(joint, rotation, memory, index)
+        query, keys, values = self.place(inputs, rotation, memory, index)
         attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden = self.output.add_to(hidden, attended)
         gate_up = self.gate_up(norm_rows(hidden, self._mlp_norm, epsilon))
-        if is_fused:
+        if gate_up.device.type != "cpu":
             return self.down.add_to(hidden, silu_and_multiply(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
         return self.down.add_to(hidden, F.silu(gate).mul_(up))
+
+    def place(self, inputs: Tensor, rotation: Tensor, memory: KVMemory, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Write keys and values of `inputs` [rows, any] into the memory; returns what attention takes."""
+        joint = self.query_key_value(inputs).view(len(inputs), -1, self._heads.dim)  # query, key and value heads
+        place = self._place_on_host if joint.device.type == "cpu" else self._place_fused
+        return place(joint, rotation, memory, index)
 
     def _place_on_host(
         self, joint: Tensor, rotation: Tensor, memory: KVMemory, index: int
@@ -240,6 +242,12 @@ class Decoder:
         if self.taps is not None:
             self.taps.write(states | {last: hidden}, memory)
         return self._head(hidden) if with_logits else None
+
+    def store(self, inputs: Tensor, positions: Tensor, memory: KVMemory) -> None:
+        """Write the keys and values that every layer makes of `inputs` [rows, width], in the place of normed rows."""
+        inputs, rotation = inputs.to(self._embedding.dtype), self._rotation[positions]
+        for index, layer in enumerate(self._layers):
+            layer.place(inputs, rotation, memory, index)
 
 
 def norm_rows(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:

@@ -29,13 +29,17 @@ from torch import Tensor
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.checkpoint import CONFIG, find_checkpoint, one_line_errors, open_checkpoint, read_head
 from amusd.models.compatibility import check_quantization, supported_class
-from amusd.models.decoder import MODEL_TYPES
+from amusd.models.decoder import MODEL_TYPES, why_not_covered
 from amusd.models.features import FeatureSpec
 from amusd.models.huggingface import compute_frequencies, empty_model, load_config
+from amusd.models.linear import INT8, why_not_int8
+from amusd.models.load_options import LoadOptions
 from amusd.models.tokenizer import load_tokenizer
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 TITLES = {EAGLE: "EAGLE-1 or EAGLE-2", EAGLE3: "EAGLE-3", MEDUSA: "Medusa", DFLASH: "DFlash"}
+KINDS = {EAGLE: "eagle", EAGLE3: "eagle", MEDUSA: "medusa", DFLASH: "dflash"}
+"""Which `drafter=` each is."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 _SPECULATORS_TYPE = "speculators_model_type"
@@ -115,9 +119,8 @@ class PublishedDraft:
 
         Layers get the biases that there are. Raises `ConfigError` if weights are missing, too many or of other shapes.
         """
-        given = {name: tensor for name, tensor in self.weights.items() if name not in ("d2t", "t2d")}
-        if self.family != EAGLE:  # what is computed beside the target
-            given = {name: tensor for name, tensor in given.items() if not name.startswith(_BESIDE_TARGET[self.family])}
+        elsewhere = ("d2t", "t2d", *_BESIDE_TARGET[self.family])
+        given = {name: tensor for name, tensor in self.weights.items() if not name.startswith(elsewhere)}
         given |= {EMBEDDING: self.embedding(), HEAD: self.head()}
         for name, module in model.named_modules():
             if isinstance(module, torch.nn.Linear):
@@ -151,10 +154,11 @@ _NEEDED = {
     EAGLE: ("fc.weight", "model.layers.0.self_attn.q_proj.weight"),
     EAGLE3: ("fc.weight", "model.layers.0.self_attn.q_proj.weight"),
     DFLASH: ("fc.weight", "hidden_norm.weight", "model.layers.0.self_attn.q_proj.weight"),
-    MEDUSA: ("0.0.linear.weight",),
+    MEDUSA: (),
 }
 """Weights that are looked at before all of them are checked."""
-_BESIDE_TARGET = {
+_BESIDE_TARGET: Mapping[str, tuple[str, ...]] = {
+    EAGLE: (),
     EAGLE3: ("fc.", "input_norm.", "fc_norm."),
     DFLASH: ("fc.", "hidden_norm."),
     MEDUSA: (),
@@ -192,13 +196,13 @@ class _Reduction(torch.nn.Module):
         return features
 
 
-def read_feature_spec(path: str | Path, target_path: str | Path) -> FeatureSpec:
+def read_feature_spec(path: str | Path, target_path: str | Path, kind: str) -> FeatureSpec:
     """What the drafter in `path` reads of its target: for the target's process. Raises as `read_published`."""
-    return read_published(path, target_path).feature_spec()
+    return read_published(path, target_path, kind).feature_spec()
 
 
-def read_published(path: str | Path, target_path: str | Path) -> PublishedDraft:
-    """Read the drafter of any layout in a folder or hub name; weights stay in their mapped files.
+def read_published(path: str | Path, target_path: str | Path, kind: str) -> PublishedDraft:
+    """Read the drafter of this kind (one of `KINDS`) in a folder or hub name; weights stay in their mapped files.
 
     Raises `ConfigError` for files that are missing or damaged, `UnsupportedModelError` for a drafter of another kind,
     or one that was made for another target.
@@ -210,6 +214,10 @@ def read_published(path: str | Path, target_path: str | Path) -> PublishedDraft:
     target = load_config(target_path).get_text_config(decoder=True)
     with one_line_errors(path):
         draft = _read(path, settings, target_path, target)
+        if (found := KINDS[draft.family]) != kind:
+            raise UnsupportedModelError(
+                f"drafter={kind}: {path} holds a drafter of the kind {TITLES[draft.family]}; use drafter={found}"
+            )
         for difference in _differences(draft, folder):
             raise UnsupportedModelError(f"drafter {path}: made for another target: {difference}")
         _check_vocabulary(draft)
@@ -386,6 +394,22 @@ def _check_vocabulary(draft: PublishedDraft) -> None:
     t2d = weights.get("t2d")
     if t2d is not None and not torch.equal(t2d.bool().nonzero().flatten(), ids):
         raise ConfigError(f"drafter {draft.path}: d2t and t2d name different tokens")
+
+
+def check_options(draft: PublishedDraft, options: LoadOptions) -> None:
+    """Raise `UnsupportedModelError` for options that no drafter with features has; before any weight is read."""
+    if options.ranks.size > 1:
+        raise UnsupportedModelError(
+            f"draft_tensor_parallel_size={options.ranks.size}: a drafter that reads features has one rank; allowed: 1"
+        )
+    if options.model_impl == "transformers":
+        raise UnsupportedModelError("model_impl=transformers: only amusd computes a drafter that reads features")
+    if draft.config is not None:
+        if (reason := why_not_covered(draft.config)) is not None:
+            raise UnsupportedModelError(f"drafter {draft.path}: {reason}")
+        options.check(draft.config)
+    elif options.dtype == INT8 and (reason := why_not_int8(torch.device(options.device))) is not None:
+        raise UnsupportedModelError(f"dtype=int8: there are no fast int8 products: {reason}")
 
 
 def empty_layers(draft: PublishedDraft, max_model_len: int) -> Any:

@@ -17,11 +17,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.errors import ConfigError
 from amusd.models.attention import Attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.decoder import Decoder, norm_rows, own_norm, why_not_covered
-from amusd.models.draft_layouts import EAGLE, EAGLE3, TITLES, PublishedDraft, empty_layers, read_published
+from amusd.models.decoder import Decoder, norm_rows, own_norm
+from amusd.models.draft_layouts import (
+    EAGLE,
+    PublishedDraft,
+    check_options,
+    empty_layers,
+    read_published,
+)
 from amusd.models.huggingface import loaded_dtype, wrap_network
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, Weights
@@ -99,14 +105,10 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
     The model's `output_ids` say which token each column of its logits scores. Raises `ConfigError` and
     `UnsupportedModelError` as `read_published` and `load_model`.
     """
-    draft = read_published(path, target_path)
-    if draft.family not in (EAGLE, EAGLE3):
-        raise UnsupportedModelError(
-            f"drafter=eagle: {path} holds a {TITLES[draft.family]} drafter; use drafter={draft.family}"
-        )
-    _check_options(path, draft, options)
+    draft = read_published(path, target_path, "eagle")
+    check_options(draft, options)
     settings = {name: _flag(draft, name) for name in ("norm_before_residual", "norm_output")}
-    model = draft.fill(_empty_eagle(draft, options.max_model_len)).eval()
+    model = draft.fill(_empty_eagle(draft, options.max_model_len))
 
     def make(max_length: int) -> EagleDecoder:
         return EagleDecoder(
@@ -121,18 +123,6 @@ def load_eagle(path: str | Path, target_path: str | Path, options: LoadOptions) 
 
     ids = draft.output_ids
     return wrap_network(make, draft.config, options, None if ids is None else ids.to(options.device))
-
-
-def _check_options(path: str | Path, draft: PublishedDraft, options: LoadOptions) -> None:
-    """Raise `UnsupportedModelError` for options that no drafter with features has; before any weight is read."""
-    if options.ranks.size > 1:
-        raise UnsupportedModelError(
-            f"draft_tensor_parallel_size={options.ranks.size}: a drafter that reads features has one rank; allowed: 1"
-        )
-    reason = "model_impl=transformers" if options.model_impl == "transformers" else why_not_covered(draft.config)
-    if reason is not None:
-        raise UnsupportedModelError(f"drafter {path}: only the lean decoder computes it: {reason}")
-    options.check(draft.config)
 
 
 def _flag(draft: PublishedDraft, name: str) -> bool:

@@ -300,10 +300,7 @@ def wrap_network(
     options.check(config)
     max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
     with device_errors(options.device):
-        if options.device.startswith("cuda"):
-            require_triton()
-            torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
-            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # of sums that are split
+        prepare_device(options.device)
         return CachedModel(
             make(max_length),
             options.numerics,
@@ -313,6 +310,14 @@ def wrap_network(
             tokens_per_step=options.tokens_per_step,
             ranks=options.ranks,
         )
+
+
+def prepare_device(device: str) -> None:
+    """Set how torch computes on a GPU. Raises `MissingDependencyError` without Triton."""
+    if device.startswith("cuda"):
+        require_triton()
+        torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # of sums that are split
 
 
 def load_config(path: str | Path, num_layers: int | None = None) -> Any:

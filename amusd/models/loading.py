@@ -9,6 +9,7 @@ import torch
 
 from amusd.config import DrafterConfig, EngineConfig, ModelShape, TargetConfig
 from amusd.errors import ConfigError
+from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.cached_model import CachedModel
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.eagle import load_eagle
@@ -69,7 +70,7 @@ def load_target(
         return model, SyntheticTokenizer(model.vocab_size)
     path = model_path(config.target, report)
     features: dict[str, FeatureSpec] = {
-        drafter.kind: read_feature_spec(str(drafter.model), path)
+        drafter.kind: read_feature_spec(str(drafter.model), path, drafter.kind)
         for drafter in config.drafters
         if drafter.can.needs_features
     }
@@ -108,18 +109,7 @@ def load_draft_model(
     That tokenizer is the target's, if its own is another and the target's can be read here. `report` and `ranks` as for
     `load_target`, and it raises the same errors.
     """
-    capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs and ranks.captures)
-    options = LoadOptions(
-        numerics=Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
-        max_model_len=engine.max_model_len,
-        dtype=draft_dtype(config, device, engine.hardware.synthetic),
-        device=device,
-        model_impl=config.model_impl,
-        capture=capture,
-        num_layers=config.num_layers,
-        tokens_per_step=1 if capture is None else config.tokens_per_replay,
-        ranks=ranks,
-    )
+    options = _draft_options(config, engine, device, ranks)
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
@@ -135,6 +125,30 @@ def load_draft_model(
         return load_eagle(path, target_path, options), load_tokenizer(target_path)
     model = load_embedded_draft(path, options, vocab_size=config.vocab_size)
     return model, None if config.kind == "synthetic" else load_tokenizer(path)
+
+
+def load_block_draft(
+    config: DrafterConfig, engine: EngineConfig, device: str, ranks: Ranks = ALONE
+) -> tuple[BlockModel, Tokenizer]:
+    """The model of a drafter that scores a block at once, and the target's tokenizer. Raises as `load_draft_model`."""
+    target_path = model_path(engine.target)
+    options = _draft_options(config, engine, device, ranks)
+    return load_block_model(str(config.model), target_path, options, config.kind), load_tokenizer(target_path)
+
+
+def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str, ranks: Ranks) -> LoadOptions:
+    capture = capture_for(device, cuda_graphs=engine.hardware.cuda_graphs and ranks.captures)
+    return LoadOptions(
+        numerics=Numerics.for_device(device, width=DRAFT_ROWS, fixed=False),
+        max_model_len=engine.max_model_len,
+        dtype=draft_dtype(config, device, engine.hardware.synthetic),
+        device=device,
+        model_impl=config.model_impl,
+        capture=capture,
+        num_layers=config.num_layers,
+        tokens_per_step=1 if capture is None else config.tokens_per_replay,
+        ranks=ranks,
+    )
 
 
 def _shared_with_target(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from amusd.config import DecodingConfig
+from typing import get_args
+
+from amusd.config import AsynchronousPolicy, DecodingConfig
+from amusd.config.plugins import POLICIES, failure, load_function
+from amusd.errors import ConfigError
 from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
 from amusd.policies.fixed import (
@@ -12,6 +16,7 @@ from amusd.policies.fixed import (
     SynchronousPolicy,
     WindowedPolicy,
 )
+from amusd.settings import shown
 from amusd.types import Mode
 
 WHOLE_TREE = 1 << 20
@@ -39,6 +44,8 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
             tokens_per_message=length,
             timeout_seconds=decoding.draft_timeout_seconds,
         )
+    if decoding.policy not in get_args(AsynchronousPolicy):
+        return _own_policy(decoding, can_branch=can_branch)
     if decoding.policy == "auto":
         return AutoPolicy(
             max_lookahead=decoding.max_lookahead,
@@ -68,6 +75,21 @@ def make_policy(decoding: DecodingConfig, *, can_branch: bool = False) -> Policy
         min_candidates=decoding.min_candidates,
         max_wait_passes=decoding.max_wait_passes,
     )
+
+
+def _own_policy(decoding: DecodingConfig, *, can_branch: bool) -> Policy:
+    """The user's own. Raises `ConfigError`, one line, for all that goes wrong in making it."""
+    named = decoding.policy
+    make = load_function("policy", named, POLICIES)
+    try:
+        made = make(decoding, can_branch=can_branch)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise failure("policy", named, error) from error
+    if not isinstance(made, Policy):
+        raise ConfigError(f"policy={shown(named)}: returns {shown(repr(made))}; expected amusd.policies.base.Policy")
+    return made
 
 
 def policy_name(decoding: DecodingConfig) -> str | None:

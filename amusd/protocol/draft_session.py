@@ -218,7 +218,9 @@ class DraftSession:
         computed = list(nodes)
         for index, guesses in enumerate(found):
             node = computed[index]
-            self._make(node, [(token_id, weight, self._num_steps) for token_id, weight in guesses])
+            # A chain goes on however unlikely it is.
+            certain = 1.0 if self.is_chain else None
+            self._make(node, [(token_id, certain or weight, self._num_steps) for token_id, weight in guesses])
             if index < len(rows):
                 node.children[0].row = rows[index]
             if len(computed) == index + 1 < len(found):

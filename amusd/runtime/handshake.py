@@ -97,6 +97,6 @@ def _check(own: Hello, peer: Hello) -> None:
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
         raise ConfigError(
             "drafter: its tokenizer differs from the target's "
-            f"({draft.tokenizer_hash[:12]} against {target.tokenizer_hash[:12]}), which is not on the draft's machine: "
-            "put the target's config.json and tokenizer files there too, at the same path"
+            f"({draft.tokenizer_hash[:12]} against {target.tokenizer_hash[:12]}), whose files it has not found; if it "
+            "is on another machine, put the target's config.json and tokenizer there, at the same path"
         )

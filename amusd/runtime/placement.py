@@ -97,7 +97,7 @@ def sharing(config: EngineConfig, devices: Sequence[str]) -> str | None:
 
 def drafts_with_model(config: EngineConfig) -> bool:
     """Whether any drafter computes on the draft's device."""
-    return any(drafter.can.has_model for drafter in config.drafters)
+    return any(drafter.can.has_model or drafter.can.needs_features for drafter in config.drafters)
 
 
 def gpu_number(device: str) -> int:

@@ -75,3 +75,8 @@ class Features:
             (number, start), length = self._place[int(row)], int(self._text.length[row])
             states[index, :length] = self._shards[number][start : start + length]
         return torch.from_numpy(states).view(torch.bfloat16)
+
+    def sizes(self) -> Tensor:
+        """float32 [layers]: root mean square of each layer's states, the median over some tokens."""
+        states = torch.from_numpy(self._shards[0][:2048].copy()).view(torch.bfloat16).float()
+        return states.square().mean(dim=-1).sqrt().median(dim=0).values

@@ -64,13 +64,13 @@ class Attention(nn.Module):
     def query(self, states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """[rows, heads, tokens, head width], scaled for a plain dot product."""
         query = self._split(self.q_proj(states))
-        query = self.q_norm(query) if self._normed else query
+        query = self.q_norm(query.float()) if self._normed else query
         return rotate(query, rotary) * query.shape[-1] ** -0.5
 
     def key(self, states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
         """[rows, heads, tokens, head width]."""
         key = self._split(self.k_proj(states))
-        return rotate(self.k_norm(key) if self._normed else key, rotary)
+        return rotate(self.k_norm(key.float()) if self._normed else key, rotary)
 
     def value(self, states: Tensor) -> Tensor:
         """[rows, heads, tokens, head width]."""
@@ -204,17 +204,11 @@ class Eagle3(_Eagle):
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
 
-    def start_from(self, teacher: Any) -> None:
-        """Begin as the target's last layer on its highest feature, the token's part of the attention random."""
-        base = teacher.base_model
-        begin_as(self.midlayer, base.layers[-1], keys=self._config.num_attention_heads)
-        self.midlayer.hidden_norm.load_state_dict(base.layers[-1].input_layernorm.state_dict())
-        self.midlayer.input_layernorm.load_state_dict(base.layers[0].input_layernorm.state_dict())
-        self.norm.load_state_dict(base.norm.state_dict())
-        hidden = self.fc.out_features
-        with torch.no_grad():
-            self.fc.weight.mul_(0.1)
-            self.fc.weight[:, 2 * hidden :] += torch.eye(hidden)
+    def start_from(self, teacher: Any, sizes: Tensor) -> None:
+        """Begin with features of like size, flat logits and attention to the row's own token."""
+        temper(self.norm, teacher)
+        see_own_token(self.midlayer.self_attn, self.fc.out_features)
+        blend(self.fc, sizes[:3])
 
     def fuse(self, features: Tensor) -> Tensor:
         """As in `_Eagle`."""
@@ -240,12 +234,10 @@ class Eagle1(_Eagle):
         self.layers = nn.ModuleList(self._layer)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
 
-    def start_from(self, teacher: Any) -> None:
-        """Begin as the target's last layer, on the last state."""
-        begin_as(self.layers[0], teacher.base_model.layers[-1], keys=self._config.num_attention_heads)
-        hidden = self.fc.out_features
-        with torch.no_grad():
-            self.fc.weight[:, hidden:] += torch.eye(hidden)
+    def start_from(self, teacher: Any, sizes: Tensor) -> None:
+        """Begin with tokens and features of like size."""
+        tokens = teacher.get_input_embeddings().weight.float().square().mean().sqrt()
+        blend(self.fc, torch.stack((tokens, sizes[3])))
 
     def fuse(self, features: Tensor) -> Tensor:
         """As in `_Eagle`."""
@@ -271,7 +263,7 @@ class Medusa(nn.ModuleList):
             nn.init.zeros_(head[0].linear.weight)
             nn.init.zeros_(head[0].linear.bias)
 
-    def start_from(self, teacher: Any) -> None:
+    def start_from(self, teacher: Any, sizes: Tensor) -> None:
         """Begin as the target's own head: what a block of zeros does already."""
 
     def predict(self, batch: Batch, steps: int) -> list[Prediction]:
@@ -306,13 +298,10 @@ class DFlash(nn.Module):
             layer.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
             self.layers.append(layer)
 
-    def start_from(self, teacher: Any) -> None:
-        """Begin as the target's last layers."""
-        base = teacher.base_model
-        for layer, start in zip(self.layers, base.layers[-len(self.layers) :], strict=True):
-            begin_as(layer, start, keys=self._config.num_attention_heads)
-            layer.input_layernorm.load_state_dict(start.input_layernorm.state_dict())
-        self.norm.load_state_dict(base.norm.state_dict())
+    def start_from(self, teacher: Any, sizes: Tensor) -> None:
+        """Begin with features of like size and flat logits."""
+        temper(self.norm, teacher)
+        blend(self.fc, sizes[:3])
 
     def predict(self, batch: Batch, steps: int) -> list[Prediction]:
         """One prediction for each mask, `steps` of them at most, of blocks that begin at random counted tokens."""
@@ -360,15 +349,32 @@ class DFlash(nn.Module):
         return states.unflatten(1, (blocks, BLOCK_SIZE))
 
 
-def begin_as(layer: Any, start: Any, *, keys: int) -> None:
-    """Copy a layer of the target: each key head as often as queries share it; the rest of wider inputs is small."""
-    layer.mlp.load_state_dict(start.mlp.state_dict())
-    layer.post_attention_layernorm.load_state_dict(start.post_attention_layernorm.state_dict())
-    with torch.no_grad():
-        layer.self_attn.o_proj.weight.copy_(start.self_attn.o_proj.weight)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            own, weight = getattr(layer.self_attn, name).weight, getattr(start.self_attn, name).weight.float()
-            heads = weight.unflatten(0, (-1, own.shape[0] // keys))
-            weight = heads.repeat_interleave(keys // len(heads), dim=0).flatten(0, 1)
-            own.normal_(std=0.02)
-            own[:, own.shape[1] - weight.shape[1] :] = weight  # the feature is the second half of EAGLE-3's input
+@torch.no_grad()
+def see_own_token(attention: Attention, size: int) -> None:
+    """Let half of the heads begin by reading their own token, from the first `size` inputs.
+
+    The token reaches the residual stream through the attention alone, and under even weights it would be one of
+    hundreds. Query and key of these heads are one matrix, so that a row's own key fits best.
+    """
+    heads = attention.q_proj.out_features // 2
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        projection.weight.normal_(std=0.02)
+        projection.weight[:heads, size:] *= 0.1
+    attention.q_proj.weight[:heads, :size].normal_(std=0.042)
+    attention.k_proj.weight[:heads, :size] = attention.q_proj.weight[:heads, :size]
+    attention.v_proj.weight[:, :size].normal_(std=0.04)
+    attention.o_proj.weight.normal_(std=attention.o_proj.in_features**-0.5)
+
+
+@torch.no_grad()
+def blend(projection: nn.Linear, sizes: Tensor) -> None:
+    """Weigh inputs side by side by their root mean squares `sizes`, so that none drowns the others at first."""
+    width = projection.in_features // len(sizes)
+    for part, size in zip(projection.weight.split(width, dim=1), sizes, strict=True):
+        part.normal_(std=0.5 / (float(size) * width**0.5))
+
+
+@torch.no_grad()
+def temper(norm: nn.RMSNorm, teacher: Any) -> None:
+    """Take a quarter of the target's final norm: random states would else make sharp logits, slow to unlearn."""
+    norm.weight.copy_(0.25 * teacher.base_model.norm.weight)

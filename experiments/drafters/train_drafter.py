@@ -3,7 +3,8 @@
     python experiments/drafters/train_drafter.py eagle3 --text TEXT.npz --features FEATURES/ --out OUT/ --minutes 40
 
 OUT gets `config.json` and `model.safetensors` (bfloat16), written anew every few minutes, `training.json` (settings,
-curve, cost) and `checkpoint.pt`, from which an interrupted training goes on.
+curve, cost) and `checkpoint.pt`, from which an interrupted training goes on. Started by `torchrun --nproc-per-node`,
+several processes share the work: each takes batches of its own, and the gradients are averaged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -30,7 +33,7 @@ from layouts import drafter_config, write_drafter
 from networks import Batch, DFlash, Eagle1, Eagle3, Medusa
 from objective import agreement, cross_entropy, distributions, verdicts
 from teacher import load_teacher, stop_ids
-from train import make_optimizers, most_frequent, schedule
+from train import most_frequent, schedule
 
 NETWORKS = {"eagle3": Eagle3, "eagle1": Eagle1, "medusa": Medusa, "dflash": DFlash}
 STEPS = {"eagle3": 4, "eagle1": 2, "medusa": 4, "dflash": 7}
@@ -58,13 +61,14 @@ def main() -> None:
     parser.add_argument("--measured-rows", type=int, default=32, help="held-out rows of a measurement")
     parser.add_argument("--measure-minutes", type=float, default=8, help="minutes of learning between measurements")
     parser.add_argument("--save-minutes", type=float, default=3)
-    parser.add_argument("--start", choices=("target", "random"), default="target")
-    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
-    parser.add_argument("--lr", type=float, default=0.001, help="of the matrices; norms: a tenth")
+    parser.add_argument("--lr", type=float, default=0.001, help="highest learning rate")
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    train(parser.parse_args())
+    arguments = parser.parse_args()
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo" if arguments.device == "cpu" else "nccl")
+    train(arguments)
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -75,14 +79,17 @@ def train(arguments: argparse.Namespace) -> None:
     measured, saved = run.seconds, time.monotonic()
     for rows in run.batches():
         run.learn(rows)
+        if run.rank > 0:
+            continue
         if run.seconds - measured > arguments.measure_minutes * 60 and not run.is_over:
             run.evaluate()
             measured = run.seconds
         if time.monotonic() - saved > arguments.save_minutes * 60:
             run.save()
             saved = time.monotonic()
-    run.evaluate()
-    run.save()
+    if run.rank == 0:
+        run.evaluate()
+        run.save()
 
 
 class Run:
@@ -90,6 +97,7 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
+        self.rank, self._world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self._text = read_text(arguments.text)
         self._features = Features(arguments.features, self._text)
         teacher = load_teacher(arguments.device)
@@ -103,9 +111,14 @@ class Run:
         self._network = NETWORKS[arguments.method](self._config).to(arguments.device)
         if isinstance(self._network, DFlash):
             self._network.mask_embedding = self._embedding[arguments.mask_token].float()
-        if arguments.start == "target":
-            self._network.start_from(teacher)
-        self._optimizers = make_optimizers(self._network, arguments)
+        self._network.start_from(teacher, self._features.sizes())
+        matrices = [parameter for parameter in self._network.parameters() if parameter.ndim == 2]
+        vectors = [parameter for parameter in self._network.parameters() if parameter.ndim != 2]
+        groups = [
+            {"params": matrices, "weight_decay": arguments.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=arguments.lr, betas=(0.9, 0.95))
         self._num_steps = arguments.steps or STEPS[arguments.method]
         self._verdicts: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -123,7 +136,7 @@ class Run:
     def batches(self) -> Iterator[np.ndarray]:
         """Row numbers of batches until the time is over: every labelled row once each time round."""
         length, size = self._text.length, self._arguments.rows
-        random = np.random.default_rng(self._arguments.seed + self._step)
+        random = np.random.default_rng((self._arguments.seed, self._step, self.rank))
         while True:
             self._features.refresh()
             rows = random.permutation(self._features.learned_from)
@@ -137,25 +150,43 @@ class Run:
     def learn(self, rows: np.ndarray) -> None:
         """One step."""
         began, whole = time.monotonic(), round(self._arguments.minutes * 60)
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * schedule(min(whole - 1, int(self.seconds)), whole)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._arguments.lr * schedule(min(whole - 1, int(self.seconds)), whole)
         batch = self._load(rows)
         loss = self._loss(batch)
         loss.backward()
+        if self._world_size > 1:
+            self._average_gradients()
         torch.nn.utils.clip_grad_norm_(self._network.parameters(), 1.0)
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         self._losses.append(float(loss.detach()))
         self._step += 1
-        self._num_tokens += int(self._text.length[rows].sum())
-        self.seconds += time.monotonic() - began
+        self._num_tokens += self._world_size * int(self._text.length[rows].sum())
+        self.seconds += self._agree(time.monotonic() - began)
+        if self.rank > 0:
+            return
         print(
             f"step {self._step}, {self.seconds / 60:.1f} min, loss {self._recent_loss():.4f}, "
             f"{self._num_tokens / self.seconds:,.0f} tokens/s",
             flush=True,
         )
+
+    def _average_gradients(self) -> None:
+        """Give every process the mean of the gradients."""
+        gradients = [parameter.grad for parameter in self._network.parameters()]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat)
+        for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient) / self._world_size)
+
+    def _agree(self, seconds: float) -> float:
+        """The mean over the processes, so that all of them end with the same step."""
+        if self._world_size == 1:
+            return seconds
+        total = torch.tensor(seconds, dtype=torch.float64, device=self._arguments.device)
+        dist.all_reduce(total)
+        return float(total) / self._world_size
 
     def _loss(self, batch: Batch) -> Tensor:
         """Mean over tokens of the cross entropy less its lower bound, weighted over the distances."""
@@ -231,21 +262,20 @@ class Run:
         report = {"settings": settings, "rows": len(self._features.learned_from), "curve": self._curve}
         (arguments.out / "training.json").write_text(json.dumps(report, indent=1) + "\n")
         state = {name: getattr(self, "seconds" if name == "seconds" else f"_{name}") for name in _SAVED}
-        optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
         partial = self._checkpoint.with_suffix(".partial")
-        saved = {"network": self._network.state_dict(), "optimizers": optimizers, "output_ids": self._output_ids}
-        torch.save({**saved, **state}, partial)
+        saved = {"network": self._network.state_dict(), "optimizer": self._optimizer.state_dict()}
+        torch.save({**saved, **state, "output_ids": self._output_ids}, partial)
         partial.rename(self._checkpoint)
 
     def resume(self) -> None:
         """Go on from the checkpoint, if there is one."""
         if not self._checkpoint.exists():
-            self.evaluate()
+            if self.rank == 0:
+                self.evaluate()
             return
         saved = torch.load(self._checkpoint, weights_only=True)
         self._network.load_state_dict(saved["network"])
-        for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        self._optimizer.load_state_dict(saved["optimizer"])
         self._output_ids = saved["output_ids"]
         self._output_head = self._head[self._output_ids].contiguous()
         for name in _SAVED:
@@ -264,7 +294,7 @@ class Run:
         return Batch(token_ids, embedded, features, torch.from_numpy(counted).to(device))
 
     def _recent_loss(self) -> float:
-        recent = self._losses[-100:]
+        recent = self._losses[-20:]
         return sum(recent) / max(1, len(recent))
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
+from models import tiny
+from models.other_tokenizer import save_reindexed, word_tokenizer
 from runtime.gpu_doubles import pretend_gpus
 
 from amusd.commands.doctor import Finding, _devices, _links, _pair, _taken, run_doctor
@@ -55,6 +58,22 @@ def test_a_model_that_the_decoder_does_not_cover_fails_in_one_line(monkeypatch: 
     assert found["target"] == Finding("target", False, "model_impl=amusd: model type 'llama': a reason")
     assert found["drafter"].ok
     assert "exactness" not in found
+
+
+def test_it_says_how_much_of_the_vocabulary_a_draft_with_another_tokenizer_can_propose(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(vocab_size=len(tokenizer)), tokenizer)
+    for name, num_kept in (("near", 320), ("far", 100)):
+        save_reindexed(tmp_path / "target", tmp_path / name, keep=lambda token_id: token_id < num_kept)  # noqa: B023
+    target = TargetConfig(kind="hf", model=str(tmp_path / "target"))
+    near, far = (
+        looked_at(EngineConfig(target=target, drafters=(DrafterConfig(kind="hf", model=str(tmp_path / name)),)))
+        for name in ("near", "far")
+    )
+    assert near["drafter"].ok
+    assert "its tokenizer differs from the target's: it can propose 320 of 340 token ids" in near["drafter"].text
+    assert far["drafter"].ok is False
+    assert "it can propose 100 of 340 token ids" in far["drafter"].text
 
 
 def test_at_changing_widths_it_only_tells_what_it_measured() -> None:

@@ -7,12 +7,19 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import tiny
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter, NgramTreeDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.synthetic import SyntheticDrafter
+from amusd.models.attention import register_attention
+from amusd.models.cached_model import CachedModel
+from amusd.models.huggingface import wrap_model
+from amusd.models.load_options import LoadOptions
+from amusd.models.numerics import Numerics
+from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
 from amusd.testing import contract
 from amusd.testing.contract import CAPACITY
 from amusd.testing.table import TableModel
@@ -20,6 +27,8 @@ from amusd.testing.table import TableModel
 VOCAB_SIZE = 6
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)
 MODEL_OF_FEWER_IDS = TableModel(VOCAB_SIZE - 2, seed=3, max_length=CAPACITY)
+RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
+LETTERS = (b"d", b"a", b"e", b"b", b"c")
 REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
 
 
@@ -30,8 +39,18 @@ def synthetic() -> SyntheticDrafter:
     return drafter
 
 
+def model_with_another_tokenizer() -> CachedModel:
+    """Of four tokens that both have, one that is read as another, and one without a text."""
+    model = tiny.tiny_causal_lm(tiny.tiny_config(), register_attention())
+    shared = share_vocabulary({0: b"a", 1: b"b", 2: b"c", 3: b"d", 4: b"ef"}, dict(enumerate(LETTERS)), VOCAB_SIZE)
+    adopt_vocabulary(model, shared)
+    return wrap_model(model, LoadOptions(numerics=RULE, max_model_len=CAPACITY, dtype="float32"), shared.output_ids)
+
+
+OTHER_TOKENIZER = model_with_another_tokenizer()
 FACTORIES: dict[str, Callable[[], ChainDrafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
+    "another_tokenizer": lambda: AutoregressiveDrafter(OTHER_TOKENIZER),
     "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),

@@ -23,14 +23,14 @@ from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode
 from launch.compose import compose_config
-from launch.draft import own_factory
+from launch.draft import own_code
 from launch.job import Options
 from launch.overrides import expand_sweep
 from tests.launch.processes import ROOT, amusd_command, run
 from tests.launch.small_pair import PROMPT, save_pair
 
 DOCUMENT = (ROOT / "docs" / "writing_a_drafter.md").read_text(encoding="utf-8")
-CODE, CHECK = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
+CODE, POLICY, CHECK = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
 NUM_TOKENS = 24
 DECODINGS = {
     "synchronous": DecodingConfig(mode=Mode.SYNCHRONOUS),
@@ -38,6 +38,7 @@ DECODINGS = {
     "windowed": DecodingConfig(policy="windowed"),
     "auto": DecodingConfig(),
 }
+OWN_POLICY = "a policy of one's own"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The reader's folder: the code of the document, and a small pair."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "phrases.py").write_text(CODE)
+    (folder / "patient.py").write_text(POLICY)
     save_pair(folder)
     return folder
 
@@ -78,12 +80,16 @@ def test_the_drafter_of_the_document_is_exact_in_every_mode_and_helps(own: Path)
     (own / "p.txt").write_text(f"never said\n{engine.tokenizer.decode(plain.token_ids)}\n")
     with Engine.start(engine_of(own, drafter)) as engine:
         answers = {name: answered(engine, decoding=decoding) for name, decoding in DECODINGS.items()}
+        own_policy = DecodingConfig(policy=f"{own / 'patient.py'}:make")
+        answers[OWN_POLICY] = answered(engine, decoding=own_policy)
         several = engine.generate([PROMPT, PROMPT], params_of(engine))
         with pytest.raises(ConfigError, match=r"^policy=branching: drafter=custom drafts no trees; allowed: none"):
             answered(engine, decoding=DecodingConfig(policy="branching"))
-    assert {name: answer.token_ids for name, answer in answers.items()} == dict.fromkeys(DECODINGS, plain.token_ids)
+    assert {name: answer.token_ids for name, answer in answers.items()} == dict.fromkeys(answers, plain.token_ids)
     assert [answer.token_ids for answer in several] == [plain.token_ids] * 2
     assert {answer.drafter for answer in answers.values()} == {"custom"}
+    assert answers[OWN_POLICY].policy == own_policy.policy
+    assert answers[OWN_POLICY].metrics.num_accepted
     assert answers["synchronous"].metrics.num_accepted >= NUM_TOKENS // 2
 
 
@@ -241,6 +247,7 @@ def test_what_the_factory_is_told(files: Path, monkeypatch: pytest.MonkeyPatch, 
     ("overrides", "drafter"),
     [
         (["drafter=a.b:c"], DrafterConfig(kind="custom", factory="a.b:c")),
+        (["drafter=/x y/z.py:c"], DrafterConfig(kind="custom", factory="/x y/z.py:c")),
         (["drafter.factory=/x, y/z.py:c.d"], DrafterConfig(kind="custom", factory="/x, y/z.py:c.d")),
         (["drafter=custom", "drafter.factory=mine"], DrafterConfig(kind="custom", factory="mine")),
         (["drafter=a:c", "drafter.options.n=3", "drafter.options.s='x, y'"], {"n": 3, "s": "x, y"}),
@@ -293,9 +300,20 @@ def test_a_mistake_on_the_command_line_is_one_line(overrides: list[str], message
     assert "\n" not in str(caught.value)
 
 
+def test_it_is_compared_with_others() -> None:
+    config = compose_config(["compare.drafters=[ngram,custom:/x/mine.py:make]"])
+    assert config.engine_for("compare").drafters == (
+        DrafterConfig(kind="ngram"),
+        DrafterConfig(kind="custom", factory="/x/mine.py:make"),
+    )
+
+
 def test_options_can_be_swept_and_come_from_a_file(tmp_path: Path) -> None:
     jobs = expand_sweep(["drafter=a:b", "drafter.options.x=1,2"])
     assert [compose_config(job).drafter.options for job in jobs] == [{"x": 1}, {"x": 2}]
+    factories = [compose_config(job).drafter.factory for job in expand_sweep(["drafter=/x/a.py:b,c.py:d,ngram"])]
+    assert factories == ["/x/a.py:b", "c.py:d", None]
+    assert expand_sweep(["drafter=/x y/a.py:b"]) == [("drafter=/x y/a.py:b",)]
     file = tmp_path / "mine.yaml"
     file.write_text("drafter: {kind: custom, factory: 'a:b', options: {y: [1, 2]}}\n")
     assert compose_config([f"experiment={file}", "drafter.options.x=1"]).drafter.options == {"y": (1, 2), "x": 1}
@@ -310,14 +328,17 @@ def test_a_value_that_cannot_be_written_down_is_refused() -> None:
 
 def test_on_another_machine_the_target_cannot_choose_the_code_that_runs() -> None:
     asked = DrafterConfig(kind="custom", factory="a:b", options={"path": "/theirs"})
-    for own_words in ([], ["drafter=c:d"]):
+    ngram = DrafterConfig(kind="ngram")
+    for own_words in ([], ["drafter=c:d"], ["compare.drafters=[ngram,custom:c:d]"]):
         with pytest.raises(
             ConfigError, match=r"^drafter.factory=a:b: the target asks for it, and it would run code on"
         ):
-            own_factory(Options(overrides=tuple(own_words)), asked)
-    named = Options(overrides=("drafter=a:b", "drafter.options.path=/mine"))
-    assert own_factory(named, asked).options == {"path": "/mine"}
-    assert own_factory(Options(), DrafterConfig()) == DrafterConfig()
+            own_code(Options(overrides=tuple(own_words)), [ngram, asked])
+    mine = ("drafter.factory=a:b", "drafter.options.path=/mine")
+    for own_words in (mine, (*mine, "compare.drafters=[ngram,custom]")):
+        expected = dataclasses.replace(asked, options={"path": "/mine"})
+        assert own_code(Options(overrides=own_words), [ngram, asked]) == (ngram, expected)
+    assert own_code(Options(), [DrafterConfig()]) == (DrafterConfig(),)
 
 
 FAILING = """

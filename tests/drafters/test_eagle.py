@@ -149,6 +149,22 @@ def test_tokens_behind_the_last_feature_start_from_the_drafters_own_states(make:
     assert pair.manager.session.root.children[0].token_id == expected
 
 
+def test_a_token_behind_kept_ones_starts_from_their_own_states_where_features_are_lost(
+    make: Callable[..., Pair],
+) -> None:
+    pair = make(random_tokens(random.Random(3), 6), fan_out=1)
+    pair.send_features()
+    for _ in range(3):
+        propose([pair.manager])
+    first = pair.manager.session.root.children[0]
+    second = first.children[0]
+    assert second.computed
+    other = next(token for token in range(3, tiny.VOCAB) if second.child(token) is None)
+    pair.commit(first.token_id, second.token_id, other, send=False)
+    propose([pair.manager])
+    assert pair.manager.session.root.children[0].token_id == pair.expected([], pair.num_sent)
+
+
 def test_features_of_another_width_are_refused(make: Callable[..., Pair]) -> None:
     pair = make([5, 6, 7])
     with pytest.raises(ValueError, match="3 numbers a token, the drafter reads 32"):

@@ -103,7 +103,8 @@ class Checked:
             return
         self.drafter.follow(transition)
         self.session.apply(transition)
-        assert self.drafter.length == self.session.base
+        num_drafted = self.session.num_nodes if self.session.is_chain else 0
+        assert self.drafter.length == self.session.base + num_drafted
         self.session.guess_path(*self.drafter.look_up())
         self.check_slots()
 

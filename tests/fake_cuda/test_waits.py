@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.gpus import FakeGpus
@@ -14,6 +16,8 @@ from fake_cuda.workers import Target, TreeDraft
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.models.features import FeatureSpec
+from amusd.models.language_model import FeatureRows, SequenceRows
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.prompt_scoring import PromptScoring
 from amusd.runtime.target_worker import TargetWorker
@@ -130,6 +134,40 @@ def test_log_probabilities_cost_no_copy_for_each_token(distribution: Distributio
     waits, copies = stops(part)
     assert waits == 1
     assert copies <= 1
+
+
+def test_features_of_several_sequences_come_in_one_copy() -> None:
+    """The pass that writes them waits and copies as it would without."""
+    passes = []
+    with fake_cuda(values=True) as gpus:
+        for specs in ({}, {"reader": FeatureSpec((0, 1), 64)}):
+            model = builders.small("cuda:0", features=specs)
+            caches = model.new_caches(3, 200)
+            for cache in caches:
+                model.prefill(PROMPT, cache)
+            batch = [SequenceRows([5, 6], cache) for cache in caches]
+            part = measured(gpus, functools.partial(model.forward_batch, batch))
+            passes.append((*stops(part), part.bytes_out))
+        rows = [FeatureRows(cache, 16, 20, model.feature_columns["reader"]) for cache in caches]
+        with gpus.recorded() as reading:
+            found = model.read_features(rows)
+    assert passes[0] == passes[1]
+    assert [tuple(features.shape) for features in found] == [(4, 64)] * 3
+    assert stops(reading) == (1, 0)
+    assert reading.bytes_out == 3 * 4 * 64 * 2
+
+
+def test_features_go_to_a_draft_without_a_wait() -> None:
+    with fake_cuda(values=True) as gpus:
+        model = builders.small("cuda:0")
+        cache = model.new_cache(200)
+        model.prefill(PROMPT, cache)
+        features = torch.ones(4, 32)
+        model.write_features([1, 2, 3, 4], features, cache)
+        with gpus.recorded() as part:
+            model.write_features([1, 2, 3, 4], features, cache)
+    assert stops(part) == (0, 0)
+    assert len(part.copies) == 2
 
 
 def test_a_chunk_of_a_prompt_is_scored_from_what_comes_with_its_pass() -> None:

@@ -47,10 +47,13 @@ MISTAKES = [
     ("~mode=synchronous", "~mode=synchronous: keys are neither added nor deleted here"),
     ("~mode", "~mode: expected key=value"),
     ("sky", "sky: expected key=value; a value with spaces needs quotes"),
-    ("drafter=nope", "drafter=nope: allowed: custom, eagle, embedded, hf, ngram, self, synthetic"),
+    ("drafter=nope", "drafter=nope: allowed: custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic"),
     (
         "drafter=ngrams",
-        "drafter=ngrams: allowed: custom, eagle, embedded, hf, ngram, self, synthetic; did you mean 'ngram'?",
+        (
+            "drafter=ngrams: allowed: custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic"
+            "; did you mean 'ngram'?"
+        ),
     ),
     ("target=null", "target=null: allowed: embedded, hf"),
     ("target=gpt2", "target=gpt2: allowed: embedded, hf; or a model: its folder, or OWNER/NAME of the hub"),
@@ -110,8 +113,14 @@ def test_without_overrides_the_defaults_of_the_package_hold() -> None:
 def test_every_configuration_file_composes(choice: str) -> None:
     group, _, name = choice.partition("=")
     model = [NEEDS_A_MODEL.get(group, "")]
-    own = {"custom": ["drafter.factory=mine:make"], "self": ["drafter.num_layers=2"]}
-    needed = ({"hf": model, "eagle": model} | own).get(name, [])
+    needed = {
+        "hf": model,
+        "eagle": model,
+        "medusa": model,
+        "dflash": model,
+        "custom": ["drafter.factory=mine:make"],
+        "self": ["drafter.num_layers=2"],
+    }.get(name, [])
     assert isinstance(compose_config([choice, *needed]), RunConfig)
 
 
@@ -332,7 +341,10 @@ def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
     [
         ("max_lookahead=interval(1,2)", "max_lookahead=interval(1,2): an interval"),
         ("max_lookahead=glob(*)", "max_lookahead=glob(*): glob() chooses from a group"),
-        ("drafter=glob(x*)", "drafter=glob(x*): matches none of custom, eagle, embedded, hf, ngram, self, synthetic"),
+        (
+            "drafter=glob(x*)",
+            "drafter=glob(x*): matches none of custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic",
+        ),
         ("max_lookahead=range(4,4)", "max_lookahead=range(4,4): a sweep over nothing"),
         ("max_lookahed=1,2", "max_lookahed=1,2: no such key; did you mean 'max_lookahead'?"),
     ],

@@ -79,8 +79,9 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
 def test_a_mistake_is_answered_by_the_real_command_without_a_traceback(tmp_path: Path) -> None:
     done = run(amusd_command("generate", "drafter=nope"), tmp_path)
     assert done.returncode == 2
-    allowed = "custom, eagle, embedded, hf, ngram, self, synthetic; or a model: its folder, or OWNER/NAME of the hub"
-    assert done.stderr == f"amusd: drafter=nope: allowed: {allowed}\n"
+    allowed = "custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic"
+    model = "or a model: its folder, or OWNER/NAME of the hub"
+    assert done.stderr == f"amusd: drafter=nope: allowed: {allowed}; {model}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +108,7 @@ def test_help_lists_the_groups_and_keys_of_a_command_with_their_defaults(
     assert listed & keys().keys() == own
     for other, foreign in (("bench", "bench."), ("simulate", "simulate."), ("compare", "compare.")):
         assert any(name.startswith(foreign) for name in own) == (command == other)
-    assert any(line.startswith("  drafter=eagle | embedded | hf | ngram") for line in lines)
+    assert any(line.startswith("  drafter=embedded | hf | eagle") for line in lines)
     assert ("  experiment=" in "\n".join(lines)) == (command in ("generate", "compare"))
     assert len(lines) < 150
 
@@ -138,7 +139,7 @@ def test_python_runs_the_package_as_the_command(tmp_path: Path) -> None:
     done = run([*command, "generate", "drafter=nope"], tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "amusd: drafter=nope: allowed: custom, eagle, embedded, hf, ngram, self, synthetic; or a model"
+        "amusd: drafter=nope: allowed: custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; or a model"
     )
 
 

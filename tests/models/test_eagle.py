@@ -126,13 +126,21 @@ class ReferenceLayer:
         self.values: list[Tensor] = []
 
     def __call__(self, residual: Tensor, inputs: Tensor, position: int) -> Tensor:
+        return self.mixed(residual, self.placed(inputs, position))
+
+    def placed(self, inputs: Tensor, position: int) -> Tensor:
+        """Keeps key and value of a row; returns its query."""
         query, key, value = (self.times(f"self_attn.{name}_proj", inputs).view(-1, DIM) for name in "qkv")
         if f"{self.prefix}.self_attn.q_norm.weight" in self.weights:
             query, key = norm(query, self.at("self_attn.q_norm")), norm(key, self.at("self_attn.k_norm"))
         self.keys.append(rotated(key, position))
         self.values.append(value)
+        return rotated(query, position)
+
+    def mixed(self, residual: Tensor, query: Tensor) -> Tensor:
+        """The output of a row that sees all keys there are."""
         keys, values = (torch.stack(rows).repeat_interleave(HEADS // KEY_HEADS, 1) for rows in (self.keys, self.values))
-        scores = torch.einsum("hd,nhd->hn", rotated(query, position), keys) / math.sqrt(DIM)
+        scores = torch.einsum("hd,nhd->hn", query, keys) / math.sqrt(DIM)
         mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), values).flatten()
         hidden = residual + self.times("self_attn.o_proj", mixed)
         normed = norm(hidden, self.at("post_attention_layernorm"))
@@ -215,7 +223,7 @@ def check(model: CachedModel, features: Tensor, expected: Tensor) -> None:
 def test_eagle3_gives_the_logits_of_the_paper(target: Path, tmp_path: Path) -> None:
     weights = eagle3_weights()
     folder, states = save_eagle3(tmp_path / "draft", weights), random(NUM_TRUE, 3 * WIDTH, seed=99)
-    spec = read_feature_spec(folder, target)
+    spec = read_feature_spec(folder, target, "eagle")
     assert (spec.layers, spec.width) == ((2, 3, 3), WIDTH)
     assert spec.reduce is not None
     features = spec.reduce(states)
@@ -253,7 +261,7 @@ def test_eagle3_in_speculators_form(flag: str, head_norms: bool, target: Path, t
     stored = {**weights, "verifier_norm.weight": torch.ones(WIDTH)}
     flags = {flag: True} if flag else {}
     folder = save_speculators(tmp_path / "draft", stored, eagle_aux_hidden_state_layer_ids=[1, 6], **flags)
-    spec = read_feature_spec(folder, target)
+    spec = read_feature_spec(folder, target, "eagle")
     assert spec.layers == (1, 6)
     features = random(NUM_TRUE, WIDTH, seed=98)
     embedding = shared_weights(target)["model.embed_tokens.weight"]
@@ -272,7 +280,7 @@ def test_states_are_normed_before_fc_where_the_configuration_says_so(flag: str, 
     else:
         weights["input_norm.weight"] = random(3 * WIDTH, seed=90)
         normed = norm(states, weights["input_norm.weight"])
-    spec = read_feature_spec(save_speculators(tmp_path / "draft", weights, **{flag: True}), target)
+    spec = read_feature_spec(save_speculators(tmp_path / "draft", weights, **{flag: True}), target, "eagle")
     assert spec.reduce is not None
     torch.testing.assert_close(spec.reduce(states), normed @ weights["fc.weight"].T)
 
@@ -289,7 +297,7 @@ def test_eagle1_shares_embedding_and_head_of_the_target(bias: bool, file: str, t
         }
     settings = {**SIZES, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "bias": bias}
     folder = save(tmp_path / "draft", weights, file, **settings)
-    spec = read_feature_spec(folder, target)
+    spec = read_feature_spec(folder, target, "eagle")
     assert (spec.layers, spec.width, spec.reduce) == ((LAYERS,), WIDTH, None)
     model, features = load_eagle(folder, target, OPTIONS), random(NUM_TRUE, WIDTH, seed=98)
     assert model.output_ids is None
@@ -365,7 +373,7 @@ def test_a_narrow_drafter_has_an_embedding_of_its_own(tmp_path: Path) -> None:
     own = random(tiny.VOCAB, WIDTH, seed=5)
     weights = eagle3_weights() | {"embed_tokens.weight": own, "fc.weight": random(WIDTH, 3 * 48, seed=51)}
     folder = save_eagle3(tmp_path / "draft", weights, target_hidden_size=48)
-    assert read_feature_spec(folder, wide).width == WIDTH
+    assert read_feature_spec(folder, wide, "eagle").width == WIDTH
     features = random(NUM_TRUE, WIDTH, seed=98)
     check(load_eagle(folder, wide, OPTIONS), features, eagle3_logits(weights, own, features, TOKENS))
 
@@ -382,7 +390,7 @@ LAYER_IDS = [
 def test_layers_are_counted_as_transformers_does(
     settings: dict[str, Any], expected: tuple[int, ...], target: Path, tmp_path: Path
 ) -> None:
-    assert read_feature_spec(save_eagle3(tmp_path / "draft", **settings), target).layers == expected
+    assert read_feature_spec(save_eagle3(tmp_path / "draft", **settings), target, "eagle").layers == expected
 
 
 def changed(**changes: Tensor | None) -> Weights:
@@ -489,7 +497,7 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(name: str, target: Path, t
 def test_both_processes_refuse_another_target(target: Path, tmp_path: Path) -> None:
     folder = save_eagle3(tmp_path / "draft", changed(fc__weight=torch.ones(WIDTH, 3 * 64)))
     with pytest.raises(UnsupportedModelError, match="made for another target"):
-        read_feature_spec(folder, target)
+        read_feature_spec(folder, target, "eagle")
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -531,7 +539,7 @@ def test_a_folder_without_weights_is_refused(target: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_impl": "transformers"}, "only the lean decoder computes it: model_impl=transformers"),
+        ({"model_impl": "transformers"}, "model_impl=transformers: only amusd computes a drafter that reads features"),
         ({"ranks": Ranks(Role.DRAFT, 0, 2)}, "draft_tensor_parallel_size=2: .* allowed: 1"),
     ],
 )

@@ -26,6 +26,8 @@ RESTART, RESTART_TESTS = "amusd/runtime/draft_restart.py", "tests/runtime/test_d
 DRAFTER_LOOP, DRAFT_TESTS = "amusd/runtime/draft_worker.py", "tests/runtime/test_draft_worker.py"
 TIMELINE, TIMELINE_TESTS = "amusd/serving/timeline.py", "tests/serving/test_timeline.py"
 ROLLBACK_TESTS = "tests/runtime/test_rollback.py"
+EAGLE, EAGLE_TESTS = "amusd/drafters/eagle.py", "tests/drafters/test_eagle.py"
+FEATURE_TESTS = "tests/runtime/test_features.py"
 REQUESTS, RESPONSES, PURE = "amusd/serving/requests.py", "amusd/serving/responses.py", "tests/serving/test_pure.py"
 SERVICE, API, LEAVING = "amusd/serving/service.py", "tests/serving/test_api.py", "tests/serving/test_leaving.py"
 GATE, BAD_REQUESTS = "amusd/serving/app.py", "tests/serving/test_bad_requests.py"
@@ -230,24 +232,37 @@ RULES = (
     Rule(
         "the synchronous target has no deadline",
         "amusd/policies/fixed.py",
-        "view.lacks(self.max_lookahead) and seconds_left > 0",
-        "view.lacks(self.max_lookahead)",
+        "not is_whole and seconds_left > 0",
+        "not is_whole",
         POLICIES,
     ),
-    Rule("the first occurrence is looked up", NGRAM, "(ends[-2] for ends", "(ends[0] for ends", CONTRACT),
+    Rule(
+        "the first occurrence is looked up",
+        NGRAM,
+        "agreement, text, end = matches[0]",
+        "agreement, text, end = matches[-1]",
+        CONTRACT,
+    ),
     Rule(
         "a loop ends at the end of the context",
         NGRAM,
-        "self._context[end + offset % period]",
-        "self._context[end + min(offset, period - 1)]",
+        "token_ids[end + offset % period]",
+        "token_ids[end + min(offset, period - 1)]",
         CONTRACT,
     ),
-    Rule("what was cut off stays in the index", NGRAM, "                self._ends[ngram].pop()\n", "", CONTRACT),
+    Rule("what was cut off stays in the index", NGRAM, "                self._ends[suffix].pop()\n", "", CONTRACT),
     Rule(
         "the oldest places are looked at first",
         NGRAM,
-        "return sorted(matches, reverse=True)",
-        "return sorted(matches)",
+        "return sorted(found, reverse=True)",
+        "return sorted(found)",
+        "tests/drafters/test_ngram_cache.py",
+    ),
+    Rule(
+        "what was only drafted is remembered as an answer",
+        NGRAM,
+        "self._index.token_ids[start:committed_length]",
+        "self._index.token_ids[start:]",
         "tests/drafters/test_ngram_cache.py",
     ),
     Rule(
@@ -611,8 +626,8 @@ RULES = (
     Rule(
         "what a verdict prepared is not sent at once",
         DRAFTER_LOOP,
-        "if self._roll_back(sequence):\n                self._send(sequence)",
-        "if self._roll_back(sequence):\n                pass",
+        "if is_news:\n                self._send(sequence)",
+        "if is_news:\n                pass",
         DRAFT_TESTS,
     ),
     Rule(
@@ -798,6 +813,21 @@ RULES = (
         "if False and scope",
         LEAVING,
     ),
+    # drafters
+    Rule(
+        "a drafter that cannot run ahead is asked to",
+        "amusd/config/capabilities.py",
+        "    if decoding.mode is not Mode.ASYNCHRONOUS or runs_ahead(kind):\n",
+        "    if True:\n",
+        "tests/test_capabilities.py",
+    ),
+    Rule(
+        "a target chooses the code that a draft on another machine runs",
+        "launch/draft.py",
+        "if drafter.factory not in (None, *own):",
+        "if False:",
+        "tests/drafters/test_custom.py",
+    ),
     # the timeline
     Rule(
         "a slow listener is not told that it missed something",
@@ -823,5 +853,50 @@ RULES = (
         "            self._missed = None\n        return knows",
         "            pass\n        return knows",
         TIMELINE_TESTS,
+    ),
+    # features
+    Rule(
+        "features are sent again with every verdict",
+        CLIENT,
+        "self._num_features[sequence.sequence_id] = start = end",
+        "start = end",
+        FEATURE_TESTS,
+    ),
+    Rule(
+        "features are given to the drafter before the verdict of their tokens",
+        "amusd/runtime/draft_sequence.py",
+        "if message.end <= base]",
+        "if message.end <= base + 9]",
+        FEATURE_TESTS,
+    ),
+    Rule(
+        "a drafter that is opened again is not told its features",
+        "amusd/runtime/rollback.py",
+        "for start, features in self._features:",
+        "for start, features in ():",
+        FEATURE_TESTS,
+    ),
+    Rule(
+        "rows start from the drafter's own states alone",
+        EAGLE,
+        "before >= 0 and self._known[before]",
+        "False",
+        EAGLE_TESTS,
+    ),
+    Rule("late features change no row", EAGLE, "first < self._num_computed:", "False:", EAGLE_TESTS),
+    Rule(
+        "the states of the rows before are forgotten",
+        EAGLE,
+        "continue  # computed earlier: its own state is there",
+        "states.append(torch.zeros_like(self._features[0]))",
+        EAGLE_TESTS,
+    ),
+    Rule("it drafts before it knows the prompt", EAGLE, "return self._is_ready", "return True", EAGLE_TESTS),
+    Rule(
+        "a synchronous tree has no end",
+        DRAFT,
+        "self._num_steps - self._num_steps_before >= self._max_steps",
+        "False",
+        "tests/runtime/test_synchronous_trees.py",
     ),
 )

@@ -11,12 +11,15 @@ from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
 from torch import Tensor
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
+from amusd.drafters.base import DrafterKind, one_by_one
 from amusd.engine import Engine
 from amusd.errors import PeerProtocolError
 from amusd.models.language_model import FeatureRows
 from amusd.protocol.messages import Features, Message, Open, Verdict
+from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.rollback import RollbackManager, propose
-from amusd.testing.memory import MemoryTransport
+from amusd.testing.memory import MemoryTransport, memory_pair
+from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Mode
 
@@ -129,6 +132,21 @@ def test_a_drafter_that_waits_for_features_has_no_work_before_them() -> None:
     assert manager.offer() is None
     manager.take_features(features_of(0, 4))
     assert manager.has_work
+
+
+def test_features_that_come_before_their_verdict_wait_for_it() -> None:
+    target, draft = memory_pair()
+    drafter = ReadingDrafter()
+    worker = DraftWorker(draft, {DrafterKind(NAME): one_by_one(lambda: drafter)}, 1, Recorder("draft"))
+    worker.prepare()
+    target.send(Open(1, 1, PROMPT, 100, NAME, 8, 1, not_over=(1, 2)))
+    target.send(features_of(0, 7))
+    worker.take_in()
+    assert not drafter.features
+    target.send(Verdict(1, 1, 0, len(PROMPT), (1, 2, 3), 0))
+    worker.take_in()
+    assert sorted(drafter.features) == list(range(7))
+    assert worker.num_ignored == 0
 
 
 def test_a_drafter_that_is_opened_again_gets_its_features_again() -> None:

@@ -21,7 +21,7 @@ import pytest
 from openai import OpenAI
 from serving.test_leaving import raw_request, until
 
-from amusd.commands.serve import serve
+from amusd.commands.run import serve
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import MissingDependencyError

@@ -1,0 +1,131 @@
+"""A drafter that scores several tokens behind the last one at once, from the target's hidden states (Medusa, DFlash).
+
+The scores are of places, not of paths: all nodes at one distance from the root have the same guesses behind them, which
+cost nothing more. They are computed when the root is, from the features that are there by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from amusd.config import GREEDY, Distribution
+from amusd.drafters.base import Drafter, path_to, say_not_finite
+from amusd.errors import NoRoomError, NotFiniteError
+from amusd.models.block_models import BlockModel
+from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node, Transition
+from amusd.sampling.ranking import Ranking
+
+
+class BlockDrafter(Drafter):
+    """Drafts chains and trees with a `model`."""
+
+    def __init__(self, model: BlockModel) -> None:
+        self._model = model
+        self._state = model.new_state()
+        self._distribution = GREEDY
+        self._context: list[int] = []
+        self._num_drafted = 0
+        """Nodes of a chain."""
+        self._is_chain = self._is_ready = False
+        self._scores = torch.empty(0)
+        """[places, columns]: of the tokens from `_first` on."""
+        self._first = 0
+        self._guesses: dict[int, Guesses] = {}
+        """Of each place where they do not depend on the path."""
+
+    @property
+    def length(self) -> int:
+        """Committed tokens; of a chain, with those drafted behind them."""
+        return len(self._context) + self._num_drafted
+
+    @property
+    def tokens_per_step(self) -> int:
+        """All places that are scored."""
+        return self._model.max_depth
+
+    @property
+    def is_ready(self) -> bool:
+        """The feature before the last token has come, or a verdict has."""
+        return self._is_ready
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """Nodes are ranked as the target would choose; under the ratio test, which accepts any draft, by likelihood."""
+        self._distribution = GREEDY if distribution.rule == "rejection" else distribution
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        """Compute nothing yet. Raises `NoRoomError` beyond the model's length."""
+        if capacity > self._model.max_length:
+            raise NoRoomError(f"a sequence of {capacity} tokens: this drafter takes {self._model.max_length}")
+        self._state.clear()
+        self._context = list(token_ids)
+        self._is_chain, self._num_drafted = fan_out == 1, 0
+        self._is_ready = len(token_ids) == 1
+        self._scores, self._guesses = torch.empty(0), {}
+        self._ranking = Ranking(
+            self._distribution,
+            self._model.vocab_size,
+            self._model.output_ids,
+            number=fan_out,
+            min_probability=MIN_PROBABILITY,
+            num_prompt_tokens=len(token_ids),
+        )
+
+    def take_features(self, start: int, features: Tensor) -> None:
+        """See `Drafter`."""
+        rows, width = features.shape
+        if width != self._model.feature_width:
+            raise ValueError(f"{width} numbers a token, the drafter reads {self._model.feature_width}")
+        if start < 0 or start + rows > self._model.max_length:
+            raise ValueError(f"positions {start} to {start + rows} of {self._model.max_length}")
+        self._state.take(start, features)
+        self._is_ready = self._is_ready or start + rows >= len(self._context) - 1
+
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
+        """Score all places where `nodes` is the root; then the guesses behind each node, or along a chain."""
+        if nodes[0] is root:
+            self._scores, self._first = self._state.score(root.position, root.token_id), root.position + 1
+            self._guesses = {}
+        if not self._is_chain:
+            return [self._guess(node.position + 1, path_to(root, node)) for node in nodes]
+        (last,) = nodes
+        path, found = path_to(root, last), []
+        for position in range(last.position + 1, last.position + 1 + num_tokens):
+            guesses = self._guess(position, path)
+            if not guesses:
+                break
+            found.append([(guesses[0][0], 1.0)])  # a chain goes on however unlikely it is
+            path.append(guesses[0][0])
+        self._num_drafted += len(found)
+        return found
+
+    def follow(self, transition: Transition) -> None:
+        """Take in what is committed. A draft that has heard a verdict waits for no features."""
+        self._context += [node.token_id for node in transition.kept]
+        self._context += transition.token_ids
+        self._num_drafted = len(transition.alive) if self._is_chain else 0
+        self._is_ready = True
+
+    def close(self) -> None:
+        """Keep the memory for the next sequence."""
+        self._state.clear()
+        self._context, self._num_drafted = [], 0
+
+    def _guess(self, position: int, path: Sequence[int]) -> Guesses:
+        """What may stand at `position`, behind `path` from the root; nothing beyond the places that were scored."""
+        place = position - self._first
+        if not 0 <= place < len(self._scores):
+            return ()
+        needs_path = self._ranking.needs_contexts
+        if not needs_path and position in self._guesses:
+            return self._guesses[position]
+        contexts = [[*self._context, *path]] if needs_path else ()
+        try:
+            (row,) = self._ranking.rank(self._scores[place : place + 1], [position], contexts)
+        except NotFiniteError as error:
+            say_not_finite(error)
+            return ()
+        guesses = self._guesses[position] = tuple(zip(row.token_ids, row.probabilities, strict=True))
+        return guesses

@@ -1,0 +1,235 @@
+"""The scripts that train drafters on the embedded target: what they unroll, and every method on a tiny target."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+FOLDERS = (EXPERIMENTS / "drafters", EXPERIMENTS / "embedded_draft")
+OURS = ("features", "label_features", "layouts", "networks", "objective", "train_drafter")
+MODULES = ("dataset", "losses", "student", "teacher", "train", *OURS)
+HIDDEN, LAYERS, VOCABULARY, KNOWN = 32, 8, 96, 24
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[dict[str, ModuleType]]:
+    before = list(sys.path)
+    sys.path[:0] = map(str, FOLDERS)
+    try:
+        yield {name: importlib.import_module(name) for name in MODULES}
+    finally:
+        sys.path[:] = before
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        eos_token_id=2,
+        pad_token_id=2,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(requires_grad=False)
+
+
+@pytest.fixture
+def labelled(
+    scripts: dict[str, ModuleType], target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Path]:
+    """A text file and its features."""
+    random = np.random.default_rng(0)
+    length = random.integers(24, 40, 24)
+    token_ids = random.integers(17, VOCABULARY, (24, 40))
+    answer = np.broadcast_to(np.arange(40) >= 10, (24, 40)) & (np.arange(40) < length[:, None])
+    text = scripts["dataset"].Text(token_ids, length, answer, np.ones(24, np.float32), 4)
+    paths = {"text": tmp_path / "text.npz", "features": tmp_path / "features"}
+    scripts["dataset"].write_text(paths["text"], text)
+    for name in ("label_features", "train_drafter"):
+        monkeypatch.setattr(scripts[name], "load_teacher", lambda device: target)
+    monkeypatch.setattr(scripts["features"], "SHARD_ROWS", 10)
+    monkeypatch.setattr(scripts["label_features"], "SHARD_ROWS", 10)
+    monkeypatch.setattr(scripts["features"], "HELD_OUT_ROWS", 4)
+    call(scripts["label_features"], monkeypatch, tokens=550, tokens_per_batch=128, **paths_as(paths, out="features"))
+    return paths
+
+
+def paths_as(paths: dict[str, Path], **renamed: str) -> dict[str, Path]:
+    """The paths, some of them under the name of another option."""
+    taken = set(renamed.values())
+    return {name: path for name, path in paths.items() if name not in taken} | {
+        name: paths[old] for name, old in renamed.items()
+    }
+
+
+def call(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *positional: str, **options: object) -> None:
+    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+    monkeypatch.setattr(sys, "argv", [script.__name__, *positional, *arguments])
+    script.main()
+
+
+def batch_of(scripts: dict[str, ModuleType], rows: int, width: int) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    counted = torch.zeros(rows, width, dtype=torch.bool)
+    counted[:, 6:-1] = True
+    return scripts["networks"].Batch(
+        torch.randint(VOCABULARY, (rows, width), generator=generator),
+        torch.randn(rows, width, HIDDEN, generator=generator),
+        torch.randn(rows, width, 4, HIDDEN, generator=generator).to(torch.bfloat16),
+        counted,
+    )
+
+
+def make_network(scripts: dict[str, ModuleType], name: str, target: LlamaForCausalLM) -> Any:
+    arguments = scripts["train_drafter"].argparse.Namespace(method=name, layers=2, mask_token=16)
+    network = scripts["train_drafter"].NETWORKS[name](scripts["layouts"].drafter_config(arguments, target.config))
+    network.start_from(target, torch.ones(4))
+    return network
+
+
+def test_shards_hold_the_states_of_whole_rows_and_grow(
+    scripts: dict[str, ModuleType], labelled: dict[str, Path], target: LlamaForCausalLM
+) -> None:
+    text = scripts["dataset"].read_text(labelled["text"])
+    features = scripts["features"].Features(labelled["features"], text)
+    assert len(features.held_out) == 4
+    assert len(features.learned_from) == 16  # two shards of ten rows reach 550 tokens
+    assert not set(features.held_out) & set(features.learned_from)
+    rows = features.learned_from[-3:]
+    states = features.read(rows)
+    with torch.no_grad():
+        for row, row_states in zip(rows, states, strict=True):
+            length = int(text.length[row])
+            token_ids = torch.from_numpy(text.token_ids[row : row + 1, :length])
+            every = target.model(input_ids=token_ids, output_hidden_states=True).hidden_states
+            wanted = torch.stack([every[layer][0] for layer in (2, 4, 5, 8)], dim=1)
+            torch.testing.assert_close(row_states[:length].float(), wanted.float(), rtol=0.05, atol=0.05)
+            assert not row_states[length:].any()
+
+
+@pytest.mark.parametrize("name", ["eagle3", "eagle1"])
+def test_unrolled_steps_are_what_drafting_token_by_token_gives(
+    scripts: dict[str, ModuleType], target: LlamaForCausalLM, name: str
+) -> None:
+    """Row r of step k: features of the target up to row r - k, then the network's own states, in one causal pass."""
+    networks, batch = scripts["networks"], batch_of(scripts, 2, 14)
+    network = make_network(scripts, name, target).requires_grad_(requires_grad=False)
+    batch = networks.Batch(batch.token_ids, batch.embedded, batch.features.float(), batch.counted)
+    unrolled = network.unroll(batch, 4)
+    (layer,) = network._layer
+    attention, embedded, fused = layer.self_attn, batch.embedded[:, 1:], network.fuse(batch.features[:, :-1])
+    rotary = networks.rotary_table(target.config, torch.arange(13))
+
+    def plain(hidden: torch.Tensor) -> torch.Tensor:
+        width = hidden.shape[1]
+        table = (rotary[0][:width], rotary[1][:width])
+        residual, inputs = network.inputs(embedded[:, :width], hidden)
+        query, key = attention.query(inputs, table), attention.key(inputs, table)
+        mixed = F.scaled_dot_product_attention(query, key, attention.value(inputs), is_causal=True, scale=1.0)
+        residual = residual + attention.output(mixed)
+        return residual + layer.mlp(layer.post_attention_layernorm(residual))
+
+    for row in (5, 9, 12):
+        hidden = fused[:, : row - 2]  # rows up to row - 3 have the target's features
+        for step in range(4):
+            states = plain(hidden)
+            torch.testing.assert_close(unrolled[step][:, row - 3 + step], states[:, -1], rtol=1e-4, atol=1e-4)
+            hidden = torch.cat((hidden, states[:, -1:]), dim=1)
+
+
+def test_blocks_see_the_features_before_their_anchor_and_themselves_only(
+    scripts: dict[str, ModuleType], target: LlamaForCausalLM
+) -> None:
+    batch, network = batch_of(scripts, 1, 20), make_network(scripts, "dflash", target)
+    features, anchors = batch.features.float(), torch.tensor([[5, 9]])
+    embedded = torch.randn(1, 2, 8, HIDDEN, generator=torch.Generator().manual_seed(2))
+    states = network.blocks(features, anchors, embedded)
+    late = features.clone()
+    late[:, 9:] += 1
+    torch.testing.assert_close(network.blocks(late, anchors, embedded), states)
+    late[:, 8] += 1
+    changed = network.blocks(late, anchors, embedded)
+    torch.testing.assert_close(changed[:, 0], states[:, 0])
+    assert not torch.allclose(changed[:, 1], states[:, 1])
+    alone = network.blocks(features, anchors[:, 1:], embedded[:, 1:])
+    torch.testing.assert_close(alone[:, 0], states[:, 1])
+
+
+def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, ModuleType]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(700, 16, generator=generator).requires_grad_(requires_grad=True)
+    head = torch.randn(30, 16, generator=generator)
+    targets = torch.randn(700, 30, generator=generator).softmax(-1)
+    expected = -(targets * (states @ head.t()).log_softmax(-1)).sum()
+    (wanted,) = torch.autograd.grad(expected, states)
+    loss = scripts["objective"].cross_entropy(states, targets, head)
+    (gradient,) = torch.autograd.grad(loss, states)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "eagle1", "medusa", "dflash"])
+def test_each_method_learns_goes_on_and_is_written_as_published(
+    scripts: dict[str, ModuleType],
+    labelled: dict[str, Path],
+    target: LlamaForCausalLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    out = tmp_path / name
+    options = {"out": out, "rows": 4, "vocab_size": KNOWN, "lr": 0.01, **labelled}
+    call(scripts["train_drafter"], monkeypatch, name, minutes=0.02, **options)
+    first = json.loads((out / "training.json").read_text())
+    call(scripts["train_drafter"], monkeypatch, name, minutes=0.03, **options)
+    report = json.loads((out / "training.json").read_text())
+    assert report["rows"] == 16
+    assert report["curve"][: len(first["curve"])] == first["curve"]
+    assert report["curve"][-1]["step"] > first["curve"][-1]["step"]
+    assert all(len(point["greedy"]) == scripts["train_drafter"].MEASURED_STEPS[name] for point in report["curve"])
+
+    config, tensors = json.loads((out / "config.json").read_text()), load_file(out / "model.safetensors")
+    head = target.lm_head.weight
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    if name == "medusa":
+        assert shapes["3.0.linear.weight"] == (HIDDEN, HIDDEN)
+        assert shapes["3.0.linear.bias"] == (HIDDEN,)
+        assert torch.equal(tensors["3.1.weight"], head)
+        return
+    assert (config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]) == (HIDDEN, 4, 4)
+    if name == "eagle3":
+        assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+        assert config["draft_vocab_size"] == KNOWN
+        assert shapes["midlayer.self_attn.q_proj.weight"] == (HIDDEN, 2 * HIDDEN)
+        assert shapes["fc.weight"] == (HIDDEN, 3 * HIDDEN)
+        output_ids = torch.arange(KNOWN) + tensors["d2t"]
+        assert tensors["d2t"].dtype == torch.int64
+        assert torch.equal(tensors["t2d"].nonzero().squeeze(1), output_ids)
+        assert torch.equal(tensors["lm_head.weight"], head[output_ids])
+    if name == "eagle1":
+        assert shapes["fc.weight"] == (HIDDEN, 2 * HIDDEN)
+        assert not {"layers.0.input_layernorm.weight", "norm.weight", "fc.bias"} & set(shapes)
+    if name == "dflash":
+        assert config["dflash_config"] == {"mask_token_id": 16, "target_layer_ids": [1, 3, 4]}
+        assert shapes["layers.1.self_attn.k_norm.weight"] == (HIDDEN // 4,)
+        assert shapes["hidden_norm.weight"] == (HIDDEN,)

@@ -1,0 +1,322 @@
+"""Medusa and DFlash drafters in the layouts in which they are published, against the formulas of the papers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import tiny
+from models.test_eagle import (
+    DRAFT_IDS,
+    LAYERS,
+    OPTIONS,
+    SIZES,
+    WIDTH,
+    ReferenceLayer,
+    Weights,
+    layer_weights,
+    norm,
+    random,
+    save,
+    save_eagle3,
+    shared_weights,
+)
+from torch import Tensor
+
+from amusd.errors import ConfigError, UnsupportedModelError
+from amusd.models.block_models import BlockModel, load_block_model
+from amusd.models.draft_layouts import read_feature_spec
+from amusd.models.linear import why_not_int8
+from amusd.models.load_options import LoadOptions
+
+NUM_HEADS, BLOCK, MASK = 3, 5, 90
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    tiny.save_checkpoint(folder, tiny.tiny_config(num_hidden_layers=LAYERS, tie_word_embeddings=False))
+    return folder
+
+
+def medusa_weights(num_blocks: int = 1, *, equal_heads: bool = False) -> Weights:
+    weights: Weights = {}
+    for head in range(NUM_HEADS):
+        for block in range(num_blocks):
+            weights[f"{head}.{block}.linear.weight"] = random(WIDTH, WIDTH, seed=10 * head + block)
+            weights[f"{head}.{block}.linear.bias"] = random(WIDTH, seed=100 + 10 * head + block)
+        weights[f"{head}.{num_blocks}.weight"] = random(tiny.VOCAB, WIDTH, seed=200 + (0 if equal_heads else head))
+    return weights
+
+
+def save_medusa(folder: Path, weights: Weights, file: str = "medusa_lm_head.pt") -> Path:
+    """Uploaded configurations say two heads, however many there are."""
+    return save(folder, weights, file, medusa_num_heads=2, medusa_num_layers=1, base_model_name_or_path="any")
+
+
+def medusa_scores(weights: Weights, state: Tensor, num_blocks: int = 1) -> Tensor:
+    rows = []
+    for head in range(NUM_HEADS):
+        row = state
+        for block in range(num_blocks):
+            inner = weights[f"{head}.{block}.linear.weight"] @ row + weights[f"{head}.{block}.linear.bias"]
+            row = row + inner * inner.sigmoid()
+        rows.append(weights[f"{head}.{num_blocks}.weight"] @ row)
+    return torch.stack(rows)
+
+
+def dflash_weights(num_states: int = 2, num_layers: int = 2) -> Weights:
+    weights: Weights = {
+        "fc.weight": random(WIDTH, num_states * WIDTH, seed=70),
+        "hidden_norm.weight": random(WIDTH, seed=71),
+        "norm.weight": random(WIDTH, seed=72),
+    }
+    for index in range(num_layers):
+        layer = layer_weights(f"layers.{index}", WIDTH, head_norms=True)
+        weights |= {name: tensor * (1 - 0.1 * index) for name, tensor in layer.items()}
+    return weights
+
+
+def save_dflash(folder: Path, weights: Weights | None = None, **changes: Any) -> Path:
+    settings = {
+        **SIZES,
+        "model_type": "qwen3",
+        "head_dim": 8,
+        "architectures": ["DFlashDraftModel"],
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "block_size": BLOCK,
+        "num_target_layers": LAYERS,
+        "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": MASK},
+        "layer_types": ["full_attention"] * 2,
+    }
+    return save(folder, dflash_weights() if weights is None else weights, **{**settings, **changes})
+
+
+def dflash_scores(
+    weights: Weights, shared: Weights, features: dict[int, Tensor], position: int, token_id: int, skipped: int = 1
+) -> Tensor:
+    """The root and masks behind it see all features and each other."""
+    embedding = shared["model.embed_tokens.weight"]
+    block = [embedding[token_id], *[embedding[MASK]] * (BLOCK - 1)]
+    for index in range(2):
+        layer = ReferenceLayer(weights, f"layers.{index}")
+        for place, feature in features.items():
+            layer.placed(feature, place)
+        queries = [
+            layer.placed(norm(row, layer.at("input_layernorm")), position + depth) for depth, row in enumerate(block)
+        ]
+        block = [layer.mixed(row, query) for row, query in zip(block, queries, strict=True)]
+    head = weights.get("lm_head.weight", shared["lm_head.weight"])
+    return torch.stack([head @ norm(row, weights["norm.weight"]) for row in block])[skipped:]
+
+
+def check(found: Tensor, expected: Tensor) -> None:
+    assert expected.std() > 0.05, "the weights are too small for this test to see anything"
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("equal_heads", [False, True])
+@pytest.mark.parametrize("num_blocks", [0, 1, 2])
+@pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors", "model.safetensors"])
+def test_medusa_gives_the_scores_of_the_paper(
+    file: str, num_blocks: int, equal_heads: bool, target: Path, tmp_path: Path
+) -> None:
+    weights = medusa_weights(num_blocks, equal_heads=equal_heads)
+    folder = save_medusa(tmp_path / "draft", weights, file)
+    spec = read_feature_spec(folder, target, "medusa")
+    assert (spec.layers, spec.width, spec.reduce) == ((LAYERS,), WIDTH, None)
+    model = load_medusa(folder, target)
+    assert model.max_depth == NUM_HEADS, "counted from the weights"
+    state, features = model.new_state(), random(6, WIDTH, seed=1)
+    state.take(0, features)
+    check(state.score(6, 5), medusa_scores(weights, features[5], num_blocks))
+
+
+def test_medusa_s_further_heads_go_on_behind_an_older_state(target: Path, tmp_path: Path) -> None:
+    weights = medusa_weights()
+    model = load_medusa(save_medusa(tmp_path / "draft", weights), target)
+    state, features = model.new_state(), random(9, WIDTH, seed=1)
+    assert len(state.score(0, 5)) == 0
+    state.take(0, features[:6])
+    expected = medusa_scores(weights, features[5])
+    check(state.score(7, 5), expected[1:])
+    check(state.score(8, 5), expected[2:])
+    assert len(state.score(9, 5)) == 0
+    state.take(6, features[6:])
+    state.take(1, features[1:3])  # late, and of no use
+    check(state.score(9, 5), medusa_scores(weights, features[8]))
+    state.clear()
+    assert len(state.score(9, 5)) == 0
+
+
+@pytest.mark.parametrize("num_heads_equal", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_medusa_in_narrow_dtypes_stays_close(dtype: str, num_heads_equal: bool, target: Path, tmp_path: Path) -> None:
+    skip_without(dtype)
+    weights = medusa_weights(equal_heads=num_heads_equal)
+    folder, features = save_medusa(tmp_path / "draft", weights), random(1, WIDTH, seed=1)
+    state = load_medusa(folder, target, replace(OPTIONS, dtype=dtype)).new_state()
+    state.take(0, features)
+    found, expected = state.score(1, 5).float(), medusa_scores(weights, features[0])
+    assert torch.nn.functional.cosine_similarity(found, expected).min() > 0.99
+
+
+def load_medusa(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> BlockModel:
+    return load_block_model(folder, target, options, "medusa")
+
+
+def load_dflash(folder: Path, target: Path, options: LoadOptions = OPTIONS) -> BlockModel:
+    return load_block_model(folder, target, options, "dflash")
+
+
+def skip_without(dtype: str) -> None:
+    if dtype == "int8" and (reason := why_not_int8(torch.device("cpu"))) is not None:
+        pytest.skip(reason)
+
+
+def test_dflash_gives_the_scores_of_the_paper(target: Path, tmp_path: Path) -> None:
+    weights, shared = dflash_weights(), shared_weights(target)
+    folder = save_dflash(tmp_path / "draft", weights)
+    spec = read_feature_spec(folder, target, "dflash")
+    assert (spec.layers, spec.width) == ((2, 5), WIDTH), "it names layers whose outputs it reads"
+    states = random(30, 2 * WIDTH, seed=1)
+    assert spec.reduce is not None
+    features = spec.reduce(states)
+    torch.testing.assert_close(features, norm(states @ weights["fc.weight"].T, weights["hidden_norm.weight"]))
+    model = load_dflash(folder, target)
+    assert model.max_depth == BLOCK - 1
+    state = model.new_state()
+    state.take(0, features[:7])
+    check(state.score(7, 40), dflash_scores(weights, shared, dict(enumerate(features[:7])), 7, 40))
+    state.take(7, features[7:10])  # where the block was
+    check(state.score(10, 41), dflash_scores(weights, shared, dict(enumerate(features[:10])), 10, 41))
+    state.take(10, features[10:27])
+    check(state.score(27, 42), dflash_scores(weights, shared, dict(enumerate(features[:27])), 27, 42))
+
+
+def test_dflash_does_not_see_features_that_have_not_come(target: Path, tmp_path: Path) -> None:
+    weights, shared, features = dflash_weights(), shared_weights(target), random(12, WIDTH, seed=1)
+    state = load_dflash(save_dflash(tmp_path / "draft", weights), target).new_state()
+    assert len(state.score(4, 40)) == 0
+    state.take(0, features[:3])
+    state.take(5, features[5:8])
+    known = {place: features[place] for place in (0, 1, 2, 5, 6, 7)}
+    check(state.score(10, 40), dflash_scores(weights, shared, known, 10, 40))
+    state.clear()
+    assert len(state.score(10, 40)) == 0
+    state.take(0, features[:2])
+    check(state.score(2, 40), dflash_scores(weights, shared, {0: features[0], 1: features[1]}, 2, 40))
+
+
+@pytest.mark.parametrize("from_anchor", [False, True])
+def test_dflash_in_speculators_form_may_have_a_head_of_its_own(from_anchor: bool, target: Path, tmp_path: Path) -> None:
+    weights = dflash_weights() | {
+        "lm_head.weight": random(len(DRAFT_IDS), WIDTH, seed=53),
+        "d2t": DRAFT_IDS - torch.arange(len(DRAFT_IDS)),
+    }
+    settings = {
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": {**SIZES, "model_type": "qwen3", "head_dim": 8},
+        "aux_hidden_state_layer_ids": [1, 4],
+        "mask_token_id": MASK,
+        "block_size": BLOCK,
+        "draft_vocab_size": 12,
+        "sample_from_anchor": from_anchor,
+    }
+    folder, features = save(tmp_path / "draft", weights, **settings), random(6, WIDTH, seed=1)
+    assert read_feature_spec(folder, target, "dflash").layers == (1, 4)
+    model = load_dflash(folder, target)
+    assert model.output_ids is not None
+    assert model.output_ids.tolist() == DRAFT_IDS.tolist()
+    state, skipped = model.new_state(), 0 if from_anchor else 1
+    assert model.max_depth == BLOCK - skipped
+    state.take(0, features)
+    expected = dflash_scores(weights, shared_weights(target), dict(enumerate(features)), 6, 40, skipped)
+    check(state.score(6, 40), expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_dflash_in_narrow_dtypes_stays_close(dtype: str, target: Path, tmp_path: Path) -> None:
+    skip_without(dtype)
+    folder, features = save_dflash(tmp_path / "draft"), random(6, WIDTH, seed=1)
+    scores = []
+    for options in (OPTIONS, replace(OPTIONS, dtype=dtype)):
+        state = load_dflash(folder, target, options).new_state()
+        state.take(0, features)
+        scores.append(state.score(6, 40).float())
+    assert torch.nn.functional.cosine_similarity(*scores).min() > 0.98
+
+
+def test_a_block_at_the_longest_length_fits(target: Path, tmp_path: Path) -> None:
+    model = load_dflash(save_dflash(tmp_path / "draft"), target)
+    state = model.new_state()
+    state.take(0, random(model.max_length - 1, WIDTH, seed=1))
+    assert state.score(model.max_length - 1, 40).isfinite().all()
+
+
+def medusa(**changes: Tensor | None) -> Weights:
+    weights: dict[str, Tensor | None] = {**medusa_weights()}
+    weights |= {name.removeprefix("w").replace("_", "."): tensor for name, tensor in changes.items()}
+    return {name: tensor for name, tensor in weights.items() if tensor is not None}
+
+
+MEDUSA_REFUSED: dict[str, tuple[Weights, str]] = {
+    "the output layer of a head is missing": (medusa(w1_1_weight=None), r"lacks weights, 1\.1\.weight among them"),
+    "a block has another shape": (
+        medusa(w2_0_linear_weight=torch.ones(4, 4)),
+        r"2\.0\.linear\.weight has shape \[4, 4\], and \[32, 32\] is needed",
+    ),
+    "a weight has no place": (medusa(other=torch.ones(1)), "without a place, other among them"),
+    "the target is of another width": (
+        {name: torch.ones(tiny.VOCAB, 8) for name in ("0.0.weight", "1.0.weight")},
+        r"another target: its heads have shape \[97, 8\], and the target's has \[97, 32\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEDUSA_REFUSED)
+def test_medusa_heads_that_do_not_fit_are_refused(name: str, target: Path, tmp_path: Path) -> None:
+    weights, message = MEDUSA_REFUSED[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_medusa(save_medusa(tmp_path / "draft", weights), target)
+    assert "\n" not in f"{caught.value}"
+
+
+DFLASH_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another number of layers": ({"num_target_layers": 36}, "another target: that had 36 layers, and this one has 6"),
+    "no layers named": ({"dflash_config": {"mask_token_id": 3}}, "does not say which layers"),
+    "no mask": ({"dflash_config": {"target_layer_ids": [1, 4]}}, "mask_token_id=None: both must be numbers"),
+    "a mask that is no token": (
+        {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 97}},
+        "mask_token_id=97 is none of 97 ids",
+    ),
+    "causal": ({"is_causal": True}, "is_causal=True is not supported; allowed: False"),
+    "another vocabulary": ({"vocab_size": 151936}, "another target: that had 151936 token ids, and this one has 97"),
+    "sliding windows": (
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4096, "use_sliding_window": True},
+        "sliding windows are not supported",
+    ),
+    "another number of states": (
+        {"dflash_config": {"target_layer_ids": [1, 2, 4], "mask_token_id": 3}},
+        "its fc takes 64 numbers, and 3 states of the target have 32 each",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DFLASH_REFUSED)
+def test_dflash_drafters_that_do_not_fit_are_refused(name: str, target: Path, tmp_path: Path) -> None:
+    settings, message = DFLASH_REFUSED[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_dflash(save_dflash(tmp_path / "draft", **settings), target)
+    assert "\n" not in f"{caught.value}"
+
+
+def test_a_drafter_of_another_kind_is_named(target: Path, tmp_path: Path) -> None:
+    folder = save_eagle3(tmp_path / "draft")
+    with pytest.raises(UnsupportedModelError, match=r"drafter=dflash: .* of the kind EAGLE-3; use drafter=eagle"):
+        load_dflash(folder, target)
+    with pytest.raises(UnsupportedModelError, match=r"drafter=medusa: .* of the kind EAGLE-3; use drafter=eagle"):
+        read_feature_spec(folder, target, "medusa")

@@ -1,0 +1,103 @@
+"""A policy from outside the package: it is named as a drafter is, and each mistake is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runtime.pair import PROMPT, oracle, pair, params, reference
+
+from amusd.config import DecodingConfig, RunConfig, SamplingParams
+from amusd.drafters.oracle import always_right
+from amusd.errors import ConfigError
+from amusd.policies.factory import make_policy, policy_name
+from amusd.settings import from_mapping
+from amusd.types import Mode
+from launch.compose import compose_config
+from launch.keys import keys
+from launch.overrides import expand_sweep
+
+CODE = """
+from amusd.policies.fixed import BranchingPolicy, ChainPolicy
+
+def chain(decoding, *, can_branch):
+    return ChainPolicy(max_lookahead=decoding.max_lookahead, min_candidates=1 + can_branch, max_wait_passes=1.0)
+def wide(decoding, *, can_branch):
+    return BranchingPolicy(max_lookahead=4, fan_out=3, rows_per_step=4, min_candidates=0, max_wait_passes=0.0)
+def nothing(decoding, *, can_branch): return None
+def raises(decoding, *, can_branch): raise KeyError("x")
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("policies") / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_it_is_made_for_asynchronous_requests_alone(file: Path) -> None:
+    decoding = DecodingConfig(policy=f"{file}:chain", max_lookahead=7)
+    made = make_policy(decoding, can_branch=True)
+    assert (type(made).__name__, made.max_lookahead, made.min_candidates) == ("ChainPolicy", 7, 2)  # type: ignore[attr-defined]
+    assert policy_name(decoding) == f"{file}:chain"
+    synchronous = DecodingConfig(policy=f"{file}:chain", mode=Mode.SYNCHRONOUS)
+    assert type(make_policy(synchronous)).__name__ == "SynchronousPolicy"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "returns None; expected amusd.policies.base.Policy"),
+        ("raises", "raises KeyError: 'x' ("),
+        ("absent", "{file} has no absent"),
+    ],
+)
+def test_a_mistake_is_one_line(name: str, message: str, file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_policy(DecodingConfig(policy=f"{file}:{name}"))
+    assert str(caught.value).startswith(f"policy={file}:{name}: {message.format(file=file)}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["policy=chains"], "policy=chains: allowed: auto, chain, windowed, branching; did you mean 'chain'?"),
+        (["policy=null"], "policy=None: allowed: auto, chain, windowed, branching"),
+        (["compare.policies=[auto,chains]"], "compare.policies=chains: allowed: auto, chain, windowed, branching; did"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_as_ever(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config(overrides)
+    assert str(caught.value).startswith(message)
+
+
+def test_the_command_line_names_it() -> None:
+    assert compose_config(["policy=/a/mine.py:make"]).policy == "/a/mine.py:make"
+    assert compose_config(["compare.policies=[auto,a.b:c]"]).compare.policies == ("auto", "a.b:c")
+    assert [compose_config(job).policy for job in expand_sweep(["policy=auto,a:b"])] == ["auto", "a:b"]
+    assert keys()["policy"].allowed == "auto | chain | windowed | branching"
+
+
+def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
+    with pair({"oracle": oracle(12, always_right())}) as (engine, _):
+        answer = engine.generate(PROMPT, params(12), decoding=DecodingConfig(policy=f"{file}:chain"))
+        assert (*PROMPT, *answer.token_ids) == reference(12)
+        assert answer.policy == f"{file}:chain"
+        assert answer.metrics.num_accepted > 0
+        with pytest.raises(ConfigError) as caught:
+            engine.generate(PROMPT, params(12), decoding=DecodingConfig(policy=f"{file}:wide"))
+        assert (
+            str(caught.value) == f"policy={file}:wide: drafter=oracle drafts no trees; allowed: none of this engine's"
+        )
+        sampled = SamplingParams(max_new_tokens=4, temperature=1.0, acceptance="rejection")
+        with pytest.raises(ConfigError, match=r":wide: not with sampling.acceptance=rejection"):
+            engine.generate(PROMPT, sampled, decoding=DecodingConfig(policy=f"{file}:wide"))
+
+
+def test_a_drafter_of_trees_alone_is_not_asked_for_chains() -> None:
+    with pair({}, {"oracle": oracle(12, always_right())}) as (engine, _), pytest.raises(ConfigError) as caught:
+        engine.generate(PROMPT, params(12), decoding=from_mapping(RunConfig, {"mode": "synchronous"}).decoding())
+    assert str(caught.value) == "drafter=oracle: drafts trees only: use policy=branching, or mode=synchronous tree=true"
