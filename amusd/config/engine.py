@@ -292,8 +292,8 @@ class EngineConfig:
     max_num_seqs: int = 8
     """Answers that are computed at a time; further ones wait. Each has room for `max_model_len` tokens."""
     max_num_batched_tokens: int | None = None
-    """Prompt tokens that one step takes in at most while other answers are computed: these wait so long for their next
-    tokens. A multiple of 128; None: 128 on a CPU, 1024 on a GPU."""
+    """Prompt tokens that one step takes in at most while other answers wait for it. A multiple of 128; None: 128 on a
+    CPU, 1024 on a GPU."""
     startup_timeout_seconds: float = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: int = 1
