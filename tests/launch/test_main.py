@@ -122,7 +122,7 @@ def test_every_key_is_some_commands_own_and_has_its_default_and_meaning(capsys: 
     assert main(["generate", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert " max_lookahead=16 " in text
-    assert "how many tokens the draft may be ahead" in text
+    assert "tokens that the draft may be ahead" in text
 
 
 def test_the_overview_and_the_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
