@@ -43,9 +43,10 @@ def test_the_table_has_every_kind() -> None:
     assert tuple(CAPABILITIES) == get_args(DrafterKind)
 
 
-@pytest.mark.parametrize("kind", ["cascade", "embedded", "hf", "ngram", "synthetic"])
+@pytest.mark.parametrize("kind", ["cascade", "embedded", "hf", "ngram", "self", "synthetic"])
 def test_what_is_offered_is_what_the_table_says(kind: DrafterKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = DrafterConfig(kind=kind, model="tiny" if kind in ("cascade", "hf") else None)
+    model, num_layers = "tiny" if kind in ("cascade", "hf") else None, 1 if kind == "self" else None
+    config = DrafterConfig(kind=kind, model=model, num_layers=num_layers)
     load = functools.partial(tiny.wrapped_pair, "LlamaConfig", Numerics(width=8, fixed=False))
     monkeypatch.setattr(factory, "load_draft_model", lambda *_args, **_options: (load()[1], None))
     engine = RunConfig(drafter=config).engine()

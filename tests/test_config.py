@@ -23,7 +23,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (
         {"drafter": {"kind": "ngrams"}},
         (
-            "drafter.kind=ngrams: allowed: embedded, hf, eagle, medusa, dflash, cascade, ngram, synthetic, custom"
+            "drafter.kind=ngrams: allowed: embedded, hf, eagle, medusa, dflash, cascade, ngram, self, synthetic, custom"
             "; did you mean 'ngram'?"
         ),
     ),
@@ -91,9 +91,14 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
             "or drafter=cascade, not with drafter=embedded"
         ),
     ),
+    ({"drafter": {"kind": "self"}}, "drafter.num_layers=None: required with drafter=self"),
+    ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
+    ({"drafter": {"kind": "self", "num_layers": 0}}, "drafter.num_layers=0: must be at least 1"),
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),
     ({"drafter": {"vocab_size": 1}}, "drafter.vocab_size=1: must be at least 2"),
-    ({"drafter": {"min_ngram": 5}}, "drafter.min_ngram=5: must be between 1 and drafter.max_ngram (4)"),
+    ({"drafter": {"min_ngram": 13}}, "drafter.min_ngram=13: must be between 1 and drafter.max_ngram (12)"),
+    ({"drafter": {"kind": "ngram", "remember": -1}}, "drafter.remember=-1: must be between 0 and 1048576"),
+    ({"drafter": {"remember": 5}}, "drafter.remember=5: only allowed with drafter=ngram, not with drafter=embedded"),
     ({"drafter": {"kind": "cascade"}}, "drafter.model: required with drafter=cascade"),
     (
         {"drafter": {"inner": "ngram"}},

@@ -210,11 +210,11 @@ def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> 
         middle, inner = (_drafter_text(stage, config, device) for stage in drafter.stages)
         number = drafter.num_inner_tokens
         return f"cascade: up to {number} tokens of {inner}; judged in one pass by {middle}"
-    num_ranks = config.draft_tensor_parallel_size
-    forward = explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=num_ranks)
+    forward = explain_drafter(drafter, config, device)
     if forward is None:
         return drafter.kind if drafter.factory is None else f"{drafter.kind} {drafter.factory}"
-    return f"{drafter.kind}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
+    name = drafter.kind if drafter.num_layers is None else f"{drafter.kind} (first {drafter.num_layers} layers)"
+    return f"{name}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
 
 
 def _layers(drafter: DrafterConfig, config: EngineConfig, model: Any, tokenizer: Tokenizer) -> Finding:

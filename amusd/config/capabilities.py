@@ -49,7 +49,8 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False),
         "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False),
         "cascade": Capabilities(tree=False, ranks=False),
-        "ngram": Capabilities(tree=False, has_model=False, ranks=False, any_target=True),
+        "ngram": Capabilities(has_model=False, ranks=False, any_target=True),
+        "self": Capabilities(),
         "synthetic": Capabilities(any_target=True),
         "custom": Capabilities(has_model=False, ranks=False, any_target=True),
     }

@@ -191,32 +191,30 @@ class DecodingConfig:
     policy: PolicyName = "auto"
     """Asynchronous mode only. `chain`: the draft follows its best guess; `windowed`: it fills one window while another
     is verified; `branching`: it prepares for several verdicts (not with `sampling.acceptance=rejection`); `auto`: that
-    where it can, and waits as long as it finds worth it. `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
-    point of `amusd.policies`: a policy of your own (`docs/writing_a_drafter.md`)."""
+    where it can, and waits as long as it finds worth it. Or a policy of your own (`docs/writing_a_drafter.md`)."""
     num_speculative_tokens: int = 4
     """Synchronous mode: candidates per verification; `windowed`: tokens of a window."""
     tree: bool = False
-    """Synchronous mode: a block is a tree, for which the draft takes `num_speculative_tokens` steps, each over the
-    likeliest tokens so far (not with `sampling.acceptance=rejection`)."""
+    """Synchronous mode: a block is a tree of so many draft steps, not a chain (not with the ratio test)."""
     max_lookahead: int = 16
-    """Chain, branching, auto: how many tokens the draft may be ahead of the committed prefix it knows."""
+    """Chain, branching, auto: tokens that the draft may be ahead of the prefix it knows."""
     min_candidates: int = 2
-    """Chain, branching: candidates the target waits for where the draft starts anew, as after a rejection."""
+    """Chain, branching: candidates the target waits for where the draft starts anew."""
     max_wait_passes: float = 1.0
-    """Chain, branching, auto: that wait never lasts longer than this many target passes."""
+    """Chain, branching, auto: the longest such wait, in target passes."""
     tokens_per_message: int = 1
     """Chain: candidates are sent once this many are ready."""
     fan_out: int = 8
     """Trees: candidates that the draft prepares behind each token at most."""
     rows_per_step: int = 16
-    """Trees: tokens that the draft computes in one step at most; no more than its passes take."""
+    """Trees: tokens that the draft computes in one step at most."""
     verify_breadth: int = 3
-    """Trees: candidates of one position that a target pass verifies at most, in rows that cost next to
-    nothing (on a CPU with `verify_width=fixed`, on a GPU); elsewhere one path, as with 1."""
+    """Trees: candidates of one position that a target pass verifies at most, where further rows cost next to nothing
+    (on a CPU with `verify_width=fixed`, on a GPU)."""
     draft_timeout_seconds: float = 10.0
-    """Synchronous mode, windowed: how long the target waits for a block before it goes on alone."""
+    """Synchronous mode, windowed: the longest wait for a block."""
     max_silence_seconds: float = 0.3
-    """How long the target waits, all in all, without hearing from the draft; then it waits no more until it does."""
+    """The longest wait, all in all, for a draft that says nothing."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "")

@@ -13,7 +13,7 @@ from amusd.config.checks import check_factory, check_model, check_seconds, requi
 from amusd.settings import convert_fields
 
 DrafterKind: TypeAlias = Literal[
-    "embedded", "hf", "eagle", "medusa", "dflash", "cascade", "ngram", "synthetic", "custom"
+    "embedded", "hf", "eagle", "medusa", "dflash", "cascade", "ngram", "self", "synthetic", "custom"
 ]
 TargetDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
 DraftDtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8"]
@@ -30,6 +30,8 @@ ModelShape: TypeAlias = Literal[
 ]
 """Shapes of public models that can be had with random weights; `models/synthetic.py` knows their sizes."""
 
+MAX_REMEMBERED = 1 << 20
+"""Tokens of earlier answers at most; the draft needs about 1 KB for each."""
 MAX_NUM_SEQS = 1 << 12
 """Answers at a time at most."""
 MIN_VERIFY_WIDTH = 8
@@ -64,33 +66,36 @@ class DrafterConfig:
 
     kind: DrafterKind = "embedded"
     model: str | None = None
-    """`hf`: a folder or hub name of a transformers checkpoint, best with the target's tokenizer; as of the target.
-    `eagle`, `medusa`, `dflash`: of a drafter that was trained for the target. `cascade`: of the model that judges
-    what `inner` drafts."""
+    """Folder or hub name of a checkpoint: of a model (`hf`), of a drafter that was trained for the target (`eagle`,
+    `medusa`, `dflash`), of what judges the tokens of `inner` (`cascade`)."""
     dtype: DraftDtype = "auto"
-    """Type of the weights. `int8`: with a scale a row, on CPUs; `auto`: that for the embedded draft, which ships so,
-    and for drafters that read states, where the CPU has fast products for it, else as of the target."""
+    """`auto`: `int8` for `embedded` and for drafters that read states, where the CPU multiplies it fast, else as of the
+    target."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
+    num_layers: int | None = None
+    """`self`: how many of the target's first layers draft, below its norm and its head."""
     tokens_per_replay: int = 4
     """On GPUs with graphs: draft steps in one replay."""
     vocab_size: int = 8192
     """`embedded`: how many token ids its model can propose (the most frequent ones)."""
     min_lookup: int = 4
-    """`embedded`, `eagle`: shortest repeated suffix whose continuation is proposed in the model's place; 0: never, and
-    what followed shorter ones is not mixed into the guesses of a tree either."""
+    """`embedded`, `eagle`: shortest repeated suffix whose continuation is proposed; 0: never, and a tree's guesses
+    have nothing mixed in either."""
     max_lookup: int = 12
     """`embedded`, `eagle`: longest suffix that is looked up for that."""
     shape: ModelShape | None = None
     """`synthetic`: of which model's size a step costs; None: a smaller one than a synthetic target, else `embedded`."""
     accept: float = 0.8
-    """`synthetic`: probability of each candidate to be the target's own token; exact with `verify_width=fixed`."""
+    """`synthetic`: probability that a candidate is right; exact with `verify_width=fixed`."""
     accept_next: float = 0.4
-    """`synthetic`, branching: probability that a further guess is right where those before it are wrong."""
-    max_ngram: int = 4
+    """`synthetic`, trees: the same of a further guess where those before it are wrong."""
+    max_ngram: int = 12
     """`ngram`: longest suffix that is looked up."""
-    min_ngram: int = 2
+    min_ngram: int = 1
     """`ngram`: shortest suffix that is looked up."""
+    remember: int = 0
+    """`ngram`: tokens of earlier answers, other people's too, that are looked up as well; 0: none."""
     inner: str | None = None
     """`cascade`: what drafts for `model`: `ngram` (or None), `embedded`, a checkpoint."""
     num_inner_tokens: int = 4
@@ -98,14 +103,24 @@ class DrafterConfig:
     inner_device: str | None = None
     """`cascade`: device of a process of its own for `inner`; None: that of `model`."""
     factory: str | None = None
-    """`custom`: code of your own that makes the drafter, `MODULE:FUNCTION`, `FILE.py:FUNCTION` or the name of an entry
-    point of `amusd.drafters` (`docs/writing_a_drafter.md`). Alone, or as `drafter=` that, it means `custom`."""
+    """`custom`: what makes it: `MODULE:FUNCTION`, `FILE.py:FUNCTION`, an entry point of `amusd.drafters`."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """`custom`: what that function is told, `drafter.options.NAME=VALUE`."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
         check_model("drafter", self.kind, self.model)
+        require(
+            (self.kind == "self") == (self.num_layers is not None),
+            "drafter.num_layers",
+            self.num_layers,
+            "required with drafter=self: how many of the target's first layers draft"
+            if self.kind == "self"
+            else f"only allowed with drafter=self, not with drafter={self.kind}",
+        )
+        require(
+            self.num_layers is None or self.num_layers >= 1, "drafter.num_layers", self.num_layers, "must be at least 1"
+        )
         self._check_inner()
         check_factory(self.kind, self.factory, self.options)
         require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
@@ -129,6 +144,18 @@ class DrafterConfig:
             "drafter.min_ngram",
             self.min_ngram,
             f"must be between 1 and drafter.max_ngram ({self.max_ngram})",
+        )
+        require(
+            0 <= self.remember <= MAX_REMEMBERED,
+            "drafter.remember",
+            self.remember,
+            f"must be between 0 and {MAX_REMEMBERED}",
+        )
+        require(
+            self.remember == 0 or self.kind == "ngram",
+            "drafter.remember",
+            self.remember,
+            f"only allowed with drafter=ngram, not with drafter={self.kind}",
         )
 
     @property
@@ -265,14 +292,14 @@ class EngineConfig:
     max_num_seqs: int = 8
     """Answers that are computed at a time; further ones wait. Each has room for `max_model_len` tokens."""
     max_num_batched_tokens: int | None = None
-    """Prompt tokens that one step takes in at most while other answers are computed: these wait so long for their next
-    tokens. A multiple of 128; None: 128 on a CPU, 1024 on a GPU."""
+    """Prompt tokens that one step takes in at most while other answers wait for it. A multiple of 128; None: 128 on a
+    CPU, 1024 on a GPU."""
     startup_timeout_seconds: float = 300.0
     """How long the workers wait for each other to load."""
     target_tensor_parallel_size: int = 1
-    """Processes that share the target's weights and cache, each on a device of its own."""
+    """Processes that share the target, each on a device of its own."""
     draft_tensor_parallel_size: int = 1
-    """Processes that share the draft's weights and cache; its only drafter must have a model."""
+    """Processes that share the draft's model."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "")

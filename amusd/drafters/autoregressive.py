@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_not_finite
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache
 from amusd.errors import NoRoomError, NotFiniteError
 from amusd.models.language_model import ChainRows, KVCache, LanguageModel
 from amusd.sampling.digest import Digests
@@ -27,9 +27,7 @@ from amusd.sampling.sampler import DraftSampler, TokenSampler
 class AutoregressiveDrafter(ChainDrafter):
     """Drafts with `model`. Its cache holds the longest sequence the model supports, and is kept between sequences."""
 
-    def __init__(
-        self, model: LanguageModel, lookup: NgramDrafter | None = None, *, cache: KVCache | None = None
-    ) -> None:
+    def __init__(self, model: LanguageModel, lookup: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`lookup`: proposes first; the model drafts where it has no continuation. `cache`: one of `new_caches`."""
         super().__init__()
         self.model = model
@@ -69,7 +67,7 @@ class AutoregressiveDrafter(ChainDrafter):
             raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
         super().open(token_ids, capacity, fan_out)
         if self._lookup is not None:
-            self._lookup.open(token_ids, capacity)
+            self._lookup.open(token_ids)
         self._cache.truncate(self._num_held(token_ids))
         self._held, self._num_opened = [], len(token_ids)
         self._sampler = None

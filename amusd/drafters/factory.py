@@ -13,7 +13,7 @@ from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.custom import factories_of, load_own
 from amusd.drafters.eagle import EagleDrafter
-from amusd.drafters.ngram import NgramCache, NgramDrafter
+from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
@@ -65,7 +65,7 @@ def load_drafters(
     notes = []
     for config in engine.drafters:
         if config.kind == "ngram":
-            factories[DrafterKind(config.kind)] = _lookups(config)
+            factories |= _ngram_factories(config)
             continue
         if config.kind == "custom":
             own = load_own(config, engine, device)
@@ -97,6 +97,16 @@ def load_drafters(
         if config.kind in ("cascade", "hf") and model.output_ids is not None:
             notes.append(describe_share(model.output_ids, model.num_ids, tokenizer.encode))
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes)
+
+
+def _ngram_factories(config: DrafterConfig) -> dict[DrafterKind, DrafterFactory]:
+    """The makers of chains and of trees, which remember the same earlier answers."""
+    earlier = EarlierAnswers(config.remember) if config.remember else None
+    chain, tree = (
+        functools.partial(drafter, config.min_ngram, config.max_ngram, earlier)
+        for drafter in (NgramDrafter, NgramTreeDrafter)
+    )
+    return {DrafterKind(config.kind): one_by_one(chain), DrafterKind(config.kind, drafts_trees=True): one_by_one(tree)}
 
 
 def _lookups(config: DrafterConfig) -> DrafterFactory:
@@ -148,7 +158,7 @@ def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterK
     def chain(cache: KVCache) -> Drafter:
         if config.kind == "synthetic":
             return SyntheticDrafter(AutoregressiveDrafter(model, cache=cache), config.accept, model.vocab_size)
-        lookup = NgramDrafter(config.min_lookup, config.max_lookup) if looks_up else None
+        lookup = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
         return AutoregressiveDrafter(model, lookup, cache=cache)
 
     def tree(cache: KVCache) -> Drafter:

@@ -1,14 +1,21 @@
 """Prompt lookup, and the n-gram cache of a text that a small model's distribution is mixed with.
 
-Prompt lookup proposes what followed the longest suffix of the text when that occurred before. It needs no weights.
+Both look the last tokens up in an index of the suffixes of the text so far, and, where asked, of earlier answers. What
+followed the longest suffix, the latest of equal ones, is the likeliest to follow again. How often each token followed
+is not counted: it ranks guesses no better (`docs/drafters.md`).
 
-Names, code and lists recur, and a text's rare tokens recur above all, which a draft may not even have in its head. The
-tokens that followed the last few tokens when they occurred before share the probability `SHARES[n]`, where n is how
-many tokens agree; the rest is the model's. A continuation known from longer agreement comes first, of equal ones the
-latest; each takes its share of what those before it have left, and half as much as it would alone for each of them.
+A chain of what followed needs no weights, and neither does a tree of several continuations: how often a guess is right
+follows from how many tokens agree (`CHANCES`).
+
+Names, code and lists recur, and a text's rare tokens recur above all, which a draft may not even have in its head. So a
+model's guesses are mixed: the tokens that followed the last few tokens when they occurred before share the probability
+`SHARES[n]`, where n is how many tokens agree; the rest is the model's. A continuation known from longer agreement comes
+first, of equal ones the latest; each takes its share of what those before it have left, and half as much as it would
+alone for each of them.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
+    Oliaro et al., SuffixDecoding, 2024 (arXiv 2411.04975): trees of continuations, and earlier answers.
     Grave, Joulin and Usunier, Improving Neural Language Models with a Continuous Cache, 2017 (that cache compares
     hidden states, this one tokens). Backing off from long to short suffixes: Cleary and Witten, Data Compression Using
     Adaptive Coding and Partial String Matching, 1984.
@@ -18,21 +25,103 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amusd.drafters.base import ChainDrafter
+from amusd.drafters.base import ChainDrafter, Drafter, path_to
+from amusd.protocol.draft_session import Guesses, Node, Transition
 
 SHARES = (0.0, 0.08, 0.25, 0.4, 0.6, 0.6, 0.7, 0.7, 0.7, 0.88)
 """How much of the probability belongs to what followed a suffix of so many tokens; the last one: of more. Fitted to the
 embedded pair (`experiments/embedded_draft/mixture.py`)."""
+CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
+"""How often what followed a suffix of so many tokens follows again, without a model; the last one: of more. Counted in
+greedy answers of the embedded target."""
 MAX_CONTINUATIONS = 3
 """Different tokens that are thought likely at once."""
+LOOKUP_TOKENS = 8
+"""Most tokens of a path that a tree looks up at once."""
 _MAX_OCCURRENCES = 32
-"""Most occurrences that are looked at, the latest ones; of a single token `MAX_CONTINUATIONS` and one."""
+"""Most occurrences of a suffix that are looked at, the latest ones; of a single token `MAX_CONTINUATIONS` and one."""
+_MIXED_LENGTHS = (1, 2)
+"""Suffixes whose occurrences give the guesses of a tree."""
+
+_Match = tuple[int, int, int]
+"""A place where the last tokens occurred: how many agree, in which text (the sequence's own is the last one), and where
+they end. The largest is the best."""
+
+
+class SuffixIndex:
+    """The places of a text by the last n tokens before them, for a few lengths n.
+
+    Appending a token adds an entry for each length, cutting one removes them.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.token_ids: list[int] = []
+        self._lengths = lengths
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Append tokens."""
+        for token_id in token_ids:
+            self.token_ids.append(token_id)
+            for suffix in self._suffixes():
+                self._ends.setdefault(suffix, []).append(len(self.token_ids))
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        while len(self.token_ids) > length:
+            for suffix in self._suffixes():
+                self._ends[suffix].pop()
+                if not self._ends[suffix]:
+                    del self._ends[suffix]
+            self.token_ids.pop()
+
+    def matches(self, context: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
+        """Places that a token follows where as many last tokens of `context` occurred as one of `lengths` says.
+
+        Returns how many tokens agree there, at most all of `context`, and where they end.
+        """
+        places: set[int] = set()
+        for length in lengths:
+            if length <= len(context):
+                most = MAX_CONTINUATIONS + 1 if length == 1 else _MAX_OCCURRENCES
+                places.update(self._ends.get(tuple(context[-length:]), ())[-most:])  # one may be the end itself
+        return [(self._agreement(end, context), end) for end in places if end < len(self.token_ids)]
+
+    def _suffixes(self) -> list[tuple[int, ...]]:
+        """The n-grams at the end."""
+        return [tuple(self.token_ids[-n:]) for n in self._lengths if n <= len(self.token_ids)]
+
+    def _agreement(self, end: int, context: Sequence[int]) -> int:
+        """How many tokens before `end` are those at the end of `context`."""
+        number = 0
+        while number < min(end, len(context)) and self.token_ids[end - 1 - number] == context[-1 - number]:
+            number += 1
+        return number
+
+
+class EarlierAnswers:
+    """The latest answers of sequences that have ended, for all drafters that were made together.
+
+    Two indexes hold at most `num_tokens` tokens: when the younger one is half of that, the older one is forgotten.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._half = num_tokens // 2
+        self.indexes: list[SuffixIndex] = []
+        """The oldest first; drafters only read them."""
+
+    def add(self, token_ids: Sequence[int], lengths: Sequence[int]) -> None:
+        """Keep a text, of one that is too long the end; `lengths` are those of the drafters' own indexes."""
+        kept = token_ids[-self._half :] if self._half else ()
+        if not self.indexes or len(self.indexes[-1].token_ids) + len(kept) > self._half:
+            self.indexes = [*self.indexes[-1:], SuffixIndex(lengths)]
+        self.indexes[-1].append(kept)
 
 
 class NgramCache:
-    """The committed tokens of one sequence, indexed by the last one and the last two before each place."""
+    """What followed the last tokens of a sequence when they occurred before, in it or in earlier answers."""
 
-    def __init__(self, min_match: int = 1, max_match: int = 12) -> None:
+    def __init__(self, min_match: int = 1, max_match: int = 12, earlier: EarlierAnswers | None = None) -> None:
         """`min_match`: tokens that have to agree for a `continuation`; beyond `max_match` more make no difference.
 
         Raises `ValueError` unless 1 <= `min_match` <= `max_match`.
@@ -40,29 +129,43 @@ class NgramCache:
         if not 1 <= min_match <= max_match:
             raise ValueError(f"min_match {min_match} and max_match {max_match} do not fit together")
         self._min_match, self._max_match = min_match, max_match
+        self._earlier = earlier
+        doubled = [min_match << shift for shift in range(max_match.bit_length())]
+        self._lookup_lengths = [length for length in reversed(doubled) if length <= max_match]
+        self._lengths = sorted({*_MIXED_LENGTHS, *self._lookup_lengths})
         self.open(())
 
     def open(self, token_ids: Sequence[int]) -> None:
         """Start from `token_ids`."""
-        self._token_ids: list[int] = []
-        self._ends: dict[int | tuple[int, int], list[int]] = {}
+        self._index = SuffixIndex(self._lengths)
+        self._num_opened = len(token_ids)
         self.commit(token_ids)
 
     @property
     def length(self) -> int:
         """Tokens held."""
-        return len(self._token_ids)
+        return len(self._index.token_ids)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens."""
-        for token_id in token_ids:
-            if self._token_ids:
-                self._ends.setdefault((self._token_ids[-1], token_id), []).append(self.length + 1)
-            self._ends.setdefault(token_id, []).append(self.length + 1)
-            self._token_ids.append(token_id)
+        self._index.append(token_ids)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        self._index.truncate(length)
+
+    def close(self, committed_length: int) -> None:
+        """Forget the sequence. Its committed tokens behind the prompt become an earlier answer.
+
+        With them come the last tokens of the prompt, so that the beginning of the answer is found.
+        """
+        if self._earlier is not None and committed_length > self._num_opened:
+            start = max(0, self._num_opened - self._max_match)
+            self._earlier.add(self._index.token_ids[start:committed_length], self._lengths)
+        self.open(())
 
     def guesses(self, path: Sequence[int] = ()) -> list[tuple[int, float]]:
-        """Tokens that may follow the committed ones and `path`, and the shares of the probability that are theirs.
+        """Tokens that may follow the committed ones and `path`, and the shares of a mixture that are theirs.
 
         The shares are above 0 and together below 1.
         """
@@ -71,55 +174,56 @@ class NgramCache:
     def continuations(self, path: Sequence[int] = ()) -> list[tuple[int, int]]:
         """Different tokens that followed before, and how many tokens agreed there; the best first."""
         found: dict[int, int] = {}
-        for agreement, end in self._matches(path):
-            found.setdefault(self._token_ids[end], agreement)
+        texts = self._texts()
+        for agreement, text, end in self._matches(path, _MIXED_LENGTHS):
+            found.setdefault(texts[text].token_ids[end], agreement)
             if len(found) == MAX_CONTINUATIONS:
                 break
         return list(found.items())
 
     def continuation(self, max_tokens: int) -> tuple[int, ...]:
-        """`max_tokens` tokens that followed the longest suffix of the committed ones, or none unless `min_match` agree.
+        """Up to `max_tokens` tokens that followed the longest suffix, none unless `min_match` tokens agree.
 
         Where that runs into the end of the text it goes on through what it has just proposed, as a loop does.
         """
-        agreement, end = next(iter(self._matches(())), (0, 0))
-        if agreement < self._min_match:
-            return ()
+        return self.longest(max_tokens)[0]
+
+    def longest(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
+        """The `continuation`, and how many tokens agree where it is from."""
+        for length in self._lookup_lengths:
+            if matches := self._matches((), [length]):
+                agreement, text, end = matches[0]
+                return self._tokens_from(self._texts()[text], end, max_tokens), agreement
+        return (), 0
+
+    def _tokens_from(self, index: SuffixIndex, end: int, number: int) -> tuple[int, ...]:
+        token_ids = index.token_ids
+        if index is not self._index:
+            return tuple(token_ids[end : end + number])
         period = self.length - end
-        return tuple(self._token_ids[end + offset % period] for offset in range(max_tokens))
+        return tuple(token_ids[end + offset % period] for offset in range(number))
 
-    def _matches(self, path: Sequence[int]) -> list[tuple[int, int]]:
-        """Earlier places where the last tokens occurred: how many of them, and where they end; the best first."""
-        suffix = [*self._token_ids[-self._max_match :], *path][-self._max_match :]
-        if not suffix:
-            return []
-        places = set(self._ends.get(suffix[-1], ())[-MAX_CONTINUATIONS - 1 :])  # one may be the end itself
-        if len(suffix) > 1:
-            places.update(self._ends.get((suffix[-2], suffix[-1]), ())[-_MAX_OCCURRENCES:])
-        matches = [(self._agreement(end, suffix), end) for end in places if end < self.length]
-        return sorted(matches, reverse=True)
+    def _matches(self, path: Sequence[int], lengths: Sequence[int]) -> list[_Match]:
+        """Earlier places where the last tokens occurred, the best first."""
+        context = [*self._index.token_ids[-self._max_match :], *path][-self._max_match :]
+        found = [
+            (agreement, text, end)
+            for text, index in enumerate(self._texts())
+            for agreement, end in index.matches(context, lengths)
+        ]
+        return sorted(found, reverse=True)
 
-    def _agreement(self, end: int, suffix: Sequence[int]) -> int:
-        """How many tokens before `end` are those at the end of `suffix`."""
-        number = 0
-        while number < min(end, len(suffix)) and self._token_ids[end - 1 - number] == suffix[-1 - number]:
-            number += 1
-        return number
+    def _texts(self) -> list[SuffixIndex]:
+        return [self._index] if self._earlier is None else [*self._earlier.indexes, self._index]
 
 
 class NgramDrafter(ChainDrafter):
-    """Looks up the longest suffix of `min_ngram` to `max_ngram` tokens, and proposes what followed its last occurrence.
+    """Proposes what followed the longest suffix of `min_ngram` to `max_ngram` tokens when it last occurred."""
 
-    For each suffix length the index maps an n-gram to the positions behind its occurrences, in order; appending a token
-    adds one entry for each length, cutting one removes them, so every operation costs what it moves.
-    """
-
-    def __init__(self, min_ngram: int = 2, max_ngram: int = 4) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(f"min_ngram {min_ngram} and max_ngram {max_ngram} do not fit together")
+    def __init__(self, min_ngram: int = 1, max_ngram: int = 12, earlier: EarlierAnswers | None = None) -> None:
         super().__init__()
-        self._lengths = range(max_ngram, min_ngram - 1, -1)
-        self._ends: dict[tuple[int, ...], list[int]] = {}
+        self._ngrams = NgramCache(min_ngram, max_ngram, earlier)
+        self._committed_length = 0
 
     @property
     def tokens_per_step(self) -> int:
@@ -129,53 +233,76 @@ class NgramDrafter(ChainDrafter):
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids` and index them."""
         super().open(token_ids, capacity, fan_out)
-        self._ends = {}
-        self._index(0)
-
-    def continuation(self, max_tokens: int) -> tuple[int, ...]:
-        """Up to `max_tokens` tokens that followed the suffix, within the capacity; none when it did not occur before.
-
-        Where that runs into the end of the context it goes on through what it has just proposed, as a loop does.
-        """
-        matches = (self._ends[ngram] for ngram in self._ngrams_ending_at(self.length))
-        end = next((ends[-2] for ends in matches if len(ends) > 1), self.length)
-        period, wanted = self.length - end, min(max_tokens, self._capacity - self.length)
-        return tuple(self._context[end + offset % period] for offset in range(wanted if period else 0))
+        self._ngrams.open(token_ids)
+        self._committed_length = self.length
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
         """Up to `max_tokens` tokens; none when no suffix occurred before."""
-        proposed = self.continuation(max_tokens)
+        proposed = self._ngrams.continuation(min(max_tokens, self._capacity - self.length))
         self.commit(proposed)
         return proposed
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens and index them."""
-        start = self.length
         super().commit(token_ids)
-        self._index(start)
+        self._ngrams.commit(token_ids)
 
     def truncate(self, length: int) -> None:
         """Keep `length` tokens, and only what the index knows of them."""
-        for end in range(self.length, length, -1) if length >= 1 else ():
-            for ngram in self._ngrams_ending_at(end):
-                self._ends[ngram].pop()
-                if not self._ends[ngram]:
-                    del self._ends[ngram]
         super().truncate(length)
+        self._ngrams.truncate(length)
+
+    def follow(self, transition: Transition) -> None:
+        """See `Drafter`."""
+        super().follow(transition)
+        self._committed_length = transition.committed_length
 
     def close(self) -> None:
-        """Forget the sequence."""
+        """Forget the sequence, but for its answer where earlier answers are asked for."""
         super().close()
-        self._ends = {}
+        self._ngrams.close(self._committed_length)
+        self._committed_length = 0
 
-    def _ngrams_ending_at(self, end: int) -> list[tuple[int, ...]]:
-        return [tuple(self._context[end - n : end]) for n in self._lengths if n <= end]
 
-    def _index(self, start: int) -> None:
-        """Index the tokens from `start` on."""
-        for end in range(start + 1, self.length + 1):
-            for ngram in self._ngrams_ending_at(end):
-                self._ends.setdefault(ngram, []).append(end)
+class NgramTreeDrafter(Drafter):
+    """Guesses the different tokens that followed suffixes of `min_ngram` tokens or more, by `CHANCES`."""
+
+    def __init__(self, min_ngram: int = 1, max_ngram: int = 12, earlier: EarlierAnswers | None = None) -> None:
+        self._min_ngram = min_ngram
+        self._ngrams = NgramCache(min_ngram, max_ngram, earlier)
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self._ngrams.length
+
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
+        """Start from `token_ids` and index them. Raises `ValueError` when there are none or more than `capacity`."""
+        if not 1 <= len(token_ids) <= capacity:
+            raise ValueError(f"{len(token_ids)} tokens to start from, between 1 and {capacity} allowed")
+        self._ngrams.open(token_ids)
+        self._fan_out = fan_out
+
+    def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:  # noqa: ARG002
+        """What followed the tokens up to each of `nodes`."""
+        return [self._guesses(path_to(root, node)) for node in nodes]
+
+    def follow(self, transition: Transition) -> None:
+        """Index what was committed."""
+        self._ngrams.commit([*(node.token_id for node in transition.kept), *transition.token_ids])
+
+    def look_up(self) -> tuple[tuple[int, ...], float]:
+        """The continuation of the longest suffix, and its chance."""
+        found, agreement = self._ngrams.longest(LOOKUP_TOKENS)
+        return found, CHANCES[min(agreement, len(CHANCES) - 1)]
+
+    def close(self) -> None:
+        """Forget the sequence, but for its answer where earlier answers are asked for."""
+        self._ngrams.close(self.length)
+
+    def _guesses(self, path: Sequence[int]) -> Guesses:
+        found = [each for each in self._ngrams.continuations(path) if each[1] >= self._min_ngram]
+        return shares_of(found[: self._fan_out], CHANCES)
 
 
 def shares_of(continuations: Sequence[tuple[int, int]], shares: Sequence[float] = SHARES) -> list[tuple[int, float]]:

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, Expansion, path_to, say_not_finite
-from amusd.drafters.ngram import NgramCache
+from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NoRoomError, NotFiniteError
 from amusd.models.cached_model import CachedModel, TreeRows
 from amusd.models.language_model import DigestRequest, KVCache, ModelOutput
@@ -25,8 +25,6 @@ from amusd.sampling.ranking import Ranking
 
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
-LOOKUP_TOKENS = 8
-"""Most tokens of one lookup."""
 
 
 @dataclass(frozen=True, slots=True)

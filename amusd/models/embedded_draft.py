@@ -32,6 +32,7 @@ from amusd.models.huggingface import (
     load_config,
     loaded_dtype,
     quiet_transformers,
+    set_num_layers,
     wrap_model,
 )
 from amusd.models.linear import to_int8
@@ -101,9 +102,7 @@ def _build(folder: Path, draft: DraftWeights, options: LoadOptions) -> Any:
     config = copy.deepcopy(load_config(folder))
     model_class = supported_class(config, options.max_model_len)
     options.check(config)  # refuses before any weight is read
-    config.num_hidden_layers = draft.num_layers
-    if layer_types := getattr(config, "layer_types", None):
-        config.layer_types = layer_types[: draft.num_layers]
+    set_num_layers(config, draft.num_layers)
     dtype = loaded_dtype(options.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in draft.tensors.items()}
     with quiet_transformers():

@@ -116,7 +116,7 @@ def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary 
     Raises `UnsupportedModelError` for a model that cannot be rolled back, or that `model_impl=amusd` does not cover (no
     weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
-    config = load_config(path)
+    config = load_config(path, options.num_layers)
     with quiet_transformers(), one_line_errors(path):
         model_class = supported_class(config, options.max_model_len)
         options.check(config)  # refuses before any weight is read
@@ -320,10 +320,11 @@ def prepare_device(device: str) -> None:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # of sums that are split
 
 
-def load_config(path: str | Path) -> Any:
-    """The transformers configuration of a checkpoint.
+def load_config(path: str | Path, num_layers: int | None = None) -> Any:
+    """The transformers configuration of a checkpoint; with `num_layers`, of a model of so many of its first layers.
 
-    Raises `ConfigError` if there is none, `UnsupportedModelError` if it is quantized in a way that cannot run exactly.
+    Raises `ConfigError` if there is none, or it has no layers beyond those, and `UnsupportedModelError` if it is
+    quantized in a way that cannot run exactly.
     """
     from transformers import AutoConfig
 
@@ -331,7 +332,22 @@ def load_config(path: str | Path) -> Any:
     with quiet_transformers(), one_line_errors(path, CONFIG):
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
         check_quantization(path, config)
+    if num_layers is not None:
+        most = config.get_text_config(decoder=True).num_hidden_layers - 1
+        if num_layers > most:
+            raise ConfigError(
+                f"drafter.num_layers={num_layers}: the target has {most + 1} layers; allowed: 1 to {most}"
+            )
+        set_num_layers(config, num_layers)
     return config
+
+
+def set_num_layers(config: Any, number: int) -> None:
+    """Make `config` that of a model of its first `number` layers."""
+    text = config.get_text_config(decoder=True)
+    text.num_hidden_layers = number
+    if layer_types := getattr(text, "layer_types", None):
+        text.layer_types = layer_types[:number]
 
 
 @contextlib.contextmanager

@@ -34,6 +34,8 @@ class LoadOptions:
     """`amusd` for the lean decoder, `transformers` for its own code, `auto` for the first that covers the model."""
     capture: Capture | None = None
     """How passes on a GPU are captured to be replayed; None on a CPU."""
+    num_layers: int | None = None
+    """The checkpoint's first layers that are loaded, and its norm and head; None: all of them."""
     tokens_per_step: int = 1
     """Tokens that one replay chooses."""
     ranks: Ranks = ALONE

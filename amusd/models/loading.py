@@ -119,7 +119,9 @@ def load_draft_model(
     shape = draft_shape(config, engine.hardware.synthetic)
     if shape is not None:
         return load_synthetic(shape, options), None
-    path = model_path(config, report)
+    path = model_path(_names_checkpoint(config, engine), report)
+    if config.kind == "self":
+        return load_model(path, options), load_tokenizer(path)
     if config.kind == "hf":
         own = load_tokenizer(path)
         tokenizer, shared = _shared_with_target(own, engine) or (own, None)
@@ -149,6 +151,7 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str, ran
         device=device,
         model_impl=config.model_impl,
         capture=capture,
+        num_layers=config.num_layers,
         tokens_per_step=1 if capture is None else config.tokens_per_replay,
         ranks=ranks,
     )
@@ -208,21 +211,20 @@ def explain_target(config: EngineConfig, device: str) -> str:
     )
 
 
-def explain_drafter(
-    config: DrafterConfig, device: str, target_shape: ModelShape | None = None, *, num_ranks: int = 1
-) -> str | None:
+def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str | None:
     """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`.
 
     Of a cascade that of the model in the middle.
     """
+    synthetic = engine.hardware.synthetic
     if config.can.needs_features:
-        dtype = draft_dtype(config, device, target_shape)
+        dtype = draft_dtype(config, device, synthetic)
         return f"reads states of the target ({explain_products(dtype, torch.device(device))})"
     if not config.can.has_model:
         return None
     config = config.stages[0]
-    settings = _settings(config, draft_shape(config, target_shape))
-    dtype = draft_dtype(config, device, target_shape)
+    settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), config.num_layers)
+    dtype, num_ranks = draft_dtype(config, device, synthetic), engine.draft_tensor_parallel_size
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
 
 
@@ -231,6 +233,11 @@ def target_settings(config: EngineConfig) -> Any:
     return _settings(config.target, config.hardware.synthetic)
 
 
-def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None) -> Any:
+def _names_checkpoint(config: DrafterConfig, engine: EngineConfig) -> TargetConfig | DrafterConfig:
+    """What names a drafter's checkpoint: the target where the drafter is a part of it."""
+    return engine.target if config.kind == "self" else config
+
+
+def _settings(config: TargetConfig | DrafterConfig, shape: ModelShape | None, num_layers: int | None = None) -> Any:
     """The transformers configuration of the model."""
-    return load_config(model_path(config)) if shape is None else shape_config(SHAPES[shape])
+    return load_config(model_path(config), num_layers) if shape is None else shape_config(SHAPES[shape])

@@ -102,7 +102,8 @@ def _drafter(drafter: DrafterConfig) -> str:
         return f"synthetic, right with probability {drafter.accept:g}"
     if drafter.kind == "ngram":
         return f"ngram, {drafter.min_ngram} to {drafter.max_ngram} tokens"
-    return _in_dtype(_model(drafter.kind, drafter.model or drafter.factory), drafter.dtype)
+    model = _model(drafter.kind, drafter.model or drafter.factory)
+    return _in_dtype(model if drafter.num_layers is None else f"{model}, {drafter.num_layers} layers", drafter.dtype)
 
 
 def _in_dtype(model: str, dtype: str) -> str:

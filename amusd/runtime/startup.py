@@ -157,7 +157,7 @@ def make_leader(config: EngineConfig, role: Role) -> Leader | None:
     if role is Role.TARGET:
         explain_target(config, device)
     for drafter in config.drafters if role is Role.DRAFT else ():
-        explain_drafter(drafter, device, config.hardware.synthetic, num_ranks=size)
+        explain_drafter(drafter, config, device)
     return Leader(role, size, backend_for(devices))
 
 

@@ -83,7 +83,8 @@ def draft_steps(folder: Path, jobs: list[Document]) -> dict[str, float]:
     kinds: dict[int, str] = {}
     found: dict[str, list[float]] = {}
     for number in range(len(jobs)):
-        events = (json.loads(line) for line in (folder / str(number) / "events" / "draft.jsonl").open(encoding="utf-8"))
+        text = (folder / str(number) / "events" / "draft.jsonl").read_text(encoding="utf-8")
+        events = (json.loads(line) for line in text.splitlines())
         steps: list[dict[str, Any]] = []
         for event in events:
             if event["name"] == "draft_step":

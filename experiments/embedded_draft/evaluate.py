@@ -25,7 +25,7 @@ from losses import mix
 from teacher import continue_rows, load_teacher
 
 from amusd.config import DrafterConfig, WorkloadConfig
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
 from amusd.models.embedded_target import embedded_target_path
@@ -238,15 +238,13 @@ def _look_up(sequence: Sequence[int], start: int, min_lookup: int) -> list[int |
     """What prompt lookup would propose at each position from `start` on; None where no long suffix has occurred."""
     if min_lookup == 0:
         return [None] * (len(sequence) - start)
-    drafter = NgramDrafter(min_lookup, max(min_lookup, DrafterConfig.max_lookup))
-    drafter.open(sequence[:start], len(sequence) + 1)
+    ngrams = NgramCache(min_lookup, max(min_lookup, DrafterConfig.max_lookup))
+    ngrams.open(sequence[:start])
     found: list[int | None] = []
     for position in range(start, len(sequence)):
-        proposed = drafter.propose(1)
+        proposed = ngrams.continuation(1)
         found.append(proposed[0] if proposed else None)
-        drafter.truncate(position)
-        drafter.commit(sequence[position : position + 1])
-    drafter.close()
+        ngrams.commit(sequence[position : position + 1])
     return found
 
 

@@ -12,7 +12,7 @@ from models import tiny
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter, NgramTreeDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.attention import register_attention
@@ -56,12 +56,12 @@ OTHER_TOKENIZER = model_with_another_tokenizer()
 FACTORIES: dict[str, Callable[[], ChainDrafter]] = {
     "autoregressive": lambda: AutoregressiveDrafter(MODEL),
     "another_tokenizer": lambda: AutoregressiveDrafter(OTHER_TOKENIZER),
-    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramDrafter(2, 4)), 3),
+    "cascade": lambda: CascadeDrafter(MODEL, AutoregressiveDrafter(OTHER_MODEL, NgramCache(2, 4)), 3),
     "cascade_few_rows": lambda: CascadeDrafter(MODEL_OF_FEW_ROWS, NgramDrafter(1, 3), 4),
     "cascade_fewer_ids": lambda: CascadeDrafter(
         MODEL, AutoregressiveDrafter(MODEL_OF_FEWER_IDS), num_inner_ids=VOCAB_SIZE - 2
     ),
-    "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramDrafter(2, 4)),
+    "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),
     "synthetic": synthetic,
@@ -104,6 +104,10 @@ def test_close_is_idempotent_and_a_drafter_can_be_opened_again(make: Callable[[]
     contract.check_reopening(make)
 
 
+def test_a_lookup_drafts_trees() -> None:
+    contract.check_tree_drafter(lambda: NgramTreeDrafter(1, 3), vocab_size=VOCAB_SIZE)
+
+
 def test_the_whole_contract_is_one_call(make: Callable[[], ChainDrafter]) -> None:
     contract.check_chain_drafter(make, vocab_size=VOCAB_SIZE, num_histories=5)
 
@@ -119,7 +123,7 @@ def test_prompt_lookup_continues_the_latest_occurrence_of_the_longest_suffix() -
 
 
 def test_a_long_repeated_suffix_is_looked_up_and_the_model_drafts_elsewhere() -> None:
-    drafter = AutoregressiveDrafter(MODEL, NgramDrafter(3, 4))
+    drafter = AutoregressiveDrafter(MODEL, NgramCache(3, 4))
     model = AutoregressiveDrafter(MODEL)
     drafter.open([5, 1, 2, 3, 4, 0, 1, 2, 3], CAPACITY)
     assert drafter.tokens_per_step > 1

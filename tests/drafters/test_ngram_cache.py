@@ -1,14 +1,31 @@
-"""The n-gram cache against brute force: every place of the text compared with its end, token by token."""
+"""The n-gram cache against brute force: every place of the text compared with its end, token by token.
+
+What drafters make of it: chains, trees, and what they remember of earlier answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amusd.drafters.ngram import MAX_CONTINUATIONS, SHARES, NgramCache, NgramDrafter
+from amusd.drafters.base import Drafter
+from amusd.drafters.ngram import (
+    CHANCES,
+    MAX_CONTINUATIONS,
+    SHARES,
+    EarlierAnswers,
+    NgramCache,
+    NgramDrafter,
+    NgramTreeDrafter,
+    SuffixIndex,
+)
+from amusd.protocol.draft_session import Node
+from amusd.protocol.messages import Open, Verdict
+from amusd.runtime.rollback import RollbackManager, propose
 
 MAX_MATCH = 4
 texts = st.lists(st.integers(0, 4), max_size=30)
@@ -79,13 +96,13 @@ def test_a_loop_goes_on() -> None:
 
 def test_long_texts_cost_a_bounded_number_of_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    compare = NgramCache._agreement
+    compare = SuffixIndex._agreement
 
-    def counted(self: NgramCache, end: int, suffix: Sequence[int]) -> int:
+    def counted(self: SuffixIndex, end: int, suffix: Sequence[int]) -> int:
         calls.append(end)
         return compare(self, end, suffix)
 
-    monkeypatch.setattr(NgramCache, "_agreement", counted)
+    monkeypatch.setattr(SuffixIndex, "_agreement", counted)
     cache = cache_of([5] * 4000)
     assert cache.guesses((5, 5))[0][0] == 5
     assert len(calls) < 50
@@ -96,3 +113,134 @@ def test_long_texts_cost_a_bounded_number_of_comparisons(monkeypatch: pytest.Mon
 def test_lengths_that_do_not_fit_are_refused(lengths: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="do not fit together"):
         NgramCache(*lengths)
+
+
+@settings(deadline=None, max_examples=200)
+@given(text=texts, cuts=st.lists(st.tuples(st.integers(0, 30), texts), max_size=4), path=texts)
+def test_what_was_cut_off_leaves_nothing_behind(
+    text: list[int], cuts: list[tuple[int, list[int]]], path: list[int]
+) -> None:
+    cache = cache_of(text, min_match=2)
+    for length, more in cuts:
+        cache.truncate(length)
+        cache.commit(more)
+        text = [*text[:length], *more]
+    fresh = cache_of(text, min_match=2)
+    assert cache.length == len(text)
+    assert cache.continuations(path) == fresh.continuations(path)
+    assert cache.continuation(5) == fresh.continuation(5)
+
+
+@pytest.mark.parametrize("min_match", [1, 2, 3, 4, 5])
+def test_in_a_text_of_many_repetitions_every_suffix_that_has_occurred_is_found(min_match: int) -> None:
+    """More occurrences of its last tokens than are looked at hide none of a suffix that is long enough."""
+    rng = random.Random(min_match)
+    text = rng.choices((1, 2, 3), (0.8, 0.1, 0.1), k=1000)
+    cache = NgramCache(min_match, 12)
+    cache.open(text[:200])
+    num_found = 0
+    for place in range(200, len(text)):
+        suffix = tuple(text[place - min_match : place])
+        has_occurred = any(tuple(text[end - min_match : end]) == suffix for end in range(min_match, place))
+        assert bool(cache.continuation(1)) == has_occurred
+        num_found += has_occurred
+        cache.commit(text[place : place + 1])
+    assert num_found > 100
+
+
+# Trees
+
+
+def opening(prompt: Sequence[int], number: int = 1) -> Open:
+    return Open(number, 1, tuple(prompt), 400, "ngram", 8, 1, fan_out=3, rows_per_step=4)
+
+
+def verdict_of(manager: RollbackManager, *token_ids: int) -> Verdict:
+    return Verdict(manager.session.sequence_id, 1, 0, manager.session.base, token_ids, 0)
+
+
+def test_a_tree_has_the_continuations_by_their_chances() -> None:
+    drafter = NgramTreeDrafter(1, 4)
+    root = Node(None, 2, 6, 1.0, 1.0)
+    drafter.open([1, 2, 7, 3, 2, 8, 1, 2], 100, fan_out=2)
+    ((first, second),) = drafter.expand(root, [root])
+    assert first == (7, pytest.approx(CHANCES[2]))  # two tokens agree there
+    assert second == (8, pytest.approx((1 - CHANCES[2]) * CHANCES[1] / 2))
+    assert drafter.look_up() == ((7, 3, 2, 8, 1, 2, 7, 3), CHANCES[2])
+    behind = Node(root, 7, 7, 0.5, 0.5)
+    assert drafter.expand(root, [behind]) == [[(3, pytest.approx(CHANCES[3]))]]
+    only_longer = NgramTreeDrafter(2, 4)
+    only_longer.open([1, 2, 7, 3, 2, 8, 1, 2], 100, fan_out=2)
+    assert [token_id for token_id, _ in only_longer.expand(root, [root])[0]] == [7]
+
+
+def test_a_tree_without_a_match_is_empty() -> None:
+    drafter = NgramTreeDrafter(1, 4)
+    root = Node(None, 3, 2, 1.0, 1.0)
+    drafter.open([1, 2, 3], 100, fan_out=3)
+    assert drafter.expand(root, [root]) == [[]]
+    assert drafter.look_up() == ((), 0.0)
+    with pytest.raises(ValueError, match="to start from"):
+        drafter.open([], 100)
+
+
+# Earlier answers
+
+MAKERS: dict[str, Callable[[EarlierAnswers | None], Drafter]] = {
+    "chain": lambda earlier: NgramDrafter(1, 4, earlier),
+    "tree": lambda earlier: NgramTreeDrafter(1, 4, earlier),
+}
+
+
+def proposed(drafter: Drafter, prompt: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that it offers behind `prompt`, without alternatives."""
+    if isinstance(drafter, NgramTreeDrafter):
+        drafter.open(prompt, 400, fan_out=3)
+        return drafter.look_up()[0]
+    assert isinstance(drafter, NgramDrafter)
+    drafter.open(prompt, 400)
+    return drafter.propose(8)
+
+
+def answered(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    """A whole sequence, its answer in verdicts of three tokens, with work for nothing between them."""
+    asked = opening(prompt) if isinstance(drafter, NgramTreeDrafter) else Open(1, 1, tuple(prompt), 400, "ngram", 8, 1)
+    manager = RollbackManager(asked, drafter)
+    for start in range(0, len(answer), 3):
+        propose([manager])
+        manager.apply(verdict_of(manager, *answer[start : start + 3]))
+    propose([manager])
+    manager.close()
+    manager.close()
+
+
+@pytest.mark.parametrize("first", MAKERS)
+@pytest.mark.parametrize("second", MAKERS)
+def test_an_earlier_answer_is_looked_up_by_every_drafter_made_with_it(first: str, second: str) -> None:
+    earlier = EarlierAnswers(100)
+    answered(MAKERS[first](earlier), [50, 51, 52], [10, 11, 12, 13, 14])
+    assert proposed(MAKERS[second](earlier), [60, 52]) == (10, 11, 12, 13, 14)  # behind the last token of the prompt
+    assert proposed(MAKERS[second](earlier), [12]) == (13, 14)
+    assert proposed(MAKERS[second](None), [12]) == ()
+    assert proposed(MAKERS[second](earlier), [12, 9, 12]) == (9, 12, 9, 12, 9, 12, 9, 12)  # its own text comes first
+
+
+def test_only_what_was_committed_is_remembered() -> None:
+    earlier = EarlierAnswers(100)
+    answered(NgramDrafter(1, 4, earlier), [1, 2, 3, 4, 5, 6, 1, 2], [3, 9])
+    answered(NgramDrafter(1, 4, earlier), [1, 2, 3], [])
+    assert [index.token_ids for index in earlier.indexes] == [[5, 6, 1, 2, 3, 9]]
+
+
+def test_no_more_is_remembered_than_asked_for() -> None:
+    earlier, drafter = EarlierAnswers(20), NgramTreeDrafter(1, 4)
+    drafter = NgramTreeDrafter(1, 4, earlier)
+    for number in range(1, 40):
+        answered(drafter, [1], range(100 * number, 100 * number + number))
+        kept = [token_id for index in earlier.indexes for token_id in index.token_ids]
+        assert len(kept) <= 20
+        assert kept[-1] == 100 * number + number - 1
+        assert all(
+            len(index.token_ids) == len({end for ends in index._ends.values() for end in ends})
+            for index in earlier.indexes
+        )

@@ -47,11 +47,14 @@ MISTAKES = [
     ("~mode=synchronous", "~mode=synchronous: keys are neither added nor deleted here"),
     ("~mode", "~mode: expected key=value"),
     ("sky", "sky: expected key=value; a value with spaces needs quotes"),
-    ("drafter=nope", "drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic"),
+    (
+        "drafter=nope",
+        "drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic",
+    ),
     (
         "drafter=ngrams",
         (
-            "drafter=ngrams: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic; "
+            "drafter=ngrams: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; "
             "did you mean 'ngram'?"
         ),
     ),
@@ -120,6 +123,7 @@ def test_every_configuration_file_composes(choice: str) -> None:
         "medusa": model,
         "dflash": model,
         "custom": ["drafter.factory=mine:make"],
+        "self": ["drafter.num_layers=2"],
     }.get(name, [])
     assert isinstance(compose_config([choice, *needed]), RunConfig)
 
@@ -343,7 +347,7 @@ def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
         ("max_lookahead=glob(*)", "max_lookahead=glob(*): glob() chooses from a group"),
         (
             "drafter=glob(x*)",
-            "drafter=glob(x*): matches none of cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic",
+            "drafter=glob(x*): matches none of cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, ",
         ),
         ("max_lookahead=range(4,4)", "max_lookahead=range(4,4): a sweep over nothing"),
         ("max_lookahed=1,2", "max_lookahed=1,2: no such key; did you mean 'max_lookahead'?"),

@@ -79,7 +79,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(
 def test_a_mistake_is_answered_by_the_real_command_without_a_traceback(tmp_path: Path) -> None:
     done = run(amusd_command("generate", "drafter=nope"), tmp_path)
     assert done.returncode == 2
-    allowed = "cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic"
+    allowed = "cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic"
     model = "or a model: its folder, or OWNER/NAME of the hub"
     assert done.stderr == f"amusd: drafter=nope: allowed: {allowed}; {model}\n"
     assert list(tmp_path.iterdir()) == []
@@ -122,7 +122,7 @@ def test_every_key_is_some_commands_own_and_has_its_default_and_meaning(capsys: 
     assert main(["generate", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert " max_lookahead=16 " in text
-    assert "how many tokens the draft may be ahead" in text
+    assert "tokens that the draft may be ahead" in text
 
 
 def test_the_overview_and_the_version_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_python_runs_the_package_as_the_command(tmp_path: Path) -> None:
     done = run([*command, "generate", "drafter=nope"], tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "amusd: drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic; "
+        "amusd: drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; "
         "or a model"
     )
 

@@ -69,6 +69,6 @@ def test_the_installed_command_composes_in_another_folder(wheel: Path, tmp_path:
     assert done.stdout == f"ngram {tmp_path / 'site' / 'amusd_launch' / 'conf'}\n", done.stderr
     assert done.returncode == 2
     assert done.stderr == (
-        "amusd: drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, synthetic; "
+        "amusd: drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; "
         "or a model: its folder, or OWNER/NAME of the hub\n"
     )

@@ -116,7 +116,7 @@ def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypat
     with pytest.raises(UnsupportedModelError, match="dtype=int8: there are no fast int8 products: no reason"):
         load_model(tmp_path, options)
     with pytest.raises(UnsupportedModelError, match="no reason"):
-        explain_drafter(DrafterConfig(kind="hf", model=str(tmp_path), dtype="int8"), "cpu")
+        explain_drafter(DrafterConfig(kind="hf", model=str(tmp_path), dtype="int8"), EngineConfig(), "cpu")
 
 
 def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:

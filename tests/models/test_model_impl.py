@@ -135,9 +135,9 @@ def test_nothing_is_explained_that_would_be_refused(tmp_path: Path) -> None:
 def test_a_drafter_is_explained_as_a_target_is(tmp_path: Path) -> None:
     tiny.tiny_config().save_pretrained(tmp_path)
     drafter = DrafterConfig(kind="hf", model=str(tmp_path), dtype="float16")
-    text = explain_drafter(drafter, "cpu")
+    text = explain_drafter(drafter, EngineConfig(drafters=(drafter,)), "cpu")
     assert text == "lean decoder (weights as they are: there are no packed products in float16)"
 
 
 def test_a_drafter_without_a_model_has_nothing_to_explain() -> None:
-    assert explain_drafter(DrafterConfig(kind="ngram"), "cpu") is None
+    assert explain_drafter(DrafterConfig(kind="ngram"), EngineConfig(), "cpu") is None

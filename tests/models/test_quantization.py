@@ -11,7 +11,7 @@ import pytest
 import transformers
 from models.published import CONFIGS, write_config
 
-from amusd.config import DrafterConfig
+from amusd.config import DrafterConfig, EngineConfig
 from amusd.errors import UnsupportedModelError
 from amusd.models.compatibility import is_fp8, why_not_run
 from amusd.models.huggingface import load_model
@@ -135,7 +135,7 @@ def folder_of(folder: Path, settings: dict[str, Any], name: str = "Llama 3.1") -
 
 def explain(folder: Path, options: LoadOptions) -> Any:
     named: dict[str, Any] = {"dtype": options.dtype, "model_impl": options.model_impl}
-    return explain_drafter(DrafterConfig(kind="hf", model=str(folder), **named), options.device)
+    return explain_drafter(DrafterConfig(kind="hf", model=str(folder), **named), EngineConfig(), options.device)
 
 
 @pytest.mark.parametrize("use", [load_model, explain], ids=["load", "explain"])
@@ -212,4 +212,4 @@ def test_the_products_of_fp8_are_explained(
     monkeypatch.setattr("amusd.models.linear.device_capability", lambda _device: capability)
     folder_of(tmp_path, FP8_DYNAMIC)
     drafter = DrafterConfig(kind="hf", model=str(tmp_path), dtype="bfloat16")
-    assert explain_drafter(drafter, device) == f"lean decoder (FP8 weights and rows: {text})"
+    assert explain_drafter(drafter, EngineConfig(), device) == f"lean decoder (FP8 weights and rows: {text})"

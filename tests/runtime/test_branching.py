@@ -18,7 +18,7 @@ from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
-from amusd.drafters.ngram import NgramCache, NgramDrafter
+from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
 from amusd.drafters.oracle import always_wrong
 from amusd.drafters.synthetic import SyntheticTreeDrafter
 from amusd.engine import Engine
@@ -44,6 +44,7 @@ TREES: dict[str, Callable[[], Drafter]] = {
     "spread": lambda: TableTreeDrafter(places=spread(1)),
     "stranger": lambda: TableTreeDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400)),
     "lookup": lambda: TableTreeDrafter(places=spread(2), ngrams=NgramCache(1, 3)),
+    "ngram": lambda: NgramTreeDrafter(1, 3, EarlierAnswers(200)),
 }
 SAME: dict[str, Callable[[], Drafter]] = {"same": TableTreeDrafter}
 
@@ -83,7 +84,7 @@ def check_counts(answer: Generation) -> None:
 def test_every_tree_gives_the_tokens_of_plain_decoding(temperature: float, filters: dict[str, Any]) -> None:
     wanted = sampled(temperature, **filters)
     accepted = dict.fromkeys(TREES, 0)
-    names = ["spread", "lookup" if temperature < 0.5 else "stranger"]
+    names = ["spread", "ngram", "lookup" if temperature < 0.5 else "stranger"]
     with pair({}, TREES, max_delay_seconds=0.001, pass_seconds=0.001, seed=4) as (engine, draft):
         expected = engine.generate(PROMPT, wanted, decoding=PLAIN)
         for name in names:

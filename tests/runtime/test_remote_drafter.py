@@ -27,7 +27,7 @@ from amusd.config import (
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message, Open, Verdict
@@ -230,7 +230,7 @@ def third(max_delay_seconds: float) -> Iterator[tuple[Callable[[], Drafter], Dra
     """What makes a cascade whose inner draft is a worker on a thread."""
     own, its = memory_pair(seed=2, max_delay_seconds=max_delay_seconds)
     draft = DraftThread(its)
-    inner = {"inner": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400), NgramDrafter(2, 4))}
+    inner = {"inner": lambda: AutoregressiveDrafter(TableModel(VOCAB_SIZE, seed=8, max_length=400), NgramCache(2, 4))}
     thread = threading.Thread(target=draft.run, args=(inner,), daemon=True)
     thread.start()
     hello = Hello(PROTOCOL_VERSION, Role.TARGET, 0, VOCAB_SIZE, "", ())

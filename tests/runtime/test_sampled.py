@@ -15,7 +15,7 @@ from amusd.config import SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.ngram import NgramDrafter
+from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.oracle import OracleDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
@@ -37,11 +37,11 @@ FILTERS: list[dict[str, Any]] = [
 ]
 STRANGER = TableModel(VOCAB_SIZE, seed=8, max_length=400)
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
-    "cascade": lambda: CascadeDrafter(target_model(), AutoregressiveDrafter(STRANGER, NgramDrafter(2, 4)), 3),
+    "cascade": lambda: CascadeDrafter(target_model(), AutoregressiveDrafter(STRANGER, NgramCache(2, 4)), 3),
     "same": lambda: AutoregressiveDrafter(target_model()),
     "stranger": lambda: AutoregressiveDrafter(STRANGER),
     "ngram": lambda: NgramDrafter(1, 3),
-    "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramDrafter(2, 4)),
+    "lookup first": lambda: AutoregressiveDrafter(target_model(), NgramCache(2, 4)),
 }
 
 

@@ -46,7 +46,7 @@ def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
     engine = config.engine(max_num_seqs=1)
     explain_target(engine, device_of(engine, Role.TARGET))  # what cannot run is refused before anything is measured
     for drafter in engine.drafters:
-        explain_drafter(drafter, device_of(engine, Role.DRAFT), engine.hardware.synthetic)
+        explain_drafter(drafter, engine, device_of(engine, Role.DRAFT))
     allowed = allowed_cores()
     links = measure_links(config, allowed, console)
     console.note("the pair at work, in processes of its own")

@@ -1,0 +1,47 @@
+"""The table of all drafters: what is read off the comparisons, and the whole of it on two prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.drafters.compare import cells, conditional, draft_steps, row_of
+
+
+def test_acceptance_behind_accepted_candidates_is_told_from_the_shares_of_positions() -> None:
+    assert conditional([0.5, 0.25, 0.2]) == pytest.approx([0.5, 0.5, 0.8])
+    assert conditional([0.5, 0.0, 0.0]) == pytest.approx([0.5, 0.0])
+
+
+def test_the_time_of_a_step_is_that_of_a_token_of_its_own_drafter(tmp_path: Path) -> None:
+    events = [
+        {"name": "draft_step", "start_ns": 0, "end_ns": 6_000_000, "sequence_id": 1, "num_tokens": 3},
+        {"name": "sequence", "start_ns": 0, "end_ns": 1, "sequence_id": 1, "drafter": "embedded"},
+        {"name": "draft_step", "start_ns": 0, "end_ns": 5_000_000, "sequence_id": 2, "num_tokens": 1},
+        {"name": "sequence", "start_ns": 0, "end_ns": 1, "sequence_id": 2, "drafter": "ngram"},
+    ]
+    path = tmp_path / "0" / "events" / "draft.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert draft_steps(tmp_path, [{}]) == {"embedded": 2.0, "ngram": 5.0}
+
+
+def test_a_row_holds_the_best_of_each_mode_and_a_drafter_that_cannot_run_ahead_has_no_asynchronous_one() -> None:
+    plain = {"mode": "autoregressive", "drafter": None, "tokens_per_second": 20.0}
+    best = {
+        "mode": "synchronous",
+        "drafter": "ngram",
+        "tokens_per_second": 30.0,
+        "num_speculative_tokens": 3,
+        "tree": True,
+        "mean_acceptance_length": 2.0,
+    }
+    job = {"settings": {"sampling.temperature": "0.7"}, "rows": [plain, best]}
+    chain = {"settings": {}, "rows": [plain, {"drafter": "ngram", "acceptance_by_position": [0.5, 0.2]}]}
+    row = row_of("ngram", job, chain, {"ngram": 0.1})
+    assert (row["temperature"], row["plain"], row["synchronous"], row["block"]) == (0.7, 20.0, 30.0, "3 as a tree")
+    assert row["asynchronous"] is None
+    assert row["feature_bytes_per_pass"] == 0
+    assert cells(row)[-2:] == ("-", "-")

@@ -1,0 +1,73 @@
+"""`drafter=self`: the first layers of the target's checkpoint below its norm and its head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import tiny
+from models.blocks import random_ids
+
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConfig
+from amusd.drafters.factory import load_drafters
+from amusd.errors import ConfigError
+from amusd.models.cached_model import CachedModel
+from amusd.models.loading import explain_drafter, load_draft_model
+from amusd.models.tokenizer import load_tokenizer
+
+LAYERS = 4
+VOCAB = 300
+"""Room for the tokens of `tiny.byte_tokenizer`."""
+
+
+def engine_of(folder: Path, num_layers: int) -> EngineConfig:
+    drafter = DrafterConfig(kind="self", num_layers=num_layers, dtype="float32")
+    return EngineConfig(target=TargetConfig(kind="hf", model=str(folder)), drafters=(drafter,), max_model_len=64)
+
+
+def first_layers(folder: Path, num_layers: int) -> CachedModel:
+    engine = engine_of(folder, num_layers)
+    return load_draft_model(engine.drafters[0], engine, "cpu")[0]
+
+
+@pytest.mark.parametrize("name", ["LlamaConfig", "Qwen3Config", "Gemma3TextConfig"])
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_it_computes_what_the_target_cut_behind_these_layers_computes(
+    name: str, num_layers: int, tmp_path: Path
+) -> None:
+    config = tiny.tiny_config(name, num_hidden_layers=LAYERS, vocab_size=VOCAB)
+    stock = tiny.save_checkpoint(tmp_path, config, tiny.byte_tokenizer())
+    stock.model.layers = stock.model.layers[:num_layers]
+    token_ids = random_ids(12, 5)
+    with torch.no_grad():
+        expected = stock(torch.tensor([token_ids])).logits[0]
+    ours = first_layers(tmp_path, num_layers)
+    torch.testing.assert_close(ours.forward(token_ids, ours.new_cache(12)).logits, expected, atol=2e-4, rtol=2e-4)
+
+
+def test_it_has_the_tokenizer_and_all_ids_of_the_target(tmp_path: Path) -> None:
+    config = tiny.tiny_config(num_hidden_layers=LAYERS, vocab_size=VOCAB)
+    tiny.save_checkpoint(tmp_path, config, tiny.byte_tokenizer())
+    loaded = load_drafters(engine_of(tmp_path, 2), "cpu")
+    assert loaded.tokenizer_hash == load_tokenizer(tmp_path).fingerprint
+    assert loaded.vocab_size == loaded.num_ids == VOCAB
+    assert loaded.names(drafts_trees=True) == loaded.names(drafts_trees=False) == ("self",)
+
+
+@pytest.mark.parametrize("num_layers", [LAYERS, LAYERS + 1])
+def test_as_many_layers_as_the_target_has_are_refused_before_weights_are_read(num_layers: int, tmp_path: Path) -> None:
+    tiny.tiny_config(num_hidden_layers=LAYERS).save_pretrained(tmp_path)  # there are none
+    engine = engine_of(tmp_path, num_layers)
+    said = f"drafter.num_layers={num_layers}: the target has 4 layers; allowed: 1 to 3"
+    for look in (explain_drafter, load_draft_model):
+        with pytest.raises(ConfigError) as caught:
+            look(engine.drafters[0], engine, "cpu")
+        assert str(caught.value) == said
+
+
+def test_a_target_without_a_checkpoint_has_no_layers_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"drafter=self: does not fit hardware\.synthetic=llama-1b; allowed"):
+        EngineConfig(
+            hardware=HardwareConfig(synthetic="llama-1b"), drafters=(DrafterConfig(kind="self", num_layers=2),)
+        )
