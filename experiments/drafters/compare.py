@@ -31,12 +31,13 @@ def main() -> None:
     """Two sweeps of `amusd compare`, and the table of both."""
     parser = parser_of("drafters", __doc__, num_prompts=32, num_tokens=64)
     parser.add_argument("--drafter", action="append", default=[], help="KIND or KIND:FOLDER beside `embedded`")
+    parser.add_argument("--lengths", default="2,3,4", help="tokens of blocks, and steps of trees, that are tried")
     arguments = parser.parse_args()
     request = request_of(arguments)
     names = ["embedded", *arguments.drafter]
     drafters = f"compare.drafters=[{','.join(names)}]"
     temperatures = f"sampling.temperature={'0' if request.quick else '0,0.7'}"
-    lengths = f"compare.synchronous_lengths={'[2]' if request.quick else '[2,3,4]'}"
+    lengths = f"compare.synchronous_lengths=[{'2' if request.quick else arguments.lengths}]"
     workload = request.workload()
     speeds = compare([drafters, temperatures, lengths, "compare.trees=true", *workload], request.runs / "speed")
     chains = ["mode=synchronous", f"num_speculative_tokens={DISTANCES}"]
