@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import pickle
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -107,7 +106,7 @@ def _unpickle(path: str | Path, file: Path) -> Mapping[str, Tensor]:
                 loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError:  # a file of before torch 1.6 cannot be mapped
                 loaded = torch.load(file, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
+        except torch.serialization.pickle.UnpicklingError as error:  # type: ignore[attr-defined]  # torch's own import
             raise ConfigError(
                 f"model {path}: {file.name} is damaged or holds more than tensors, which is never run; "
                 "convert it to safetensors"

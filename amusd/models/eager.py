@@ -35,6 +35,7 @@ class EagerPasses:
         if numerics.fixed and numerics.border is not None and BLOCK % numerics.border:
             raise ValueError(f"border={numerics.border} must divide {BLOCK}, the block of attention on a CPU")
         self._network = network
+        self._reads_features = network.feature_width > 0
         self._numerics = numerics
         self._row_counts = RowCounts(network, numerics.width, max_length, only_width=not may_vary)
         most = max(_WIDTHS[-1] * numerics.width, numerics.prefill_chunk)
@@ -92,7 +93,7 @@ class EagerPasses:
             self._token_ids_view[:rows] = parts[0].token_ids
             positions = self._positions[cache.length : cache.length + computed]
             memory.slots_of_pass = cache.memory_slots(rows)
-            if self._network.feature_width:
+            if self._reads_features:
                 memory.parents_of_pass = (positions + (cache.first - 1)).clamp_(min=cache.first)
             attention = self._attention(parts[0], computed, with_logits=with_logits)
         else:
@@ -114,7 +115,7 @@ class EagerPasses:
                 packed.append((slice(first, len(places)), self._attention(part, num_rows, with_logits=True)))
             positions = torch.tensor(places + [0] * (computed - rows))
             memory.slots_of_pass = torch.tensor(slots)
-            if self._network.feature_width:
+            if self._reads_features:
                 memory.parents_of_pass = torch.tensor(parents + [0] * (computed - rows))
             attention = JoinedAttention(packed, computed) if len(parts) > 1 else packed[0][1]
         self._token_ids_view[rows:computed] = PADDING_ID

@@ -246,7 +246,8 @@ def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orde
         is_over.set()
         channel.say((str(error).splitlines() or [type(error).__name__])[0])
         code = _exit_code_of(error)
-        if code == _FAILED or error.__cause__ is not None:  # a line for the user may stand for more than that
+        runs_own_code = any(drafter.factory is not None for drafter in config.drafters)
+        if code == _FAILED or runs_own_code:  # whose author wants more than a line
             for directory in directories[:1]:
                 keep_traceback(directory, Role.DRAFT.value, error)
         if code == _FAILED:

@@ -133,9 +133,8 @@ def test_a_map_over_batch_sizes_has_the_cells_of_runs_in_such_batches(tmp_path: 
 
 
 def test_a_draft_without_probabilities_keeps_to_one_chain(tmp_path: Path) -> None:
-    result = predicted(
-        configured({"grid": True, "grid_accepts": [0.5], "grid_ratios": [5]}, drafter={"kind": "ngram"}), tmp_path
-    )
+    drafter = {"kind": "cascade", "model": "middle"}
+    result = predicted(configured({"grid": True, "grid_accepts": [0.5], "grid_ratios": [5]}, drafter=drafter), tmp_path)
     assert "branching" not in {row["policy"] for row in result["rows"]}
     assert result["rows"][-1]["policy"] == "auto"
     assert result["rows"][-1]["fan_out"] is None

@@ -265,8 +265,7 @@ def test_the_doctor_says_the_same_in_a_line_for_each_role(damage: Damage, folder
         drafters=(DrafterConfig(**models),),
         hardware=HardwareConfig(devices=("cpu",) * 2),
     )
-    *findings, schedules = _pair(config)
-    assert schedules.name == "schedules"  # which needs no checkpoint
+    findings = [finding for finding in _pair(config) if finding.name != "schedules"]  # which needs no checkpoint
     assert [(finding.name, finding.ok) for finding in findings] == [("target", False), ("drafter", False)]
     assert [finding.text for finding in findings] == [refusal(as_target, folder), refusal(as_draft, folder)]
 

@@ -210,7 +210,8 @@ def test_three_processes_give_the_answer_of_plain_decoding(tmp_path: Path) -> No
         for mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS):
             answer = engine.generate("abc", wanted, decoding=DecodingConfig(mode=mode))
             assert answer.token_ids == expected
-            assert answer.metrics.num_verified > 0
+            if mode is Mode.SYNCHRONOUS:  # which waits for candidates
+                assert answer.metrics.num_verified > 0
         assert engine.draft_failure is None
 
 

@@ -45,7 +45,7 @@ def test_nccl_without_two_gpus_is_refused_before_weights_are_loaded(monkeypatch:
 def test_a_draft_on_a_cpu_is_prepared_once_for_all_its_lives() -> None:
     prepared = prepare_draft(EngineConfig(drafters=(NGRAM,), hardware=ON_CPU))
     assert prepared is not None
-    assert list(prepared.factories) == [DrafterKind("ngram", drafts_trees=False)]
+    assert list(prepared.factories) == [DrafterKind("ngram", drafts_trees=is_tree) for is_tree in (False, True)]
 
 
 @pytest.mark.parametrize(

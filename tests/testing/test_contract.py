@@ -36,7 +36,7 @@ class Forgets(NgramDrafter):
     """Proposes, and does not take it in."""
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        return self.continuation(max_tokens)
+        return self._ngrams.continuation(max_tokens)
 
 
 class TooMany(NgramDrafter):
@@ -58,9 +58,9 @@ class Stays(NgramDrafter):
     """Does not forget a sequence."""
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        kept = dict(self._ends)
+        kept = self._ngrams._index.token_ids
         super().open(token_ids, capacity, fan_out)
-        self._ends = {**kept, **self._ends}
+        self._ngrams.open([*kept, *token_ids])
 
     def close(self) -> None:
         """Nothing is released."""
