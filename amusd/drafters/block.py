@@ -34,7 +34,7 @@ class BlockDrafter(Drafter):
         """[places, columns]: of the tokens from `_first` on."""
         self._first = 0
         self._guesses: dict[int, Guesses] = {}
-        """Of each place where they do not depend on the path."""
+        """The guesses at each place where they do not depend on the path."""
 
     @property
     def length(self) -> int:

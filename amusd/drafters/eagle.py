@@ -30,21 +30,10 @@ from amusd.protocol.draft_session import Transition
 class EagleDrafter(ModelTreeDrafter):
     """Drafts trees, and chains as trees of fan-out 1, with a `model` whose network reads features."""
 
-    def __init__(
-        self,
-        model: CachedModel,
-        ngrams: NgramCache | None = None,
-        *,
-        cache: KVCache | None = None,
-        refreshes: bool = True,
-    ) -> None:
-        """`ngrams`, `cache`: see `ModelTreeDrafter`.
-
-        `refreshes`: compute committed rows again once the target's features of the tokens before them have come.
-        """
+    def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
+        """`ngrams`, `cache`: see `ModelTreeDrafter`."""
         super().__init__(model, ngrams, cache=cache)
         self._features = torch.zeros(model.max_length, model.feature_width)
-        self._refreshes = refreshes
 
     @property
     def is_ready(self) -> bool:
@@ -62,11 +51,11 @@ class EagleDrafter(ModelTreeDrafter):
         self._num_computed = 0
         self._free = list(range(self._num_slots - 1, 0, -1))
         self._first_position = min(1, len(self._context) - 1)
-        """Of the prefix: that of the last token where there is no other."""
+        """The position of the prefix's first row: 0 for a sequence of one token, else 1."""
         return self._first_position
 
     def take_features(self, start: int, features: Tensor) -> None:
-        """See `Drafter`."""
+        """See `Drafter`. Committed rows that started from another state are computed again."""
         number, width = features.shape
         if width != self._features.shape[1]:
             raise ValueError(f"{width} numbers a token, the drafter reads {self._features.shape[1]}")
@@ -75,7 +64,7 @@ class EagleDrafter(ModelTreeDrafter):
         self._known[start : start + number] = True
         self._is_ready = True
         first = max(start + 1 - self._first_position, 0)  # in the prefix: the row behind the first feature
-        if self._refreshes and is_new and first < self._num_computed:
+        if is_new and first < self._num_computed:
             self._free += self._prefix[first : self._num_computed][::-1].tolist()
             self._pending = [*range(first + self._first_position, len(self._context))]
             self._num_computed = first

@@ -133,7 +133,7 @@ class CachedModel:
         self.parameter_bytes = network.parameter_bytes
         """Bytes of all weights; tied ones count once."""
         self.feature_columns: Mapping[str, slice] = {} if network.taps is None else network.taps.columns
-        """Of each drafter's feature, by its name; empty where nobody reads any."""
+        """The columns of each drafter's feature, by its name; empty where nobody reads any."""
         self.feature_width = network.feature_width
         """Numbers of the feature that each of its rows starts from; 0: it reads none."""
         self._completion = Completion(network.device)

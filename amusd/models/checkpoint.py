@@ -106,7 +106,9 @@ def _unpickle(path: str | Path, file: Path) -> Mapping[str, Tensor]:
                 loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError:  # a file of before torch 1.6 cannot be mapped
                 loaded = torch.load(file, map_location="cpu", weights_only=True)
-        except torch.serialization.pickle.UnpicklingError as error:  # type: ignore[attr-defined]  # torch's own import
+        except Exception as error:
+            if type(error).__name__ != "UnpicklingError":  # its module is imported nowhere here
+                raise
             raise ConfigError(
                 f"model {path}: {file.name} is damaged or holds more than tensors, which is never run; "
                 "convert it to safetensors"

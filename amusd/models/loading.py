@@ -214,7 +214,7 @@ def explain_target(config: EngineConfig, device: str) -> str:
 def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str | None:
     """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`.
 
-    Of a cascade that of the model in the middle.
+    A cascade's is that of the model in the middle.
     """
     synthetic = engine.hardware.synthetic
     if config.can.needs_features:

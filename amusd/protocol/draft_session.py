@@ -219,8 +219,8 @@ class DraftSession:
         for index, guesses in enumerate(found):
             node = computed[index]
             # A chain goes on however unlikely it is.
-            certain = 1.0 if self.is_chain else None
-            self._make(node, [(token_id, certain or weight, self._num_steps) for token_id, weight in guesses])
+            weighted = [(token_id, 1.0) for token_id, _ in guesses] if self.is_chain else guesses
+            self._make(node, [(token_id, weight, self._num_steps) for token_id, weight in weighted])
             if index < len(rows):
                 node.children[0].row = rows[index]
             if len(computed) == index + 1 < len(found):

@@ -94,6 +94,8 @@ class DraftSequence:
 
         Returns how many messages were of no use.
         """
+        if not self.features:
+            return 0
         base, num_refused = self.manager.session.base, 0
         taken = [message for message in self.features if message.end <= base]
         self.features = [message for message in self.features if message.end > base]

@@ -247,7 +247,7 @@ def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orde
         channel.say((str(error).splitlines() or [type(error).__name__])[0])
         code = _exit_code_of(error)
         runs_own_code = any(drafter.factory is not None for drafter in config.drafters)
-        if code == _FAILED or runs_own_code:  # whose author wants more than a line
+        if code == _FAILED or (runs_own_code and error.__cause__ is not None):  # its author wants more than a line
             for directory in directories[:1]:
                 keep_traceback(directory, Role.DRAFT.value, error)
         if code == _FAILED:

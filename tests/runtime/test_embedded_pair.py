@@ -136,10 +136,16 @@ def test_a_draft_equal_to_the_embedded_target_is_always_accepted(
     draft = load_model(embedded_folder, OF_TARGET)
     with engine_over(target, {"same": lambda: AutoregressiveDrafter(draft)}) as engine:
         for mode in SPECULATIVE:
-            result = answer(engine, "Why is the sky blue?", 24, mode, "same", policy="chain", max_wait_passes=1000.0)
-            assert result.metrics.num_accepted == result.metrics.num_verified
-            if mode is Mode.SYNCHRONOUS:  # asynchronously a draft as slow as the target may come late for every pass
-                assert result.metrics.num_verified > 0
+            # The target waits: a draft as slow as itself may come too late for every pass else, as it still may in an
+            # answer whose passes never contradict it.
+            for _ in range(5):
+                result = answer(
+                    engine, "Why is the sky blue?", 24, mode, "same", policy="chain", max_wait_passes=1000.0
+                )
+                if result.metrics.num_verified:
+                    break
+            assert result.metrics.num_verified > 0
+            assert result.metrics.as_dict()["acceptance_rate"] == 1.0
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
