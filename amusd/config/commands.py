@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from amusd.config.checks import require
 from amusd.config.decoding import PolicyName, check_policy
+from amusd.settings import require
 
 HIDDEN = "(hidden)"
 """The text that replaces a secret in a file that others may read."""
