@@ -13,7 +13,7 @@ from typing import Any
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.drafters.factory import LoadedDrafters
-from amusd.drafters.oracle import OracleDrafter, Schedule
+from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
 from amusd.models.language_model import ModelOutput, SequenceRows
 from amusd.models.numerics import Numerics
@@ -22,6 +22,7 @@ from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.testing.memory import MemoryTransport, memory_pair
+from amusd.testing.oracle import OracleDrafter
 from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport

@@ -11,7 +11,7 @@ from torch import Tensor
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
