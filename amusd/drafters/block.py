@@ -114,7 +114,7 @@ class BlockDrafter(Drafter):
         self._context, self._num_drafted = [], 0
 
     def _guess(self, position: int, path: Sequence[int]) -> Guesses:
-        """What may stand at `position`, behind `path` from the root; nothing beyond the places that were scored."""
+        """The guesses for `position`, behind `path` from the root; nothing beyond the places that were scored."""
         place = position - self._first
         if not 0 <= place < len(self._scores):
             return ()

@@ -56,7 +56,7 @@ class SyntheticDrafter(Drafter):
         self._vocab_size = vocab_size
         self._fan_out = 1
         self._follows = True
-        """What is committed is the reference's beginning."""
+        """The committed tokens are the beginning of the reference."""
         self._right: dict[Node, bool] = {}
         """Whether the target's text goes through a node of a tree."""
         self.set_reference(())
@@ -100,7 +100,7 @@ class SyntheticDrafter(Drafter):
         return [drafter.replaced(part, len(own)) for drafter, part, own in zip(drafters, parts, found, strict=True)]
 
     def replaced(self, part: Expansion, number: int) -> Sequence[Guesses]:
-        """What stands in the place of the `number` entries that the model gave."""
+        """The guesses that take the place of the model's `number` entries."""
         if self._fan_out > 1:
             return [self._guesses(part.root, node) for node in part.nodes]
         first = part.nodes[-1].position + 1
