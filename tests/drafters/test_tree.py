@@ -170,7 +170,7 @@ def expected_guesses(
         num_prompt_tokens=num_prompt_tokens,
     )
     (ranked,) = ranking.rank(logits, [len(path)], [path], [mixture])
-    return list(zip(ranked.token_ids, ranked.probabilities, strict=True))
+    return list(ranked)
 
 
 @pytest.mark.parametrize("distribution", [GREEDY, MATCHING, PENALTIES], ids=["greedy", "matching", "penalties"])

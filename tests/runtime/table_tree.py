@@ -104,7 +104,7 @@ class TableTreeDrafter(Drafter):
             here = here.parent
         context = (*self._context, *reversed(path))
         (ranked,) = self._ranking.rank(self._row(context), [len(context)], [context])
-        best, *others = ranked.token_ids
+        best, *others = (token_id for token_id, _ in ranked)
         others.insert(self._places(len(context)), best)
         return list(zip(others[: self._fan_out], WEIGHTS, strict=False))
 

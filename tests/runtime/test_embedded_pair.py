@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.pair import NO_TREES, DraftThread, KeepingRecorder
+from runtime.pair import NO_TREES, DraftThread, KeepingRecorder, meet_draft
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
@@ -31,7 +31,6 @@ from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
-from amusd.runtime.startup import meet_draft
 from amusd.testing.memory import memory_pair
 from amusd.testing.oracle import OracleDrafter
 from amusd.types import Mode
