@@ -45,6 +45,9 @@ class CompareConfig:
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)
     """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
+    equal_devices: bool = False
+    """Measure other uses of the same devices, too: plain and synchronous decoding with all of them on each pass, and a
+    plain engine on each. Needs memory for these engines beside the pair's."""
 
     def __post_init__(self) -> None:
         for policy in self.policies:

@@ -100,6 +100,7 @@ def _rows(run_directory: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _winner(rows: Sequence[Mapping[str, Any]], drafter: str) -> tuple[str | None, float | None]:
+    rows = [row for row in rows if row.get("layout", "pair") == "pair"]
     own = [row for row in rows if row.get("drafter") == drafter]
     if not own:
         return None, None
