@@ -112,8 +112,8 @@ def contestants_of(config: RunConfig, layouts: Iterable[Layout] = ()) -> list[Co
     """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy.
 
     `mode=synchronous` compares that one mode and length with plain decoding, `mode=autoregressive` only measures it.
-    In the `layouts` besides a pair there are plain decoding, and with ranks synchronous decoding. All of this for each
-    batch size; plain decoding of one answer at a time comes first in any case.
+    In the `layouts` besides a pair there are plain and synchronous decoding. All of this for each batch size; plain
+    decoding of one answer at a time comes first in any case.
     """
     decoding = config.decoding()
     engine = config.engine_for("compare")
@@ -139,9 +139,7 @@ def contestants_of(config: RunConfig, layouts: Iterable[Layout] = ()) -> list[Co
             Contestant(replace(decoding, policy=policy), drafter.kind, num_devices=num_devices) for policy in policies
         ]
     in_turns = [one for one in found if one.decoding.mode is not Mode.ASYNCHRONOUS]
-    for layout in layouts:
-        others = in_turns if layout == "ranks" else [plain]
-        found += [replace(one, layout=layout, num_devices=num_devices) for one in others]
+    found += [replace(one, layout=layout, num_devices=num_devices) for layout in layouts for one in in_turns]
     sizes = config.compare.batch_sizes
     return list(dict.fromkeys([plain, *(replace(one, batch_size=size) for size in sizes for one in found)]))
 
@@ -195,7 +193,11 @@ def _compare_with_equals(rows: Sequence[dict[str, Any]]) -> None:
     That is synchronous decoding as a pair, or one of those with all devices on each pass; replicas make no single
     answer faster.
     """
-    equals = [row for row in rows if row["layout"] == "ranks" or row["mode"] == Mode.SYNCHRONOUS.value]
+    equals = [
+        row
+        for row in rows
+        if row["layout"] == "ranks" or (row["layout"] == "pair" and row["mode"] == Mode.SYNCHRONOUS.value)
+    ]
     best = max(row["tokens_per_second"] for row in equals)
     for row in rows:
         if row["mode"] == Mode.ASYNCHRONOUS.value:
@@ -294,12 +296,19 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         "speedup_quartiles": _quartiles(ratios) if index else None,
         "speedup_vs_best_synchronous": None,
         "speedup_at_equal_devices": None,
+        "draft_ms_per_token": _draft_ms_per_token(answers),
         "num_devices": contestant.num_devices,
         "tokens_per_second_per_device": metrics["tokens_per_second"] / contestant.num_devices,
         "sequence_ids": [answer.sequence_id for answer in answers],
         # Under the ratio test only the law is the same, not the answer.
         "identical_to_autoregressive": _identity(comparison, index, engine) if comparison.repeatable else None,
     }
+
+
+def _draft_ms_per_token(answers: Sequence[Generation]) -> float | None:
+    """The time that the draft computes for each token that it drafts; None where that is not known."""
+    draft = total([answer.metrics for answer in answers]).draft
+    return draft.busy_ns / 1e6 / draft.num_drafted if draft is not None and draft.num_drafted else None
 
 
 def _batch_figures(contestant: Contestant, metrics: dict[str, Any]) -> dict[str, Any]:

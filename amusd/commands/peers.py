@@ -2,7 +2,7 @@
 
     ranks      one engine with all devices on each pass: on GPUs a rank of the target on each of them, where a draft
                uses those of the pair's draft in between; on CPUs threads on all of the pair's cores
-    replicas   an engine without a draft on each device
+    replicas   an engine on each device, with a draft that takes turns with the target there
 
 What the two ends say to each other, each a line of JSON over a socket that is the child's standard input:
 
@@ -248,8 +248,7 @@ def layouts_of(config: EngineConfig, allowed: list[int]) -> dict[Layout, list[tu
     found: dict[Layout, list[tuple[EngineConfig, list[int]]]] = {"ranks": [(together, sorted(set().union(*cores)))]}
     if config.target_tensor_parallel_size == 1:
         found["replicas"] = [
-            (replace(single(device, hardware.num_threads), drafters=()), own)
-            for device, own in zip(devices, cores, strict=True)
+            (single(device, hardware.num_threads), own) for device, own in zip(devices, cores, strict=True)
         ]
     return found
 
