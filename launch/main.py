@@ -154,7 +154,7 @@ def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
     from .jobs import run_job
 
     if command == "serve":
-        return run_job(command, _with_api_key(config), roles=roles)
+        return run_job(command, with_api_key(config), roles=roles)
     if not prompts_of(command, config):  # what is wrong with them is said before any worker starts
         tell(f"out={config.out}: all prompts are answered")
         Console(json_only=config.output == "json").document({"complete": True, "out": config.out, "num_prompts": 0})
@@ -162,7 +162,7 @@ def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
     return run_job(command, config, roles=roles)
 
 
-def _with_api_key(config: RunConfig) -> RunConfig:
+def with_api_key(config: RunConfig) -> RunConfig:
     """The key from the environment, unless one is named. Raises `ConfigError` for the one of a run's `config.yaml`."""
     if config.serve.api_key == HIDDEN:
         raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")
