@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
+import anyio
 from starlette.types import Message, Receive, Scope, Send
 
 from amusd.serving.app import OPEN, error_response
@@ -86,13 +87,9 @@ class Front:
             response = _Response(send, num_lost)
             try:
                 async with aclosing(self._ask(scope, body, conversation)) as messages:
-                    taken = await asyncio.wait_for(anext(messages), max(0.0, deadline - time.monotonic()))
-                    response.engine = taken["engine"]
+                    response.engine = await self._taken_by(messages, deadline)
                     async for message in messages:
                         await response.take(message)
-            except asyncio.TimeoutError:
-                reason = f"no engine could take the request within {self._wait_seconds:g} s"
-                raise unavailable(reason, "no_engine") from None
             except EngineLostError:
                 if not response.has_begun:
                     num_lost += response.engine is not None
@@ -101,6 +98,14 @@ class Front:
                 await response.cut_off()
             return True
         raise unavailable(f"{ENGINES} engines were lost before they began this answer", "engine_lost")
+
+    async def _taken_by(self, messages: AsyncGenerator[Message, None], deadline: float) -> str:
+        """The engine that has taken the request. Raises `RequestError` at the deadline."""
+        left = deadline - time.monotonic()
+        if left > 0:
+            with anyio.move_on_after(left):  # `asyncio.wait_for` may swallow a cancellation
+                return str((await anext(messages))["engine"])
+        raise unavailable(f"no engine could take the request within {self._wait_seconds:g} s", "no_engine")
 
 
 class _Response:
