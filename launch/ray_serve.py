@@ -240,7 +240,7 @@ def deploy(config: RunConfig) -> None:
         while (status := serve.status().applications[APPLICATION]).status != "RUNNING":
             said = [f"{name}: {_last_line(one.message)}" for name, one in status.deployments.items() if one.message]
             if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
-                raise ConfigError(f"ray: {status.status}: {'; '.join([status.message, *said])}")
+                raise ConfigError(f"ray: {status.status.value}: {'; '.join([status.message, *said])}")
             time.sleep(_LOOK_SECONDS)
 
 
