@@ -52,8 +52,7 @@ Backend: TypeAlias = Literal["gloo", "nccl"]
 
 EXCHANGE_SECONDS = 60.0
 """Longest that one rank waits for the others in the middle of a pass."""
-LOOPBACK = "127.0.0.1"
-"""The address of ranks that are all on one machine."""
+_LOOPBACK = "127.0.0.1"
 _NO_TAG = 2**16  # of a receive that nobody sends to
 _c10d: Any = distributed  # whose own type stubs know little of what is used here
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
@@ -78,12 +77,12 @@ def backend_for(devices: Sequence[str], *, over_nodes: bool = False) -> Backend:
     return "nccl" if on_gpus and (over_nodes or len(set(devices)) == len(devices)) else "gloo"
 
 
-def open_store(folder: Path, size: int, host: str) -> tuple[Any, dict[str, Any]]:
+def open_store(folder: Path, size: int, host: str | None) -> tuple[Any, dict[str, Any]]:
     """The store in which the ranks find each other, for the first one, and what the others need to `join_store`.
 
-    A file in `folder`, or, where `host` is an address beyond this machine, served there. Raises OSError.
+    A file in `folder`, or served at `host`, an address of this machine that others reach. Raises OSError.
     """
-    if host == LOOPBACK:
+    if host is None:
         return join_store(folder, size, {}), {}
     with socket.create_server((host, 0)) as listener:  # left to itself, torch listens on every interface
         port = int(listener.getsockname()[1])
@@ -110,11 +109,12 @@ class ProcessGroup:
     """The ranks of one role that have met in one store."""
 
     def __init__(
-        self, store: Any, role: Role, rank: int, size: int, device: str, backend: Backend, host: str = LOOPBACK
+        self, store: Any, role: Role, rank: int, size: int, device: str, backend: Backend, host: str | None = None
     ) -> None:
         """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`.
 
-        `store`: from `open_store` or `join_store`. `host`: the address of this machine at which gloo listens.
+        `store`: from `open_store` or `join_store`. `host`: the address of this machine at which gloo
+        listens; None: loopback, since all are here.
         """
         from torch.distributed import distributed_c10d as c10d
 
@@ -186,7 +186,7 @@ class ProcessGroup:
         return RankLostError(f"the ranks of the {self._role.value} have lost each other: {first_line(error)}")
 
 
-def _make(store: Any, rank: int, size: int, device: str, backend: Backend, host: str) -> Any:
+def _make(store: Any, rank: int, size: int, device: str, backend: Backend, host: str | None) -> Any:
     if backend == "nccl":
         settings = _c10d.ProcessGroupNCCL.Options()
         settings._timeout = timedelta(seconds=_WATCHDOG_SECONDS)  # noqa: SLF001 - no public name
@@ -195,7 +195,7 @@ def _make(store: Any, rank: int, size: int, device: str, backend: Backend, host:
     gloo = _c10d.ProcessGroupGloo
     settings = gloo._Options()  # noqa: SLF001 - no public name
     settings._timeout = timedelta(seconds=EXCHANGE_SECONDS)  # noqa: SLF001 - no public name
-    settings._devices = [gloo.create_device(hostname=host)]  # noqa: SLF001 - no public name
+    settings._devices = [gloo.create_device(hostname=host or _LOOPBACK)]  # noqa: SLF001 - no public name
     return gloo(store, rank, size, settings)
 
 

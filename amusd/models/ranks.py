@@ -27,7 +27,7 @@ from amusd.errors import ConfigError, PeerFailedError, RankLostError
 from amusd.models.kv_cache import KVMemory
 from amusd.models.language_model import LogitsDigest
 from amusd.models.passes import Part, Pass
-from amusd.models.process_group import LOOPBACK, Backend, ProcessGroup, Watch, first_line, join_store, open_store
+from amusd.models.process_group import Backend, ProcessGroup, Watch, first_line, join_store, open_store
 from amusd.models.rank_commands import PartCommand, RankCommand
 from amusd.models.sharding import Ranks, setting_of
 from amusd.types import Role
@@ -47,7 +47,7 @@ class _ConnectedRanks(Ranks):
     _others: str
     """The ranks at the other end of this rank's sockets."""
 
-    def __init__(self, role: Role, rank: int, size: int, backend: Backend, host: str) -> None:
+    def __init__(self, role: Role, rank: int, size: int, backend: Backend, host: str | None) -> None:
         super().__init__(role, rank, size)
         self.captures = backend == "nccl"
         self._host = host
@@ -101,10 +101,10 @@ class Leader(_ConnectedRanks):
 
     _others = "a rank"
 
-    def __init__(self, role: Role, size: int, backend: Backend = "gloo", host: str = LOOPBACK) -> None:
+    def __init__(self, role: Role, size: int, backend: Backend = "gloo", host: str | None = None) -> None:
         """Open the meeting place of the `size` ranks of a role. Raises `ConfigError` where there can be none.
 
-        `host`: the address of this machine at which ranks on other machines meet this one; loopback where all are here.
+        `host`: the address of this machine at which ranks on other machines meet this one; None: all are here.
         """
         super().__init__(role, 0, size, backend, host)
         self._folder = Path(tempfile.mkdtemp(prefix="amusd-ranks-"))
@@ -238,7 +238,7 @@ class Follower(_ConnectedRanks):
     _others = "rank 0"
 
     def __init__(
-        self, address: str, role: Role, rank: int, size: int, backend: Backend = "gloo", host: str = LOOPBACK
+        self, address: str, role: Role, rank: int, size: int, backend: Backend = "gloo", host: str | None = None
     ) -> None:
         """Come to the leader at `address`; `host` as of `Leader`. Raises `RankLostError` when it is not there."""
         super().__init__(role, rank, size, backend, host)
