@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amusd.errors import ConfigError, PeerLostError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
 
 CONNECT_SECONDS = 60.0
+SILENCE_SECONDS = 10.0
+"""A store that has not answered for so long is gone: a cable was cut, or its machine has no power."""
 _LAST_TRY_SECONDS = 1.0
 _SEAL_LENGTH = 2 * hashlib.sha256().digest_size
 LOOK_SECONDS = 0.02
@@ -198,7 +201,7 @@ def join_store(address: str, port: int, *, listener: int | None = None) -> TCPSt
     deadline = time.monotonic() + CONNECT_SECONDS
     if listener is None:
         _await_port(address, port, deadline)
-    return TCPStore(
+    store = TCPStore(
         address,
         port,
         is_master=listener is not None,
@@ -206,6 +209,23 @@ def join_store(address: str, port: int, *, listener: int | None = None) -> TCPSt
         timeout=timedelta(seconds=max(_LAST_TRY_SECONDS, deadline - time.monotonic())),
         wait_for_workers=False,
     )
+    _end_silent_connections(port)
+    return store
+
+
+def _end_silent_connections(port: int) -> None:
+    """Have Linux end this process's connections to a port `SILENCE_SECONDS` after their other end was cut off.
+
+    torch itself asks the store without a deadline, and does not tell which connection is the store's.
+    """
+    folder = Path("/proc/self/fd")
+    for number in [int(entry.name) for entry in folder.iterdir() if entry.is_socket()] if folder.is_dir() else ():
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == port:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(SILENCE_SECONDS / 5))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(SILENCE_SECONDS / 5))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * SILENCE_SECONDS))
 
 
 def _await_port(address: str, port: int, deadline: float) -> None:
