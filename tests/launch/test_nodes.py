@@ -32,7 +32,7 @@ pytestmark = [
 THREE = "target_tensor_parallel_size=3"
 NUM_TOKENS = 24
 END_SECONDS = 60.0
-"""The longest that what is left may take to end once something has gone; documented as 15 s, on a machine at rest."""
+"""The longest that what is left may take to end once something has gone; documented as 30 s, on a machine at rest."""
 PER_NODE = 2
 
 
