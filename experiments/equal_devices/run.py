@@ -39,37 +39,37 @@ def main() -> None:
         run_dir = request.runs / "sweep" / str(entry["job"])
         given = [f"calibration={run_dir}", f"simulate.synchronous_lengths={lengths}", "simulate.min_candidates=[1]"]
         predicted = run_amusd("simulate", given, request.runs / f"predicted_{entry['job']}")
+        both = [*given, "simulate.batch_size=2"]  # an answer for each replica
+        of_replicas = run_amusd("simulate", both, request.runs / f"predicted_{entry['job']}_replicas")
         job["equal_devices"] = {
             name: predicted["equal_devices"][name]
             for name in ("rank_speedup", "draft_rank_speedup", "speedups", "gain")
         }
-        job["predictions"] = predictions(job["rows"], predicted)
+        job["predictions"] = predictions(job["rows"], predicted, of_replicas)
     print(predictions_text(jobs))
     kept = [{name: value for name, value in job.items() if name != "machine"} for job in jobs]
     write_results(request, jobs[0]["machine"], {"jobs": kept})
 
 
-def predictions(rows: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any]) -> list[Document]:
+def predictions(
+    rows: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any], of_replicas: Mapping[str, Any]
+) -> list[Document]:
     """Measured and predicted tokens per second of each row, and the relative error.
 
-    Replicas are predicted as so many engines that do not disturb each other.
+    `predicted`: of one answer at a time. `of_replicas`: of two, one for each replica.
     """
-    alone = {(row["mode"], row["num_speculative_tokens"]): row for row in predicted["rows"] if row["policy"] is None}
-    split = {
-        (row["mode"], row["num_speculative_tokens"]): row
-        for row in predicted["equal_devices"]["rows"]
-        if row["use"] == "rank"
+    ranks = [row for row in predicted["equal_devices"]["rows"] if row["use"] == "rank"]
+    replicas = [row for row in of_replicas["equal_devices"]["rows"] if row["use"] == "replica"]
+    simulated = {
+        (layout, row["mode"], row["policy"], row["num_speculative_tokens"]): row["tokens_per_second"]
+        for layout, of_layout in (("pair", predicted["rows"]), ("ranks", ranks), ("replicas", replicas))
+        for row in of_layout
+        if row["policy"] in (None, "auto")
     }
-    by_policy = {row["policy"]: row for row in predicted["rows"]}
     found = []
     for row in rows:
-        key = row["mode"], row["num_speculative_tokens"]
-        if row["policy"] is not None:
-            source, factor = by_policy[row["policy"]], 1
-        else:
-            source = (split if row["layout"] == "ranks" else alone)[key]
-            factor = row["num_devices"] if row["layout"] == "replicas" else 1
-        measured, expected = row["tokens_per_second"], factor * source["tokens_per_second"]
+        expected = simulated[row["layout"], row["mode"], row["policy"], row["num_speculative_tokens"]]
+        measured = row["tokens_per_second"]
         found.append(
             {
                 "row": row_name(row),

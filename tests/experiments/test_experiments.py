@@ -314,7 +314,8 @@ def test_every_use_of_equal_devices_is_predicted_by_the_simulation_of_that_use()
             ]
         },
     }
-    found = equal_devices.predictions(rows, predicted)
+    of_replicas = {"equal_devices": {"rows": [simulated("synchronous", None, 80.0, use="replica")]}}
+    found = equal_devices.predictions(rows, predicted, of_replicas)
     assert [one["predicted"] for one in found] == [50.0, 60.0, 55.0, 45.0, 80.0]
     assert [one["error"] for one in found] == pytest.approx([0.0, 0.2, 0.1, -0.1, 0.6])
 
