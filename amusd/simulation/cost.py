@@ -167,6 +167,15 @@ class Costs:
             rollback=self.rollback.times(draft),
         )
 
+    def disturbed(self) -> Costs:
+        """Return the costs where another engine always works beside this one, as `together` has it."""
+        return replace(
+            self,
+            passes={number: Shared.same(shared.together) for number, shared in self.passes.items()},
+            draft_token=Shared.same(self.draft_token.together),
+            tree_steps={number: Shared.same(shared.together) for number, shared in self.tree_steps.items()},
+        )
+
     def _below_knee(self, num_rows: int) -> int:
         return num_rows if self.knee_rows is None else min(num_rows, self.knee_rows)
 

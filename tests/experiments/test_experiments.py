@@ -18,6 +18,7 @@ from experiments import common, plotting, request
 from experiments.ablation import run as ablation
 from experiments.async_vs_sync import run as async_vs_sync
 from experiments.controller import run as controller
+from experiments.equal_devices import run as equal_devices
 from experiments.peers import run as peers
 from experiments.simulator_fidelity import run as simulator_fidelity
 
@@ -279,6 +280,44 @@ def test_the_error_of_a_prediction_is_relative_and_its_sign_does_not_cancel() ->
     summary = simulator_fidelity.summary_of(rows)
     assert summary["other prompts"] == {"num_settings": 2, "median": 0.25, "worst": 0.3}
     assert summary["other prompts, ngram"] == {"num_settings": 1, "median": 0.3, "worst": 0.3}
+
+
+def test_every_use_of_equal_devices_is_predicted_by_the_simulation_of_that_use() -> None:
+    def measured_row(mode: str, layout: str, policy: str | None = None) -> dict[str, Any]:
+        length = 2 if mode == "synchronous" else None
+        return row(mode, policy, length, 2.0) | {
+            "layout": layout, "num_devices": 2, "tokens_per_second_per_device": 25.0
+        }  # fmt: skip
+
+    def simulated(mode: str, policy: str | None, speed: float, **more: Any) -> dict[str, Any]:
+        length = 2 if mode == "synchronous" else None
+        return {"mode": mode, "policy": policy, "num_speculative_tokens": length, "tokens_per_second": speed, **more}
+
+    rows = [
+        measured_row("autoregressive", "pair"),
+        measured_row("asynchronous", "pair", "auto"),
+        measured_row("autoregressive", "ranks"),
+        measured_row("synchronous", "ranks"),
+        measured_row("synchronous", "replicas"),
+    ]
+    predicted = {
+        "rows": [
+            simulated("autoregressive", None, 50.0),
+            simulated("synchronous", None, 40.0),
+            simulated("asynchronous", "auto", 60.0),
+        ],
+        "equal_devices": {
+            "rows": [
+                simulated("autoregressive", None, 55.0, use="rank"),
+                simulated("synchronous", None, 45.0, use="rank"),
+                simulated("synchronous", None, 1.0, use="replica"),
+            ]
+        },
+    }
+    of_replicas = {"equal_devices": {"rows": [simulated("synchronous", None, 80.0, use="replica")]}}
+    found = equal_devices.predictions(rows, predicted, of_replicas)
+    assert [one["predicted"] for one in found] == [50.0, 60.0, 55.0, 45.0, 80.0]
+    assert [one["error"] for one in found] == pytest.approx([0.0, 0.2, 0.1, -0.1, 0.6])
 
 
 def test_the_share_of_the_best_counts_what_falls_short() -> None:

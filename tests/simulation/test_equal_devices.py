@@ -18,6 +18,7 @@ from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.reporting.map import draw_map
 from amusd.settings import from_mapping
+from amusd.simulation.cost import Costs, Duration, Shared
 
 SMALL = {"num_answers": 2, "num_tokens": 60, "synchronous_lengths": [2, 4], "min_candidates": [1]}
 
@@ -75,6 +76,12 @@ def test_several_answers_are_divided_among_replicas(tmp_path: Path) -> None:
     assert of("rank", two)[0] == pytest.approx(2 * of("rank", one)[0] * 20 / 24)
     shared = predicted(configured(num_answers=5, rank_speedup=1.6, batch_size=5, num_target_devices=4), tmp_path)
     assert of("replica", shared)[0] == pytest.approx(5 / 4 * 4 * 50, rel=0.02)
+
+
+def test_replicas_disturb_each_other_as_the_workers_of_a_pair_do() -> None:
+    passes = {0: Shared(Duration.of_ms(20.0), Duration.of_ms(25.0))}
+    costs = Costs(passes=passes, draft_token=Shared(Duration.of_ms(2.0), Duration.of_ms(3.0)))
+    assert costs.disturbed() == Costs(passes={0: Shared.of_ms(25.0)}, draft_token=Shared.of_ms(3.0))
 
 
 def test_an_older_device_drafts_more_slowly_and_is_less_of_a_rank(tmp_path: Path) -> None:

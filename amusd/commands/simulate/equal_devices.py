@@ -115,13 +115,14 @@ def worth(
     pair = replace(simulator, costs=costs.scaled(1.0, 1 / devices.draft_device_speed))
     split = replace(simulator, costs=costs.scaled(1 / devices.pass_speedup, 1 / devices.draft_speedup))
     of_each = max(1, round(size / devices.more))
-    replica = replace(simulator, batch_size=of_each)
+    num_engines = min(devices.more, size / of_each)
+    replica = replace(simulator, costs=costs.disturbed() if num_engines > 1 else costs, batch_size=of_each)
     draft = Bench(pair, decoding).asynchronous("auto")
     rows = [_row("draft", draft, 1.0)]
-    for use, machine, num_engines in (("rank", split, 1.0), ("replica", replica, min(devices.more, size / of_each))):
+    for use, machine, number in (("rank", split, 1.0), ("replica", replica, num_engines)):
         bench = Bench(machine, decoding)
         trials = [bench.plain(), *bench.synchronous(settings.synchronous_lengths)]
-        rows += [_row(use, trial, num_engines) for trial in trials]
+        rows += [_row(use, trial, number) for trial in trials]
     best = {use: max(_speed(row) for row in rows if row["use"] == use) for use in ("draft", "rank", "replica")}
     ranked = sorted(best, key=lambda use: best[use], reverse=True)
     plain = Bench(simulator, decoding).plain().outcome.throughput.tokens_per_second
