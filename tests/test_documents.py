@@ -37,7 +37,16 @@ OWN_FILES = {
 """What its lines name as the reader's own."""
 MODULES = {"writing_a_drafter.md": "tests/drafters/test_custom.py"}
 """Documents whose Python is modules, and what runs them instead."""
-PROGRAMS = {"amusd", "make", "python", ".venv/bin/python", "torchrun", "launch/two_nodes.sh", "examples/sweep.sh"}
+PROGRAMS = {
+    "amusd",
+    "make",
+    "python",
+    ".venv/bin/python",
+    "torchrun",
+    "launch/two_nodes.sh",
+    "sbatch",
+    "examples/sweep.sh",
+}
 
 
 def blocks(path: Path, language: str = "") -> list[str]:
@@ -85,7 +94,8 @@ def test_a_command_line_can_be_pasted(
         if parsed.command not in ("trace", "keys", "export-draft"):
             for job in expand_sweep(parsed.overrides) if "--multirun" in parsed.flags else [parsed.overrides]:
                 compose_config(job)
-    elif program in ("torchrun", "launch/two_nodes.sh"):
+    elif program in ("torchrun", "launch/two_nodes.sh", "sbatch"):
+        assert program != "sbatch" or any((ROOT / word).is_file() for word in arguments)
         there = ["transport.address=tcp://10.0.0.1:29501"] if program != "torchrun" else []
         compose_config([*there, *(word for word in arguments if "=" in word and not word.startswith("--"))])
     else:
