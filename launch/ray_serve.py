@@ -263,6 +263,8 @@ def main(arguments: Sequence[str]) -> int:
             ray.init(address="auto", log_to_driver=False)
         except ConnectionError:
             raise ConfigError("ray: no cluster is running here: `ray start --head`, or set RAY_ADDRESS") from None
+        if not config.ray.num_gpus and ray.cluster_resources().get("GPU"):
+            tell("ray.num_gpus=0: no GPU is set aside for the engines, though the cluster has some")
         deploy(config)
         tell(
             f"serving at http://{config.serve.host}:{config.serve.port}; `serve status`, `serve shutdown` for the rest"

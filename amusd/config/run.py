@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from amusd.config.capabilities import check_runs_ahead
-from amusd.config.checks import require
 from amusd.config.commands import (
     HIDDEN,
     BenchConfig,
@@ -29,6 +28,7 @@ from amusd.config.engine import (
     TargetConfig,
     TransportConfig,
 )
+from amusd.settings import require
 from amusd.types import Mode
 
 

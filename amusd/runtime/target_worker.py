@@ -173,7 +173,7 @@ class TargetWorker:
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
-        sequence.tally.prefilled(end_ns - start_ns)
+        sequence.metrics.prefilled(end_ns - start_ns)
         for other in self._next_sequences():
             other.observer.held_up(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
@@ -273,9 +273,9 @@ class TargetWorker:
         """Count and record what a pass did for one sequence; arguments as of `TargetSequence.observe`."""
         if outcome.num_judged:
             self.client.verified()
-        may_hear = self.client.may_hear(sequence)
-        self.counts.add(outcome, is_alone=sequence.uses_draft and not may_hear)
-        sequence.observe(times_ns, outcome, may_hear=may_hear, num_rows=num_rows, num_sequences=num_sequences)
+        is_alone = sequence.uses_draft and not self.client.may_hear(sequence)
+        self.counts.add(outcome, is_alone=is_alone)
+        sequence.observe(times_ns, outcome, is_alone=is_alone, num_rows=num_rows, num_sequences=num_sequences)
         self.recorder.span(
             "target_pass",
             times_ns[0],
@@ -292,7 +292,9 @@ class TargetWorker:
         """Free the slot of a sequence that computes nothing any more, and tell the draft."""
         self._free_slots.append(self._slots_in_use.pop(sequence))
         start_ns, sequence_id = sequence.start_ns, sequence.sequence_id
-        self.recorder.span("sequence", start_ns, start_ns + sequence.tally.total_ns, sequence_id, **sequence.summary())
+        self.recorder.span(
+            "sequence", start_ns, start_ns + sequence.metrics.total_ns, sequence_id, **sequence.summary()
+        )
         if sequence.verifier.num_whole_rows:
             self.recorder.instant("whole_rows", sequence_id, number=sequence.verifier.num_whole_rows)
         self.client.close(sequence, sequence.ended_by)
