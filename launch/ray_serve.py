@@ -176,7 +176,7 @@ class Ingress:
 
 def deployments(config: RunConfig) -> dict[str, dict[str, Any]]:
     """Ray's options of both deployments. Raises `ConfigError`."""
-    ranks, own = config.engine().num_ranks, config.ray
+    ranks, own = config.engine_for("serve").num_ranks, config.ray
     bundle = {name: number for name, number in (("CPU", own.num_cpus), ("GPU", own.num_gpus)) if number}
     if "cuda" in "".join(config.hardware.devices) and not own.num_gpus:
         raise ConfigError(f"ray.num_gpus=0: with hardware.devices={[*config.hardware.devices]} each rank needs a share")
