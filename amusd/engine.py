@@ -221,12 +221,12 @@ class Engine:
 
     @property
     def worker(self) -> TargetWorker:
-        """What decodes."""
+        """The target's worker, which decodes."""
         return self._worker
 
     @property
     def turns(self) -> Turns:
-        """What has the answers computed."""
+        """The order in which answers are computed."""
         return self._turns
 
     @overload
@@ -392,7 +392,7 @@ class Engine:
         return float(logits[token_id]) - float(logits[other_id])
 
     def begin_run(self, number: int) -> None:
-        """What is asked from now on belongs to this run of those that the recorder keeps apart."""
+        """Count requests from now on to this run, of those that the recorder keeps apart."""
         self._worker.begin_run(number)
 
     def close(self) -> None:
@@ -489,7 +489,7 @@ class Engine:
         return drafter == SYNTHETIC and self._worker.client.has_draft
 
     def _checked_decoding(self, decoding: DecodingConfig | None, drafter: object) -> DecodingConfig:
-        """What is asked for, or the default, with which `drafter` goes. Raises `ConfigError` for what is none."""
+        """The schedule that is asked for, or the default for `drafter`. Raises `ConfigError` for what is none."""
         if decoding is None and not self._drafters:
             return DecodingConfig(mode=Mode.AUTOREGRESSIVE)
         if decoding is None:
@@ -500,7 +500,7 @@ class Engine:
     def _plain_answer(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig
     ) -> tuple[int, ...]:
-        """What plain decoding answers: computed now, unless it is one of the latest answers."""
+        """The answer of plain decoding: computed now, unless it is one of the latest answers."""
         self._answer_plainly([prompt_ids], [params], decoding)
         return self._plain[prompt_ids, params]
 
@@ -581,7 +581,7 @@ def _check_type(key: str, value: T, expected: type) -> T:
 
 
 def _checked_params(params: object) -> SamplingParams:
-    """What is asked for, or the default. Raises `ConfigError` for what is none."""
+    """The parameters that are asked for, or the default. Raises `ConfigError` for what is none."""
     return SamplingParams() if params is None else _check_type("params", cast("SamplingParams", params), SamplingParams)
 
 

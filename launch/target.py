@@ -73,6 +73,8 @@ def run_target_rank(options: Options, place: Place) -> int:
     parent, cores = os.getppid(), allowed_cores()
     try:
         group = prepare_group(options)
+        if place.apart and group.config.compare.equal_devices:
+            raise ConfigError("compare.equal_devices=true: needs target and draft on one machine")
         group = group.on(claim_hardware(group.config, Role.TARGET, apart=place.apart).hardware)
     except ConfigError:
         if not place.is_by_itself:  # else the other one waits for a target that has no mistake

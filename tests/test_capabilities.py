@@ -16,10 +16,10 @@ from amusd.commands.doctor import _schedules
 from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, EngineConfig, RunConfig, capabilities
 from amusd.drafters import factory
 from amusd.drafters.base import DrafterKind as OfferedKind
-from amusd.drafters.oracle import always_right
 from amusd.errors import ConfigError
 from amusd.models.numerics import Numerics
 from amusd.settings import from_mapping
+from amusd.testing.oracle import always_right
 from amusd.types import Mode
 from tests.launch.processes import ROOT
 

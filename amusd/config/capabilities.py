@@ -57,7 +57,7 @@ CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
         "custom": Capabilities(has_model=False, ranks=False, any_target=True),
     }
 )
-"""By the kind of `DrafterConfig`. A new kind is one line."""
+"""The abilities of each kind of `DrafterConfig`. A new kind is one line here, and one in `drafters/factory.py`."""
 
 
 def kinds_with(ability: str) -> str:

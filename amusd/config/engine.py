@@ -87,7 +87,7 @@ class DrafterConfig:
     num_layers: int | None = None
     """`self`: how many of the target's first layers draft, below its norm and its head."""
     tokens_per_replay: int = 4
-    """On GPUs with graphs: draft steps in one replay."""
+    """Draft steps in one replay, on GPUs with graphs."""
     vocab_size: int = 8192
     """`embedded`: how many token ids its model can propose (the most frequent ones)."""
     min_lookup: int = 4
@@ -148,7 +148,7 @@ class DrafterConfig:
 
     @property
     def can(self) -> Capabilities:
-        """What drafters of its kind can do."""
+        """The abilities of its kind."""
         return CAPABILITIES[self.kind]
 
     @property
@@ -271,7 +271,7 @@ class EngineConfig:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
-    """What requests may name, by kind; the first is the default. None at all: plain decoding only."""
+    """The drafters that requests may name, by kind; the first is the default. None at all: plain decoding only."""
     transport: TransportConfig = field(default_factory=TransportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     verify_width: Literal["bucketed", "fixed"] = "fixed"

@@ -43,7 +43,7 @@ class RunConfig:
     file that is there already is gone on with."""
     shard: str | None = None
     """`generate` with `out`: `2/4` takes every fourth prompt from the second one on, so that four runs share a file of
-    prompts, each with a file of answers of its own."""
+    prompts. Each writes a part, beside `out` and named after it; the same without `shard` makes the parts one file."""
     output: Literal["text", "json"] = "text"
     view: Literal["plain", "live"] = "plain"
     """`generate` on a terminal: `live` shows below the text what both workers are doing."""

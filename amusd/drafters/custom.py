@@ -21,12 +21,12 @@ _KEY = "drafter.factory"
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterContext:
-    """What a factory is told."""
+    """The argument of a factory."""
 
     options: Mapping[str, Any]
     """`drafter.options`."""
     device: str
-    """Where the draft may compute: `cpu`, or `cuda:` and a number."""
+    """The device of the draft: `cpu`, or `cuda:` and a number."""
     engine: EngineConfig
     """The whole of it: the target, `max_model_len`, `max_num_seqs`."""
 

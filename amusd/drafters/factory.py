@@ -15,7 +15,7 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.custom import load_own
 from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
-from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel
@@ -210,22 +210,25 @@ def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFac
         return NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
 
     def chain(cache: KVCache) -> Drafter:
-        if config.kind == "synthetic":
-            return SyntheticDrafter(AutoregressiveDrafter(model, cache=cache), config.accept, model.vocab_size)
         return AutoregressiveDrafter(model, lookup(), cache=cache)
 
     def tree(cache: KVCache) -> Drafter:
-        if config.kind == "synthetic":
-            drafter = ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache)
-            return SyntheticTreeDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
         return ModelTreeDrafter(model, lookup(), cache=cache)
 
     def eagle(cache: KVCache) -> Drafter:
         return EagleDrafter(model, lookup(), cache=cache)
+
+    def synthetic(drafter: Drafter) -> Drafter:
+        return SyntheticDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
 
     def maker(make: Callable[[KVCache], Drafter]) -> DrafterFactory:
         return lambda number: [make(cache) for cache in caches(number)]
 
     if config.kind == "eagle":
         return maker(eagle), maker(eagle)
+    if config.kind == "synthetic":
+        return (
+            maker(lambda cache: synthetic(chain(cache))),
+            maker(lambda cache: synthetic(ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache))),
+        )
     return maker(chain), maker(tree)

@@ -47,7 +47,7 @@ class RollbackManager:
         self.num_looked_up = 0
         """Tokens drafted outside of steps."""
         self._features: list[tuple[int, Tensor]] = []
-        """What the drafter was given, for one that is opened again."""
+        """The features that the drafter was given, for when it is opened again."""
         self._capacity = opening.max_length
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"

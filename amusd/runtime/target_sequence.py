@@ -65,15 +65,15 @@ class TargetSequence:
     cache: KVCache
     verifier: Verifier
     observer: Observer
-    """What was measured of the pair so far, earlier requests included."""
+    """The measurements of the pair so far, earlier requests included."""
     start_ns: int
     """When the request began."""
     metrics: GenerationMetrics = field(init=False)
     """The counts so far."""
     decision: Verify = field(default_factory=lambda: Verify(0))
-    """What the pass under way verifies, or the next one where it begins now."""
+    """The decision for the pass under way, or for the next one if it begins now."""
     finish_reason: FinishReason | None = None
-    """What ended the answer; None while it goes on."""
+    """The reason why the answer ended; None while it goes on."""
     error: NotFiniteError | None = None
     """Why it cannot go on."""
     is_over: bool = False
@@ -86,7 +86,7 @@ class TargetSequence:
 
     @property
     def ended_by(self) -> FinishReason:
-        """What ended it; unless a token has, it was aborted."""
+        """The reason why it ended; it was aborted unless a token ended it."""
         return self.finish_reason or FinishReason.ABORTED
 
     @property
@@ -115,7 +115,7 @@ class TargetSequence:
         return self.finish_reason is None and self.decision.tells_draft
 
     def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
-        """What a draft of this incarnation is told first: all that is committed, and how far it may run ahead."""
+        """The first message to a draft of this incarnation: all that is committed, and how far it may run ahead."""
         request, policy, committed = self.request, self.request.policy, self.session.committed
         assert request.drafter is not None
         return Open(
@@ -167,7 +167,7 @@ class TargetSequence:
         return outcome
 
     def take(self) -> Iterator[Emission]:
-        """What passes have committed since the last call."""
+        """Yield what passes have committed since the last call."""
         while self._emissions:
             yield self._emissions.popleft()
 

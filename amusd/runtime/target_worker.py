@@ -28,7 +28,7 @@ from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """What one sequence after another uses."""
+    """The memory and the estimates that one sequence after another uses."""
 
     cache: KVCache
     observer: Observer
@@ -49,7 +49,7 @@ class TargetWorker:
     _next_sequence_id: int = 1
     _free_slots: list[_Slot] = field(init=False)
     _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
-    """By the sequences that are not finished, in the order of their admission."""
+    """The slots of the sequences that are not finished, in the order of their admission."""
     _scorings: dict[PromptScoring, _Slot] = field(default_factory=dict)
     """The slots of the prompts that are scored, in the order of their admission."""
     _finished: list[TargetSequence] = field(default_factory=list)
@@ -130,7 +130,7 @@ class TargetWorker:
         sequence.is_over = True
 
     def begin_run(self, number: int) -> None:
-        """What is decoded from now on belongs to this run of several, and its events to that run's file."""
+        """Decode for this run of several from now on: events go to that run's file."""
         self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:
