@@ -211,6 +211,9 @@ class TransportConfig:
     """Allow an address that is not on this machine, unencrypted and unauthenticated."""
     keys: str | None = None
     """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only those whose key lies there."""
+    interface: str | None = None
+    """The network interface, by name or IPv4 address, over which ranks of a target that is on several machines exchange
+    unencrypted numbers; each machine's own. None: the one on the way to the target's machine."""
     delay_ms: float = 0.0
     """Hand over every message this long after it was sent: what distance costs. Both workers on one machine."""
 
