@@ -176,7 +176,7 @@ class Ingress:
 
 def deployments(config: RunConfig) -> dict[str, dict[str, Any]]:
     """Ray's options of both deployments. Raises `ConfigError`."""
-    ranks, own = config.engine().num_ranks, config.ray
+    ranks, own = config.engine_for("serve").num_ranks, config.ray
     bundle = {name: number for name, number in (("CPU", own.num_cpus), ("GPU", own.num_gpus)) if number}
     if "cuda" in "".join(config.hardware.devices) and not own.num_gpus:
         raise ConfigError(f"ray.num_gpus=0: with hardware.devices={[*config.hardware.devices]} each rank needs a share")
@@ -263,6 +263,8 @@ def main(arguments: Sequence[str]) -> int:
             ray.init(address="auto", log_to_driver=False)
         except ConnectionError:
             raise ConfigError("ray: no cluster is running here: `ray start --head`, or set RAY_ADDRESS") from None
+        if not config.ray.num_gpus and ray.cluster_resources().get("GPU"):
+            tell("ray.num_gpus=0: no GPU is set aside for the engines, though the cluster has some")
         deploy(config)
         tell(
             f"serving at http://{config.serve.host}:{config.serve.port}; `serve status`, `serve shutdown` for the rest"

@@ -156,12 +156,12 @@ class ServeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """Engines of `launch/ray_serve.py`, a replica each, which also takes all keys of `amusd serve`."""
+    """Engines of `launch/ray_serve.py`, each a replica of Ray Serve's. All keys of `amusd serve` hold there, too."""
 
     min_replicas: int = 1
-    """Engines that always run."""
+    """`launch/ray_serve.py`: engines that run at least."""
     max_replicas: int | None = None
-    """Engines that run at most; None: as many as `ray.min_replicas`."""
+    """`launch/ray_serve.py`: engines that run at most; None: as many as `ray.min_replicas`."""
     target_requests: float | None = None
     """Requests for each engine at which Ray keeps their number; None: `max_num_seqs`."""
     num_cpus: float = 1.0

@@ -23,7 +23,7 @@ from amusd.serving.requests import RequestError
 from amusd.serving.responses import DONE, event
 from amusd.serving.service import RETRY_SECONDS, unless_gone
 
-ENGINES = 3
+MAX_LOST = 3
 """Engines that may be lost while they have a request, before it is refused: it may be what ends them."""
 OPENING_LENGTH = 512
 """Characters or tokens at the start of a prompt that tell a completion's conversation."""
@@ -83,7 +83,7 @@ class Front:
         conversation = await asyncio.to_thread(conversation_of, scope["headers"], body)
         deadline = time.monotonic() + self._wait_seconds
         num_lost = 0
-        while num_lost < ENGINES:
+        while num_lost < MAX_LOST:
             response = _Response(send, num_lost)
             try:
                 async with aclosing(self._ask(scope, body, conversation)) as messages:
@@ -97,7 +97,7 @@ class Front:
                     continue
                 await response.cut_off()
             return True
-        raise unavailable(f"{ENGINES} engines were lost before they began this answer", "engine_lost")
+        raise unavailable(f"{MAX_LOST} engines were lost before they began this answer", "engine_lost")
 
     async def _taken_by(self, messages: AsyncGenerator[Message, None], deadline: float) -> str:
         """The engine that has taken the request. Raises `RequestError` at the deadline."""

@@ -216,6 +216,7 @@ def ray_cluster(config: RunConfig) -> Iterator[None]:
     except ModuleNotFoundError:
         raise ConfigError("ray: is not installed; pip install 'amusd[ray]'") from None
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15, below all other work of the machine
     folder = tempfile.mkdtemp(prefix="ray-")
     cores = NUM_ENGINES * config.engine().num_ranks * config.ray.num_cpus
     limits = {"num_cpus": cores, "num_gpus": 0, "object_store_memory": 100_000_000, "include_dashboard": False}

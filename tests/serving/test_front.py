@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server is not installed: pip install 'amusd[serve]'")
 
 from amusd.serving import front
-from amusd.serving.front import ENGINES, TAKEN, EngineLostError, Front, conversation_of, unavailable
+from amusd.serving.front import MAX_LOST, TAKEN, EngineLostError, Front, conversation_of, unavailable
 from amusd.serving.requests import RequestError
 from amusd.serving.responses import DONE
 
@@ -145,7 +145,7 @@ def test_an_engine_that_is_lost_behind_the_whole_answer_changes_nothing() -> Non
 
 
 def test_a_request_that_ends_every_engine_is_refused_before_it_ends_all() -> None:
-    engines = Engines(*[[taken("a"), LOST]] * (ENGINES + 1))
+    engines = Engines(*[[taken("a"), LOST]] * (MAX_LOST + 1))
     client = answer(engines, Client())
     assert (client.status, client.code, client.headers[b"retry-after"]) == (503, "engine_lost", b"1")
     assert len(engines.scripts) == 1
