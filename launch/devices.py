@@ -54,7 +54,7 @@ def claim_hardware(config: RunConfig, role: Role, nodes: Sequence[Node] = ()) ->
     on_cpu = set(hardware.devices) == {"cpu"}
     if on_cpu:
         pin_rank(engine, role, allowed_cores())
-    if config.transport.kind == "nccl" or (engine.num_ranks > 2 and not on_cpu):
+    if config.transport.kind == "nccl" or ((engine.num_ranks > 2 or config.compare.equal_devices) and not on_cpu):
         set_nccl(config.transport)
     return dataclasses.replace(config, hardware=hardware)
 

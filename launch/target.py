@@ -90,6 +90,8 @@ def run_target_rank(options: Options, place: Place) -> int:
     store = None
     try:
         group = prepare_group(options)
+        if (place.apart or place.size > len(Role)) and group.config.compare.equal_devices:
+            raise ConfigError("compare.equal_devices=true: needs target and draft on one machine, as two processes")
         ranks = ranks_of(place.rank, place.size, group.config.target_tensor_parallel_size)
         set_threads(group.config.hardware.num_threads)  # before there is torch
         store = Store(place, store_secret(options))
@@ -102,12 +104,15 @@ def run_target_rank(options: Options, place: Place) -> int:
         if store is None and not place.is_by_itself:  # else the others wait for a target that has no mistake
             store = Store(place, store_secret(options))
         if store is not None:
-            tell_no_group(store, str(error), 2)
+            with suppress(PeerLostError):
+                tell_no_group(store, str(error), 2)
+                _await_leaving(place, store, _LEAVE_SECONDS)
         raise
     if group.command == DOCTOR:
         Console().text("\n".join(plan(nodes, group.config)))
         tell_no_group(store, "`doctor` has printed the plan there, and nothing is started", 0)
-        _await_leaving(place, store, _LEAVE_SECONDS)
+        with suppress(PeerLostError):
+            _await_leaving(place, store, _LEAVE_SECONDS)
         return 0
     store.put("group", group.without_prompts().to_text())
     patience = _LEAVE_SECONDS

@@ -120,19 +120,6 @@ def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> 
     return found
 
 
-def meet_draft(
-    link: Transport,
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    recorder: Recorder,
-    timeout_seconds: float,
-    max_num_seqs: int = 1,
-) -> TargetWorker:
-    """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
-    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
-    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer), max_num_seqs)
-
-
 def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
     """The first message of the target on every link."""
     return Hello(
