@@ -43,7 +43,7 @@ from .nodes import (
 )
 from .scratch import is_left_over, tell_begin, tell_job_code
 from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
-from .store import LOOK_SECONDS, Place, Store
+from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
 TargetWork = Callable[
@@ -98,7 +98,9 @@ def run_target_rank(options: Options, place: Place) -> int:
         if group.command != DOCTOR:
             tell(f"run directory: {group.jobs[0].run_directory}")
             _import_work(options)  # while the others come
-        nodes = nodes_of(await_members(place, store), group.config.engine())
+        # torchrun has seen to it that the others run
+        patience = CONNECT_SECONDS if place.is_by_itself else group.config.startup_timeout_seconds
+        nodes = nodes_of(await_members(place, store, patience), group.config.engine())
         group = group.on(_settled(group.config, place, nodes))
     except ConfigError as error:
         if store is None and not place.is_by_itself:  # else the others wait for a target that has no mistake
