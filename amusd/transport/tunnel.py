@@ -200,7 +200,7 @@ class Tunnel:
         assert self._door is not None
         connection, _ = self._door.accept()
         way = self._new_way()
-        monitor = way.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        monitor = way.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
         stream = self._begin(_Stream(connection, way, [], monitor))
         self._send(stream, _OPEN)
 
@@ -210,7 +210,7 @@ class Tunnel:
         return stream
 
     def _lose(self, stream: _Stream) -> None:
-        """The way has ended; what has come before is handed over."""
+        """The way has ended, or leads nowhere any more; what has come before is handed over."""
         self._carry_in(stream.way)
         if stream in self._streams:
             self.is_lost = True
@@ -300,5 +300,7 @@ class Tunnel:
 
 def _limit(way: ZMQSocket) -> None:
     way.set(zmq.MAXMSGSIZE, 2 * _CHUNK_BYTES)
+    way.set(zmq.CONNECT_TIMEOUT, int(1e3 * SILENCE_SECONDS))
+    way.set(zmq.HANDSHAKE_IVL, int(1e3 * SILENCE_SECONDS))
     way.set(zmq.HEARTBEAT_IVL, int(1e3 * _SIGN_SECONDS))
     way.set(zmq.HEARTBEAT_TIMEOUT, int(1e3 * SILENCE_SECONDS))
