@@ -160,7 +160,7 @@ def _open_ranks(transport: TransportConfig, ways: ExitStack, folder: str) -> str
 
     keys = keys_of(transport, Role.TARGET)
     tunnel = Tunnel.listen(interface_address(transport.interface), Path(folder) / COMMANDS, keys)
-    ways.callback(tunnel.close)
+    ways.callback(tunnel.close, _INTERRUPTED_SECONDS)
     return tunnel.address
 
 

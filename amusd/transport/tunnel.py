@@ -39,7 +39,7 @@ SILENCE_SECONDS = 5.0
 """An end that has been silent for so long is gone."""
 _SIGN_SECONDS = 1.0
 """How often the listening end looks whether the others are there: only a frame to one that is gone tells."""
-_LOOK_MS = 250
+_LOOK_MS = 100
 _LAST_SECONDS = 1.0
 """How long the end of a connection may wait for what came before it."""
 _CHUNK_BYTES = 65_536
@@ -128,10 +128,10 @@ class Tunnel:
         tunnel._thread.start()
         return tunnel
 
-    def close(self) -> None:
-        """End all connections. Idempotent."""
+    def close(self, patience: float = SILENCE_SECONDS) -> None:
+        """End all connections; what is left to do after `patience` seconds is left to the thread. Idempotent."""
         self._is_closing.set()
-        self._thread.join(SILENCE_SECONDS)
+        self._thread.join(patience)
 
     def _greet(self) -> None:
         """Have one answer of the listening end. Raises `ConfigError`."""
