@@ -154,7 +154,7 @@ def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
     from .jobs import run_job
 
     if command == "serve":
-        return run_job(command, _with_api_key(config), roles=roles)
+        return run_job(command, with_api_key(config), roles=roles)
     if command == "generate" and config.out is not None:
         gather(config)
     if not prompts_of(command, config):  # what is wrong with them is said before any worker starts
@@ -165,7 +165,7 @@ def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
     return run_job(command, config, roles=roles)
 
 
-def _with_api_key(config: RunConfig) -> RunConfig:
+def with_api_key(config: RunConfig) -> RunConfig:
     """The key from the environment, unless one is named. Raises `ConfigError` for the one of a run's `config.yaml`."""
     if config.serve.api_key == HIDDEN:
         raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")

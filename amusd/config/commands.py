@@ -155,6 +155,32 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """Engines of `launch/ray_serve.py`, a replica each, which also takes all keys of `amusd serve`."""
+
+    min_replicas: int = 1
+    """Engines that always run."""
+    max_replicas: int | None = None
+    """Engines that run at most; None: as many as `ray.min_replicas`."""
+    target_requests: float | None = None
+    """Requests for each engine at which Ray keeps their number; None: `max_num_seqs`."""
+    num_cpus: float = 1.0
+    """CPU cores that Ray sets aside for each rank of an engine, of the target or the draft: a bundle of its group."""
+    num_gpus: float = 0.0
+    """GPUs that Ray sets aside for each rank, and lets it see: 1, or a share where ranks share a GPU; 0: none."""
+
+    def __post_init__(self) -> None:
+        require(self.min_replicas >= 1, "ray.min_replicas", self.min_replicas, "must be at least 1")
+        most = self.max_replicas
+        least = self.min_replicas
+        require(most is None or most >= least, "ray.max_replicas", most, f"must be at least ray.min_replicas={least}")
+        requests = self.target_requests
+        require(requests is None or 0 < requests < math.inf, "ray.target_requests", requests, "must be above 0")
+        require(0 < self.num_cpus < math.inf, "ray.num_cpus", self.num_cpus, "must be above 0")
+        require(0 <= self.num_gpus <= 1, "ray.num_gpus", self.num_gpus, "must be between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimulateConfig:
     """What `amusd simulate` assumes beyond `accept`, `verify_ms`, `draft_ms` and `delay_ms`, and what it tries."""
 

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from amusd.config.capabilities import check_runs_ahead
-from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
+from amusd.config.commands import (
+    HIDDEN,
+    BenchConfig,
+    CompareConfig,
+    RayConfig,
+    ServeConfig,
+    SimulateConfig,
+    WorkloadConfig,
+)
 from amusd.config.decoding import DecodingConfig, PolicyName, SamplingParams
 from amusd.config.engine import (
     MIN_VERIFY_WIDTH,
@@ -83,6 +91,7 @@ class RunConfig:
     bench: BenchConfig = field(default_factory=BenchConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
         for name, least in (("verify_ms", "above 0"), ("draft_ms", "above 0"), ("delay_ms", "at least 0")):
