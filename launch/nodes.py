@@ -26,7 +26,7 @@ from .store import CONNECT_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
 _JOB_SECONDS = 2 * CONNECT_SECONDS
-"""Longest wait for the job: the target awaits all others first."""
+"""Longest wait for the job, where the target awaits all others first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +90,14 @@ def left(rank: int) -> str:
     return f"left/{rank}"
 
 
-def await_members(place: Place, store: Store) -> list[Member]:
-    """All processes, once they have come. Raises `ConfigError` where one does not within `CONNECT_SECONDS`."""
-    deadline = time.monotonic() + CONNECT_SECONDS
+def await_members(place: Place, store: Store, timeout: float) -> list[Member]:
+    """All processes, once they have come. Raises `ConfigError` where one does not within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
     members = [own_member(place)]
     is_pair = place.size == 2
     whom = "the draft's machine (NODE_RANK=1)" if is_pair else f"the other {place.size - 1} processes"
     telling = place.is_by_itself and place.apart
-    with waiting_for(f"{whom} at {place.endpoint}", CONNECT_SECONDS) if telling else nullcontext():
+    with waiting_for(f"{whom} at {place.endpoint}", timeout) if telling else nullcontext():
         try:
             for rank in range(1, place.size):
                 values = store.get(here(rank), max(0.01, deadline - time.monotonic()))
@@ -105,9 +105,8 @@ def await_members(place: Place, store: Store) -> list[Member]:
         except PeerLostError:
             absent = "nobody else" if is_pair else f"no rank {len(members)} of 0 to {place.size - 1}"
             where = "the draft's machine, with NODE_RANK=1" if is_pair else "every machine, with its --node-rank"
-            seconds = f"{CONNECT_SECONDS:g} seconds"
             raise ConfigError(
-                f"{place.endpoint}: {absent} came within {seconds}; the same line is to run on {where}"
+                f"{place.endpoint}: {absent} came within {timeout:g} seconds; the same line is to run on {where}"
             ) from None
     return members
 

@@ -24,6 +24,8 @@ from .nodes import join, left, own_transport, ranks_of, told_group, with_interfa
 from .store import Place, Store
 from .terminal import tell
 
+_FINISH_SECONDS = 30.0
+"""After the ranks here have ended without a failure: how long the target may take to say that all is over."""
 _RETURN_SECONDS = 2.0
 """After the first rank has ended: how long the others may take."""
 
@@ -90,7 +92,13 @@ def _follow(options: Options, place: Place, group: Group, store: Store) -> None:
             tunnel = stack.enter_context(closing(Tunnel.connect(address, Path(folder) / COMMANDS, keys)))
             followers.start(folder)
         failure = followers.await_end()
-        if tunnel is not None and tunnel.is_lost:
-            raise _TargetGoneError("the target's machine is gone or out of reach, or its process was killed")
-        if failure is not None:
+        is_lost = tunnel is not None and tunnel.is_lost
+        if failure is not None and not is_lost:
             raise failure
+    try:
+        if not is_lost:
+            store.await_any(("finished",), _FINISH_SECONDS)
+    except PeerLostError:
+        is_lost = True
+    if is_lost:
+        raise _TargetGoneError("the target's machine is gone or out of reach, or its process was killed")

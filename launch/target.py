@@ -43,7 +43,7 @@ from .nodes import (
 )
 from .scratch import is_left_over, tell_begin, tell_job_code
 from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
-from .store import LOOK_SECONDS, Place, Store
+from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
 TargetWork = Callable[
@@ -90,26 +90,31 @@ def run_target_rank(options: Options, place: Place) -> int:
     store = None
     try:
         group = prepare_group(options)
-        if place.apart and group.config.compare.equal_devices:
-            raise ConfigError("compare.equal_devices=true: needs target and draft on one machine")
+        if (place.apart or place.size > len(Role)) and group.config.compare.equal_devices:
+            raise ConfigError("compare.equal_devices=true: needs target and draft on one machine, as two processes")
         ranks = ranks_of(place.rank, place.size, group.config.target_tensor_parallel_size)
         set_threads(group.config.hardware.num_threads)  # before there is torch
         store = Store(place, store_secret(options))
         if group.command != DOCTOR:
             tell(f"run directory: {group.jobs[0].run_directory}")
             _import_work(options)  # while the others come
-        nodes = nodes_of(await_members(place, store), group.config.engine())
+        # torchrun has seen to it that the others run
+        patience = CONNECT_SECONDS if place.is_by_itself else group.config.startup_timeout_seconds
+        nodes = nodes_of(await_members(place, store, patience), group.config.engine())
         group = group.on(_settled(group.config, place, nodes))
     except ConfigError as error:
         if store is None and not place.is_by_itself:  # else the others wait for a target that has no mistake
             store = Store(place, store_secret(options))
         if store is not None:
-            tell_no_group(store, str(error), 2)
+            with suppress(PeerLostError):
+                tell_no_group(store, str(error), 2)
+                _await_leaving(place, store, _LEAVE_SECONDS)
         raise
     if group.command == DOCTOR:
         Console().text("\n".join(plan(nodes, group.config)))
         tell_no_group(store, "`doctor` has printed the plan there, and nothing is started", 0)
-        _await_leaving(place, store, _LEAVE_SECONDS)
+        with suppress(PeerLostError):
+            _await_leaving(place, store, _LEAVE_SECONDS)
         return 0
     store.put("group", group.without_prompts().to_text())
     patience = _LEAVE_SECONDS
@@ -155,7 +160,7 @@ def _open_ranks(transport: TransportConfig, ways: ExitStack, folder: str) -> str
 
     keys = keys_of(transport, Role.TARGET)
     tunnel = Tunnel.listen(interface_address(transport.interface), Path(folder) / COMMANDS, keys)
-    ways.callback(tunnel.close)
+    ways.callback(tunnel.close, _INTERRUPTED_SECONDS)
     return tunnel.address
 
 

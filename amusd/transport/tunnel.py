@@ -39,7 +39,7 @@ SILENCE_SECONDS = 5.0
 """An end that has been silent for so long is gone."""
 _SIGN_SECONDS = 1.0
 """How often the listening end looks whether the others are there: only a frame to one that is gone tells."""
-_LOOK_MS = 250
+_LOOK_MS = 100
 _LAST_SECONDS = 1.0
 """How long the end of a connection may wait for what came before it."""
 _CHUNK_BYTES = 65_536
@@ -128,10 +128,10 @@ class Tunnel:
         tunnel._thread.start()
         return tunnel
 
-    def close(self) -> None:
-        """End all connections. Idempotent."""
+    def close(self, patience: float = SILENCE_SECONDS) -> None:
+        """End all connections; what is left to do after `patience` seconds is left to the thread. Idempotent."""
         self._is_closing.set()
-        self._thread.join(SILENCE_SECONDS)
+        self._thread.join(patience)
 
     def _greet(self) -> None:
         """Have one answer of the listening end. Raises `ConfigError`."""
@@ -200,7 +200,7 @@ class Tunnel:
         assert self._door is not None
         connection, _ = self._door.accept()
         way = self._new_way()
-        monitor = way.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        monitor = way.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
         stream = self._begin(_Stream(connection, way, [], monitor))
         self._send(stream, _OPEN)
 
@@ -210,7 +210,7 @@ class Tunnel:
         return stream
 
     def _lose(self, stream: _Stream) -> None:
-        """The way has ended; what has come before is handed over."""
+        """The way has ended, or leads nowhere any more; what has come before is handed over."""
         self._carry_in(stream.way)
         if stream in self._streams:
             self.is_lost = True
@@ -300,5 +300,7 @@ class Tunnel:
 
 def _limit(way: ZMQSocket) -> None:
     way.set(zmq.MAXMSGSIZE, 2 * _CHUNK_BYTES)
+    way.set(zmq.CONNECT_TIMEOUT, int(1e3 * SILENCE_SECONDS))
+    way.set(zmq.HANDSHAKE_IVL, int(1e3 * SILENCE_SECONDS))
     way.set(zmq.HEARTBEAT_IVL, int(1e3 * _SIGN_SECONDS))
     way.set(zmq.HEARTBEAT_TIMEOUT, int(1e3 * SILENCE_SECONDS))

@@ -60,13 +60,10 @@ def test_the_script_refuses_a_third_machine() -> None:
     assert (done.returncode, done.stderr) == (2, "amusd: NODE_RANK=2: allowed: 0 for the target, 1 for the draft\n")
 
 
-def test_a_machine_says_at_once_whom_it_awaits_and_where(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("launch.nodes.CONNECT_SECONDS", 0.1)
+def test_a_machine_says_at_once_whom_it_awaits_and_where(capsys: pytest.CaptureFixture[str]) -> None:
     target = place(NODE, port=free_port())
     with pytest.raises(ConfigError, match=f"^{target.endpoint}: nobody else came within 0.1 seconds"):
-        await_members(target, Store(target))
+        await_members(target, Store(target), 0.1)
     expected = f"amusd: waiting for the draft's machine (NODE_RANK=1) at {target.endpoint}: 0 s at most\n"
     assert capsys.readouterr().err == expected
 

@@ -137,6 +137,17 @@ def test_a_killed_end_ends_the_connections_of_the_other(tmp_path: Path, door: so
         assert here.is_lost
 
 
+def test_a_connection_to_an_end_that_is_closed_already_ends(
+    tmp_path: Path, door: socket.socket, ends: ExitStack
+) -> None:
+    here = Tunnel.listen(HOST, tmp_path / "door", None)
+    with closing(Tunnel.connect(here.address, tmp_path / "copy", None)) as there:
+        here.close()
+        assert knock(ends, tmp_path / "copy").recv(1) == b""
+        assert there.is_lost
+    door.close()
+
+
 @pytest.mark.parametrize("case", ["other keys", "no key", "a key too many"])
 def test_who_has_another_key_or_none_is_refused_in_a_line(
     tmp_path: Path, door: socket.socket, monkeypatch: pytest.MonkeyPatch, case: str
