@@ -75,7 +75,7 @@ class AsyncEngine:
 
     @property
     def engine(self) -> Engine:
-        """What the thread computes with: for its `status`, which any thread may read, and its tokenizer.
+        """The engine that the thread computes with: for its `status`, which any thread may read, and its tokenizer.
 
         Raises `StateError` before it is launched.
         """
@@ -137,7 +137,7 @@ class AsyncEngine:
             self._condition.notify()
 
     async def await_news(self, answer: Job) -> None:
-        """For `AsyncAnswer`: return when a token can be read, or the answer is over.
+        """Return when a token can be read, or the answer is over; for `AsyncAnswer`.
 
         Raises `StateError` when the engine is closed.
         """

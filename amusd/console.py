@@ -53,7 +53,7 @@ class Console:
                 raise cannot_write("standard output", error) from None
 
     def _tell(self, text: str) -> None:
-        """Nobody can be told where this fails."""
+        """Write to standard error; a failure is passed over, since nobody could be told of it."""
         try:
             self._err.write(text)
             self._err.flush()
@@ -75,7 +75,7 @@ class Console:
             self._tell(f"{done}/{num_steps}  {label}\n")
 
     def steps(self, num_steps: int) -> Callable[[str], None]:
-        """To be called with its label as each of so many steps begins; further ones count as the last."""
+        """Return what is called with a step's label when it begins; steps beyond `num_steps` count as the last."""
         numbers = itertools.count(1)
         return lambda label: self.progress(label, min(next(numbers), num_steps), num_steps)
 
@@ -102,7 +102,7 @@ def _is_device(out: TextIO) -> bool:
 
 
 def discard(out: TextIO) -> None:
-    """Nobody reads `out` any more (`amusd ... | head`): what else is written there goes nowhere, and is no failure."""
+    """Drop what else is written to `out`, which nobody reads any more (`amusd ... | head`); that is no failure."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, out.fileno())
     os.close(nowhere)

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, cast, get_args, get_type_hints, overload
 
@@ -40,6 +41,7 @@ from amusd.models.loading import load_target
 from amusd.models.ranks import Leader
 from amusd.models.sharding import setting_of
 from amusd.models.tokenizer import Conversation, IncrementalDecoder, Tokenizer, user_turn
+from amusd.policies.base import Policy
 from amusd.policies.factory import make_policy, policy_name
 from amusd.runtime.devices import claim_device, settle_devices
 from amusd.runtime.draft_client import DraftClient
@@ -219,12 +221,12 @@ class Engine:
 
     @property
     def worker(self) -> TargetWorker:
-        """What decodes."""
+        """The target's worker, which decodes."""
         return self._worker
 
     @property
     def turns(self) -> Turns:
-        """What has the answers computed."""
+        """The order in which answers are computed."""
         return self._turns
 
     @overload
@@ -326,16 +328,12 @@ class Engine:
         prompt_ids = self.encode(prompt, raw=raw)
         name = self._drafter_name(decoding, drafter)
         check_runs_ahead(name, decoding)
-        self._check_sampling(params, name, decoding)
-        policy = make_policy(decoding, can_branch=self._can_branch(params, name))
-        if policy.fan_out > 1 and decoding.mode is Mode.ASYNCHRONOUS:
-            self._check_branching(params, name, f"policy={decoding.policy}")
-        self._check_offered(name, as_tree=policy.fan_out > 1)
+        self._check_sampling(params, name)
         max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
         request = Request(
             prompt=prompt_ids,
             max_length=max_length,
-            policy=policy,
+            policy=self._policy_of(params, name, decoding),
             drafter=name,
             distribution=params.distribution,
             logprobs=params.logprobs,
@@ -349,27 +347,8 @@ class Engine:
             max_new_tokens=max_length - len(prompt_ids),
             push_text=IncrementalDecoder(self._tokenizer).push,
         )
-
-        def make(text: str, tokens: Sequence[Token], outcome: Outcome) -> Generation:
-            token_ids = tuple(token.token_id for token in tokens)
-            if decoding.mode is Mode.AUTOREGRESSIVE:
-                self._keep_plain(prompt_ids, params, token_ids)
-            return Generation(
-                text=text,
-                token_ids=token_ids,
-                finish_reason=outcome.finish_reason,
-                mode=decoding.mode,
-                policy=policy_name(decoding),
-                drafter=name,
-                seed=params.seed,
-                metrics=outcome.metrics,
-                sequence_id=outcome.sequence_id,
-                logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
-                top_logprobs=tuple(token.top_logprobs for token in tokens) if params.top_logprobs else (),
-            )
-
         text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)
-        return Answer(request, stop, text, make, self._turns)
+        return Answer(request, stop, text, partial(self._generation, request, params, decoding), self._turns)
 
     def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
         """Return the log-probability of each token of a prompt behind those before it, and the `top` likeliest ones.
@@ -413,7 +392,7 @@ class Engine:
         return float(logits[token_id]) - float(logits[other_id])
 
     def begin_run(self, number: int) -> None:
-        """What is asked from now on belongs to this run of those that the recorder keeps apart."""
+        """Count requests from now on to this run, of those that the recorder keeps apart."""
         self._worker.begin_run(number)
 
     def close(self) -> None:
@@ -439,15 +418,38 @@ class Engine:
                 stack.callback(self._leader.close)
             stack.callback(self._worker.shut_down)
 
-    def _check_sampling(self, params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> None:
+    def _generation(
+        self,
+        request: Request,
+        params: SamplingParams,
+        decoding: DecodingConfig,
+        text: str,
+        tokens: Sequence[Token],
+        outcome: Outcome,
+    ) -> Generation:
+        """The finished answer to a request. That of plain decoding is kept."""
+        token_ids = tuple(token.token_id for token in tokens)
+        if decoding.mode is Mode.AUTOREGRESSIVE:
+            self._keep_plain(request.prompt, params, token_ids)
+        return Generation(
+            text=text,
+            token_ids=token_ids,
+            finish_reason=outcome.finish_reason,
+            mode=decoding.mode,
+            policy=policy_name(decoding),
+            drafter=request.drafter,
+            seed=params.seed,
+            metrics=outcome.metrics,
+            sequence_id=outcome.sequence_id,
+            logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
+            top_logprobs=tuple(token.top_logprobs for token in tokens) if params.top_logprobs else (),
+        )
+
+    def _check_sampling(self, params: SamplingParams, drafter: str | None) -> None:
         if drafter == SYNTHETIC and params.rule == "rejection":
             raise ConfigError(
                 "sampling.acceptance=rejection: not with drafter=synthetic, which is told the answer; allowed: matching"
             )
-        if policy_name(decoding) == "branching":
-            self._check_branching(params, drafter, "policy=branching")
-        if decoding.mode is Mode.SYNCHRONOUS and decoding.tree:
-            self._check_branching(params, drafter, "tree=true")
         vocab_size = self._worker.model.vocab_size
         for token_id, bias in params.logit_bias:
             if token_id >= vocab_size:
@@ -456,39 +458,38 @@ class Engine:
                     f"{vocab_size - 1}"
                 )
 
-    def _check_branching(self, params: SamplingParams, drafter: str | None, asked: str) -> None:
-        if params.rule == "rejection":
-            allowed = "tree=false" if asked == "tree=true" else "chain"
+    def _policy_of(self, params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
+        """The policy of a request. Raises `ConfigError` for trees or chains that drafter or acceptance rule forbid."""
+        peer = self._worker.client.peer
+        trees = () if peer is None else peer.tree_drafters
+        policy = make_policy(decoding, can_branch=drafter in trees and params.rule != "rejection")
+        if decoding.mode is Mode.SYNCHRONOUS:
+            asked, allowed, wants_tree = "tree=true", "tree=false", decoding.tree
+        else:
+            asked, allowed = f"policy={decoding.policy}", "chain"
+            wants_tree = policy.fan_out > 1 or policy_name(decoding) == "branching"
+        if wants_tree and params.rule == "rejection":
             raise ConfigError(
                 f"{asked}: not with sampling.acceptance=rejection, whose draws no draft can foresee; allowed: {allowed}"
             )
-        peer = self._worker.client.peer
-        if peer is not None and drafter not in peer.tree_drafters:
-            allowed = ", ".join(peer.tree_drafters) or "none of this engine's"
-            raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {allowed}")
-
-    def _check_offered(self, drafter: str | None, *, as_tree: bool) -> None:
-        """Raises `ConfigError` for a drafter that the draft at the other end of the link has not named."""
-        peer = self._worker.client.peer
-        if drafter is None or peer is None:
-            return
-        offered = peer.tree_drafters if as_tree else peer.drafters
-        if drafter in peer.tree_drafters and not as_tree and drafter not in offered:
-            raise ConfigError(
-                f"drafter={drafter}: drafts trees only: use policy=branching, or mode=synchronous tree=true"
-            )
-        if drafter not in offered:
-            raise ConfigError(f"drafter={drafter}: the draft has {', '.join(offered) or 'none'}")
-
-    def _can_branch(self, params: SamplingParams, drafter: str | None) -> bool:
-        peer = self._worker.client.peer
-        return peer is not None and drafter in peer.tree_drafters and params.rule != "rejection"
+        if peer is None or drafter is None:
+            return policy
+        if wants_tree and drafter not in trees:
+            others = ", ".join(trees) or "none of this engine's"
+            raise ConfigError(f"{asked}: drafter={drafter} drafts no trees; allowed: {others}")
+        if policy.fan_out == 1 and drafter not in peer.drafters:
+            if drafter in trees:
+                raise ConfigError(
+                    f"drafter={drafter}: drafts trees only: use policy=branching, or mode=synchronous tree=true"
+                )
+            raise ConfigError(f"drafter={drafter}: the draft has {', '.join(peer.drafters) or 'none'}")
+        return policy
 
     def _tells_answer(self, drafter: str | None) -> bool:
         return drafter == SYNTHETIC and self._worker.client.has_draft
 
     def _checked_decoding(self, decoding: DecodingConfig | None, drafter: object) -> DecodingConfig:
-        """What is asked for, or the default, with which `drafter` goes. Raises `ConfigError` for what is none."""
+        """The schedule that is asked for, or the default for `drafter`. Raises `ConfigError` for what is none."""
         if decoding is None and not self._drafters:
             return DecodingConfig(mode=Mode.AUTOREGRESSIVE)
         if decoding is None:
@@ -499,7 +500,7 @@ class Engine:
     def _plain_answer(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, decoding: DecodingConfig
     ) -> tuple[int, ...]:
-        """What plain decoding answers: computed now, unless it is one of the latest answers."""
+        """The answer of plain decoding: computed now, unless it is one of the latest answers."""
         self._answer_plainly([prompt_ids], [params], decoding)
         return self._plain[prompt_ids, params]
 
@@ -580,7 +581,7 @@ def _check_type(key: str, value: T, expected: type) -> T:
 
 
 def _checked_params(params: object) -> SamplingParams:
-    """What is asked for, or the default. Raises `ConfigError` for what is none."""
+    """The parameters that are asked for, or the default. Raises `ConfigError` for what is none."""
     return SamplingParams() if params is None else _check_type("params", cast("SamplingParams", params), SamplingParams)
 
 

@@ -22,6 +22,18 @@ T = TypeVar("T")
 
 _MAX_SHOWN = 200
 """Characters of a value in a message at most."""
+_MAX_SECONDS = 1e6
+
+
+def require(condition: bool, key: str, value: object, allowed: str) -> None:
+    """Raise `ConfigError` unless the condition holds."""
+    if not condition:
+        raise ConfigError(f"{key}={shown(value)}: {allowed}")
+
+
+def check_seconds(key: str, value: float) -> None:
+    """Raise `ConfigError` unless this is a time that can be waited."""
+    require(0 < value <= _MAX_SECONDS, key, value, f"must be above 0 and at most {_MAX_SECONDS:g}")
 
 
 def nearest(name: str, names: typing.Iterable[str]) -> str:

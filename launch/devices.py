@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from amusd.config import RunConfig
+from amusd.config import RunConfig, TransportConfig
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import devices_of, settle_devices
+from amusd.runtime.placement import Node
+from amusd.transport.addresses import interface_name
 from amusd.types import Role
 
 from .terminal import tell
@@ -36,24 +39,32 @@ MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's own where none is named; nothing is written there
 
 
-def claim_hardware(config: RunConfig, role: Role, *, apart: bool) -> RunConfig:
+def claim_hardware(config: RunConfig, role: Role, nodes: Sequence[Node] = ()) -> RunConfig:
     """Give this process, the first rank of `role`, its cores and threads; return `config` with all devices named.
 
-    `apart`: each role has a machine of its own. The first rank of a machine says which GPUs are shared there, and
+    `nodes`: the machines of the run; none where this one is all. The target's process says which GPUs are shared, and
     raises `ConfigError` for a GPU that is not there.
     """
     set_threads(config.hardware.num_threads)
     engine = config.engine()
-    if role is Role.TARGET or apart:
-        hardware = settle_devices(engine, tell, alone=role if apart else None)
+    if role is Role.TARGET:
+        hardware = settle_devices(engine, tell, nodes)
     else:
         hardware = dataclasses.replace(config.hardware, devices=devices_of(engine))
     on_cpu = set(hardware.devices) == {"cpu"}
     if on_cpu:
         pin_rank(engine, role, allowed_cores())
-    if config.transport.kind == "nccl" or (engine.num_ranks > 2 and not on_cpu):
-        os.environ.update(NCCL_SETTINGS)
+    if config.transport.kind == "nccl" or ((engine.num_ranks > 2 or config.compare.equal_devices) and not on_cpu):
+        set_nccl(config.transport)
     return dataclasses.replace(config, hardware=hardware)
+
+
+def set_nccl(transport: TransportConfig) -> None:
+    """The settings of torch's NCCL groups in this process and its children."""
+    os.environ.update(NCCL_SETTINGS)
+    if transport.interface is not None:
+        name = interface_name(transport.interface)
+        os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"  # that one alone, not those whose names begin so
 
 
 def mps_folder() -> Path | None:

@@ -1,4 +1,4 @@
-"""Rank 1, under torchrun or on another machine: starts drafts as a target's process would (`DraftProcess`).
+"""The last rank, under torchrun or on another machine: starts drafts as a target's process would (`DraftProcess`).
 
 It is told by the target through the store (`drafts.py`) when the next one is wanted, and where that connects; a draft's
 process itself knows nothing of the store.
@@ -10,10 +10,10 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from amusd.child.lives import Lives
-from amusd.config import DrafterConfig, RunConfig, TransportConfig
+from amusd.config import DrafterConfig, RunConfig
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_restart import FIRST_INCARNATION
@@ -23,7 +23,8 @@ from amusd.types import Role
 from .devices import NCCL_SETTINGS, claim_hardware
 from .drafts import BOTH_LOADED, await_rendezvous, pids_of
 from .job import Group, Options, store_secret
-from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
+from .nodes import join, left, own_transport, told_group
+from .store import LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
 _RETURN_SECONDS = 2.0
@@ -42,46 +43,36 @@ def run_draft_rank(options: Options, place: Place) -> int:
         with ExitStack() as stack:
             lives = warm_lives()
             stack.callback(lives.kill)  # if it was not used
-            store = _join(place, store_secret(options))
-            group = _told_group(place, store)
-            if group is None:
-                return 2 if place.is_away else 0
-            drafts = stack.enter_context(_drafts(options, place, group, lives))
+            store = join(place, store_secret(options))
+            group = told_group(place, store)
+            if isinstance(group, int):
+                return group
+            drafts = stack.enter_context(_drafts(options, group, lives))
             _draft(place, store, group.config, drafts)
     except (ConfigError, PeerError) as error:
         failure = {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
         with suppress(PeerLostError):  # nobody is left to tell
             if store is not None:
-                store.put("draft_failure", failure)
+                store.put("failure", failure)
         if place.is_away:
             raise
         return 0
     finally:
         with suppress(PeerLostError):
             if store is not None:
-                store.put("left", True)
+                store.put(left(place.rank), True)
     if place.is_away:
         tell("the target has finished, and so has this draft")
     return 0
 
 
-def _join(place: Place, secret: bytes) -> Store:
-    """The store, and say there that this machine has come."""
-    is_waiting = place.is_away and place.is_by_itself
-    machine = f"the target's machine (NODE_RANK=0) at {place.endpoint}"
-    with waiting_for(machine, CONNECT_SECONDS) if is_waiting else nullcontext():
-        store = Store(place, secret)
-    store.put("here", True)
-    return store
-
-
 @contextmanager
-def _drafts(options: Options, place: Place, group: Group, lives: Lives) -> Iterator[DraftProcess]:
+def _drafts(options: Options, group: Group, lives: Lives) -> Iterator[DraftProcess]:
     """The first draft loads meanwhile, and the last one has ended when this is left. Raises `ConfigError`."""
     # whatever it is told: a worker decides by itself how it connects, with which keys, and which code it runs
     config = dataclasses.replace(group.config, transport=own_transport(options))
     cores = allowed_cores()
-    config = claim_hardware(config, Role.DRAFT, apart=place.apart)
+    config = claim_hardware(config, Role.DRAFT)
     engine = config.engine_for(group.command)
     directories = [job.run_directory for job in group.jobs]
     drafts = DraftProcess(
@@ -97,13 +88,6 @@ def _drafts(options: Options, place: Place, group: Group, lives: Lives) -> Itera
         yield drafts
     finally:
         drafts.stop()
-
-
-def own_transport(options: Options) -> TransportConfig:
-    """The link as this worker's own arguments describe it. Raises `ConfigError`."""
-    from .compose import compose_config
-
-    return compose_config(options.overrides).transport
 
 
 def own_code(options: Options, drafters: Sequence[DrafterConfig]) -> tuple[DrafterConfig, ...]:
@@ -126,15 +110,6 @@ def own_code(options: Options, drafters: Sequence[DrafterConfig]) -> tuple[Draft
         drafter if drafter.factory is None else dataclasses.replace(drafter, options=own[drafter.factory])
         for drafter in drafters
     )
-
-
-def _told_group(place: Place, store: Store) -> Group | None:
-    """The group of jobs that the target tells; None when there is nothing to do."""
-    with waiting_for("the target's job", CONNECT_SECONDS) if place.is_away else nullcontext():
-        text = store.get("group", CONNECT_SECONDS)
-    if text is None and place.is_away:
-        tell("the target found a mistake in its own line, and says there which")
-    return None if text is None else Group.from_text(text)
 
 
 def _draft(place: Place, store: Store, config: RunConfig, drafts: DraftProcess) -> None:

@@ -2,18 +2,21 @@
 
 Both ways also start the target's other ranks.
 
-In the store, K is an incarnation of the draft:
+In the store, K is an incarnation of the draft, and R a rank of torchrun's:
 
-draft                 {incarnation, pids, supervisor}: the newest process (where    written by rank 1, which starts
-                      it loads for all lives, that one)                             it, and is the supervisor
-draft_pids/K          process ids of the ranks of incarnation K                     written by rank 1
-draft_failure         {users_mistake, line}: why no draft can start                 written by rank 1
+draft                 {incarnation, pids, supervisor}: the newest process (where    written by the last rank, which
+                      it loads for all lives, that one)                             starts it: the supervisor
+draft_pids/K          process ids of the ranks of incarnation K                     written by the last rank
+failure               {users_mistake, line}: why no draft can start, or what ended   written by the rank that found it
+                      a rank of the target on another machine
 met/K                 incarnation K has loaded, and the target too                  written by the target
 rendezvous/K          where incarnation K finds the target                          written by the target
 dismissed/K           incarnation K is to be replaced, though it may still run      written by the target
 no_more_drafts        whoever waits for a rendezvous may go                         written by the target
 finished              as that, and the run is over                                  written by the target
-here, left            the draft's machine has come to our own store, has left it    written by rank 1
+ranks                 where the first rank of the target awaits those that other    written by the target
+                      processes look after (`transport/tunnel.py`)
+here/R, left/R        rank R has come (`nodes.Member`), needs the store no more     written by rank R
 """
 
 from __future__ import annotations
@@ -86,21 +89,33 @@ class ChildDrafts(DraftProcess):
 class StoreDrafts:
     """The target's side of the store. Satisfies `amusd.runtime.draft_restart.DraftSource`."""
 
-    def __init__(self, store: Store, *, tell_loss: Callable[[str], None], are_away: bool = False) -> None:
-        """`are_away`: they are on another machine, and a person is told of the wait for the first one."""
+    def __init__(
+        self,
+        store: Store,
+        *,
+        tell_loss: Callable[[str], None],
+        are_away: bool = False,
+        open_ranks: Callable[[str], str] | None = None,
+    ) -> None:
+        """`are_away`: they are on another machine, and a person is told of the wait for the first one.
+
+        `open_ranks`: opens the way to the first rank's folder for ranks that other processes look after, and returns
+        its address; None where there are none.
+        """
         self.followers = Followers(tell_loss)
         """The target's."""
         self.pids: Sequence[int] = ()
         """Process ids of the draft that was met last, or that prepares: of its ranks, in their order."""
         self._store = store
         self._are_away = are_away
+        self._open_ranks = open_ranks
         self._wait = ExitStack()
         self._told = FIRST_INCARNATION
         self._directory: Path | None = None
 
     def await_first(self, timeout: float) -> None:
         """Wait until a process prepares for the first draft. Raises what is reported instead, or `PeerLostError`."""
-        if self._store.await_any(("draft", "draft_failure"), timeout) == "draft_failure":
+        if self._store.await_any(("draft", "failure"), timeout) == "failure":
             raise self.start_failure() or PeerLostError("the draft is gone")
         self.pids = self._newest()["pids"]
 
@@ -120,9 +135,9 @@ class StoreDrafts:
     def start_failure(self) -> ConfigError | PeerError | None:
         """Why no draft can start, as its side has reported; None while one may. Does not wait."""
         try:
-            if not self._store.has("draft_failure"):
+            if not self._store.has("failure"):
                 return None
-            failure = self._store.get("draft_failure", _READ_SECONDS)
+            failure = self._store.get("failure", _READ_SECONDS)
         except PeerLostError:
             return PeerLostError("the other worker's machine is gone")
         except ConfigError as forged:
@@ -132,6 +147,8 @@ class StoreDrafts:
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Tell it where it finds the target; None: no further one is wanted."""
         _start_followers(self.followers, rendezvous)
+        if rendezvous is not None and rendezvous.ranks is not None and self._open_ranks is not None:
+            self._store.put("ranks", self._open_ranks(rendezvous.ranks))
         if rendezvous is None:
             with suppress(PeerLostError):  # nobody is left to tell
                 self._store.put("no_more_drafts", True)

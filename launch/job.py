@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amusd.config import HardwareConfig, RunConfig
+from amusd.config import RunConfig
 from amusd.console import progress_line
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
@@ -22,6 +22,8 @@ from .run_directory import create_run_directory
 
 COMMANDS = ("generate", "compare", "serve")
 """Commands for a pair of workers."""
+DOCTOR = "doctor"
+"""By hand, with all processes of a run: says what would run where, and starts nothing."""
 GROUP_FILE = "group.json"
 """What `amusd` has prepared for the target, which takes it away, in a folder that only this user can enter."""
 OUTCOME_FILE = "outcome"
@@ -82,10 +84,14 @@ class Group:
         directory = self.jobs[0].run_directory
         return directory if self.standing is None else directory.parent
 
-    def on(self, hardware: HardwareConfig) -> Group:
-        """The same jobs with the devices named that they run on."""
+    def on(self, settled: RunConfig) -> Group:
+        """The same jobs with the devices and the link of a configuration in which both are settled."""
         jobs = (
-            dataclasses.replace(job, config=dataclasses.replace(job.config, hardware=hardware)) for job in self.jobs
+            dataclasses.replace(
+                job,
+                config=dataclasses.replace(job.config, hardware=settled.hardware, transport=settled.transport),
+            )
+            for job in self.jobs
         )
         return dataclasses.replace(self, jobs=tuple(jobs))
 
@@ -170,9 +176,9 @@ class Options:
             raise ConfigError("-m: a sweep starts its own pairs of workers; use `amusd compare -m ...`, not torchrun")
         if rest and "=" not in rest[0]:
             values["command"] = rest.pop(0)
-            if values["command"] not in COMMANDS:
+            if values["command"] not in (*COMMANDS, DOCTOR):
                 raise ConfigError(
-                    f"{values['command']}: under torchrun the command is {', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}"
+                    f"{values['command']}: under torchrun the command is {', '.join(COMMANDS)} or {DOCTOR}"
                 )
         return cls(**values, overrides=tuple(rest))
 
@@ -189,7 +195,8 @@ def prepare_group(options: Options) -> Group:
     from .compose import compose_config
 
     config = compose_config(options.overrides)
-    return Group(command=options.command, jobs=(Job(config=config, run_directory=create_run_directory(config)),))
+    directory = Path() if options.command == DOCTOR else create_run_directory(config)
+    return Group(command=options.command, jobs=(Job(config=config, run_directory=directory),))
 
 
 def store_secret(options: Options) -> bytes:

@@ -149,20 +149,23 @@ def _run(arguments: Arguments, console: Console) -> int:
 
 def _run_one(command: str, config: RunConfig, roles: str | None) -> int:
     """Have a pair of workers do `generate`, `compare` or `serve`, where there is anything left to do."""
-    from amusd.workload import prompts_of
+    from amusd.workload import AnswersFile, gather, prompts_of
 
     from .jobs import run_job
 
     if command == "serve":
-        return run_job(command, _with_api_key(config), roles=roles)
+        return run_job(command, with_api_key(config), roles=roles)
+    if command == "generate" and config.out is not None:
+        gather(config)
     if not prompts_of(command, config):  # what is wrong with them is said before any worker starts
-        tell(f"out={config.out}: all prompts are answered")
-        Console(json_only=config.output == "json").document({"complete": True, "out": config.out, "num_prompts": 0})
+        out = str(AnswersFile(config).path)
+        tell(f"out={out}: all prompts are answered")
+        Console(json_only=config.output == "json").document({"complete": True, "out": out, "num_prompts": 0})
         return 0
     return run_job(command, config, roles=roles)
 
 
-def _with_api_key(config: RunConfig) -> RunConfig:
+def with_api_key(config: RunConfig) -> RunConfig:
     """The key from the environment, unless one is named. Raises `ConfigError` for the one of a run's `config.yaml`."""
     if config.serve.api_key == HIDDEN:
         raise ConfigError(f"serve.api_key={HIDDEN}: a run does not keep its key; name one, or null")

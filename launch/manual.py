@@ -33,7 +33,7 @@ _SCHEDULE = frozenset(field.name for field in dataclasses.fields(DecodingConfig)
 _ANSWERS = _ENGINE | _SCHEDULE | {"run_dir", "sampling", "workload", "experiment"}
 _OWN = {
     "generate": _ANSWERS | {"prompt", "view", "out", "shard"},
-    "serve": (_ANSWERS - {"sampling", "workload", "output", "experiment"}) | {"serve"},
+    "serve": (_ANSWERS - {"sampling", "workload", "output", "experiment"}) | {"serve", "ray"},
     "compare": (_ANSWERS - {"max_num_seqs"}) | {"compare"},
     "simulate": _SCHEDULE
     | {"output", "run_dir", "accept", "verify_ms", "draft_ms", "delay_ms", "calibration", "simulate"}

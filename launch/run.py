@@ -1,10 +1,11 @@
 """The process that `amusd` and torchrun start: the target of a pair, or a rank, from its start to its exit code.
 
 `amusd` starts the target, which starts its draft. By hand (`torchrun --standalone --nproc-per-node=2 launch/run.py
-prompt="..."`, also over two machines) torchrun starts two ranks: 0 is the target, 1 looks after the draft. The
+prompt="..."`, also over several machines) torchrun starts two ranks: 0 is the target, 1 looks after the draft. The
 arguments are those of `amusd` then (the command is `generate` unless it comes first); rank 0 reads them, once, for
-both. `two_nodes.sh` does the same without torchrun. Where a role has several processes, its first one starts the
-others.
+all. `two_nodes.sh` does the same without torchrun. Where a role has several processes, its first one starts the
+others; or torchrun starts more ranks, of which those in the middle look after further ranks of the target
+(`nodes.py`).
 
 Exit codes: 0 done, 2 the user's mistake (one line on stderr), 128 + signal interrupted, 1 all else (with a traceback).
 """
@@ -24,6 +25,7 @@ if __name__ == "__main__" and not __package__:  # run as a file: become a module
 
 from .draft import run_draft_rank
 from .job import Options
+from .ranks import run_further_ranks
 from .scratch import tell_exit_code
 from .signals import end_with_parent, exit_code_of, raise_on_signals
 from .store import place_from_environment
@@ -46,7 +48,9 @@ def main(arguments: Sequence[str]) -> int:
         if not place.is_by_itself:
             end_with_parent()
         place.check_address(options.overrides)
-        return run_target_rank(options, place) if place.rank == 0 else run_draft_rank(options, place)
+        if place.rank == 0:
+            return run_target_rank(options, place)
+        return (run_draft_rank if place.rank == place.size - 1 else run_further_ranks)(options, place)
 
     code = exit_code_of(work)
     tell_exit_code(options.outcome_file, code)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amusd.errors import ConfigError, PeerLostError
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
 
 CONNECT_SECONDS = 60.0
+SILENCE_SECONDS = 10.0
+"""A store that has not answered for so long is gone: a cable was cut, or its machine has no power."""
 _LAST_TRY_SECONDS = 1.0
 _SEAL_LENGTH = 2 * hashlib.sha256().digest_size
 LOOK_SECONDS = 0.02
 """How often it is looked whether one of several values is there."""
 _MAX_PORT = 65535
+_FEWEST = 2
 _PERMISSIONS = ("transport.keys=", "transport.insecure=true")
 
 
@@ -39,9 +43,13 @@ class Place:
     """The place of this process as torchrun or `two_nodes.sh` set it."""
 
     rank: int
-    """0 is the target, 1 the draft."""
+    """0 is the target, the last one the draft; those between look after further ranks of the target."""
+    size: int = 2
+    """Number of processes."""
+    local_rank: int = 0
+    """Among those of this machine."""
     apart: bool
-    """Each of the two has a machine of its own."""
+    """They are on several machines."""
     address: str
     port: int
     is_by_itself: bool
@@ -50,9 +58,14 @@ class Place:
     """Keeps the values of another run or attempt apart."""
 
     @property
+    def node(self) -> int:
+        """Rank of the first process on this machine."""
+        return self.rank - self.local_rank
+
+    @property
     def is_away(self) -> bool:
         """Whether there is another machine, and the target is on that one."""
-        return self.apart and self.rank != 0
+        return self.apart and self.node != 0
 
     @property
     def endpoint(self) -> str:
@@ -60,12 +73,16 @@ class Place:
         return f"{self.address}:{self.port}"
 
     def check_address(self, overrides: Sequence[str]) -> None:
-        """Raise `ConfigError` when our store would listen beyond this machine and nobody has said that it may."""
+        """Raise `ConfigError` when the run would reach beyond this machine and nobody has said that it may."""
         try:
             is_local = ipaddress.ip_address(self.address.strip("[]")).is_loopback
         except ValueError:
             is_local = self.address == "localhost"
-        if self.is_by_itself and not is_local and not any(text.startswith(_PERMISSIONS) for text in overrides):
+        if (
+            (self.is_by_itself or self.apart)
+            and not is_local
+            and not any(text.startswith(_PERMISSIONS) for text in overrides)
+        ):
             raise ConfigError(
                 f"{self.endpoint}: not on this machine, and neither transport.keys=FOLDER (`amusd keys FOLDER` makes "
                 "it) nor, on a network you trust, transport.insecure=true is given"
@@ -73,16 +90,16 @@ class Place:
 
 
 def place_from_environment() -> Place:
-    """Read torchrun's variables. Raises `ConfigError` when it did not start this process and one other."""
+    """Read torchrun's variables. Raises `ConfigError` when it did not start this process and others."""
     environment = os.environ
     if "RANK" not in environment or "MASTER_ADDR" not in environment:
         raise ConfigError(
             'launch/run.py: start it with torchrun --standalone --nproc-per-node=2 launch/run.py prompt="...", '
             "or use the amusd command"
         )
-    if environment["WORLD_SIZE"] != "2":
+    if int(environment["WORLD_SIZE"]) < _FEWEST:
         raise ConfigError(
-            f"WORLD_SIZE={environment['WORLD_SIZE']}: exactly 2 ranks are needed, the target and the draft "
+            f"WORLD_SIZE={environment['WORLD_SIZE']}: at least 2 processes are needed, for the target and the draft "
             "(--nproc-per-node=2, or --nnodes=2 --nproc-per-node=1); they start further ranks themselves, as "
             "target_tensor_parallel_size and draft_tensor_parallel_size say"
         )
@@ -92,7 +109,9 @@ def place_from_environment() -> Place:
     run = environment.get("TORCHELASTIC_RUN_ID", "")
     return Place(
         rank=int(environment["RANK"]),
-        apart=environment.get("LOCAL_WORLD_SIZE", "1") == "1",
+        size=int(environment["WORLD_SIZE"]),
+        local_rank=int(environment.get("LOCAL_RANK", "0")),
+        apart=environment.get("LOCAL_WORLD_SIZE", "1") != environment["WORLD_SIZE"],
         address=environment["MASTER_ADDR"],
         port=int(port),
         is_by_itself=environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
@@ -182,7 +201,7 @@ def join_store(address: str, port: int, *, listener: int | None = None) -> TCPSt
     deadline = time.monotonic() + CONNECT_SECONDS
     if listener is None:
         _await_port(address, port, deadline)
-    return TCPStore(
+    store = TCPStore(
         address,
         port,
         is_master=listener is not None,
@@ -190,6 +209,23 @@ def join_store(address: str, port: int, *, listener: int | None = None) -> TCPSt
         timeout=timedelta(seconds=max(_LAST_TRY_SECONDS, deadline - time.monotonic())),
         wait_for_workers=False,
     )
+    _end_silent_connections(port)
+    return store
+
+
+def _end_silent_connections(port: int) -> None:
+    """Have Linux end this process's connections to a port `SILENCE_SECONDS` after their other end was cut off.
+
+    torch itself asks the store without a deadline, and does not tell which connection is the store's.
+    """
+    folder = Path("/proc/self/fd")
+    for number in [int(entry.name) for entry in folder.iterdir() if entry.is_socket()] if folder.is_dir() else ():
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == port:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(SILENCE_SECONDS / 5))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(SILENCE_SECONDS / 5))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * SILENCE_SECONDS))
 
 
 def _await_port(address: str, port: int, deadline: float) -> None:

@@ -1,32 +1,49 @@
 """The target's process: does the jobs, with a draft that it starts itself, or as rank 0 beside one that starts drafts.
 
-As a rank it prepares the jobs for both. The target's other ranks are its children.
+As a rank it prepares the jobs for all. The target's other ranks are its children, and those of processes beside it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
-from amusd.config import RunConfig
+from amusd.config import RunConfig, TransportConfig
+from amusd.console import Console
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_restart import DraftSource
+from amusd.runtime.placement import Node
 from amusd.runtime.supervisor import STOP_SECONDS
+from amusd.transport.addresses import interface_address
+from amusd.transport.factory import keys_of
 from amusd.types import Role
 
-from .devices import claim_hardware
+from .devices import claim_hardware, set_threads
 from .drafts import ChildDrafts, StoreDrafts
-from .job import Group, Options, prepare_group, store_secret
+from .job import DOCTOR, Group, Options, prepare_group, store_secret
+from .nodes import (
+    await_members,
+    check_sharing,
+    has_ranks_elsewhere,
+    left,
+    nodes_of,
+    plan,
+    ranks_of,
+    tell_no_group,
+    with_interface,
+)
 from .scratch import is_left_over, tell_begin, tell_job_code
 from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
-from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
+from .store import LOOK_SECONDS, Place, Store
 from .terminal import tell, waiting_for
 
 TargetWork = Callable[
@@ -57,8 +74,7 @@ def run_pair(options: Options) -> int:
     _prepare_followers(options, group, drafts, allowed_cores())
     patience = STOP_SECONDS
     try:
-        hardware = claim_hardware(group.config, Role.TARGET, apart=False).hardware
-        return _run(options, group.on(hardware), drafts, parent)
+        return _run(options, group.on(claim_hardware(group.config, Role.TARGET)), drafts, parent)
     except Interrupted:
         patience = _INTERRUPTED_SECONDS
         raise
@@ -69,59 +85,96 @@ def run_pair(options: Options) -> int:
 
 
 def run_target_rank(options: Options, place: Place) -> int:
-    """The same as rank 0, with drafts that rank 1 starts."""
+    """The same as rank 0, with drafts that the last rank starts and further ranks that those between look after."""
     parent, cores = os.getppid(), allowed_cores()
+    store = None
     try:
         group = prepare_group(options)
-        group = group.on(claim_hardware(group.config, Role.TARGET, apart=place.apart).hardware)
-    except ConfigError:
-        if not place.is_by_itself:  # else the other one waits for a target that has no mistake
+        if place.apart and group.config.compare.equal_devices:
+            raise ConfigError("compare.equal_devices=true: needs target and draft on one machine")
+        ranks = ranks_of(place.rank, place.size, group.config.target_tensor_parallel_size)
+        set_threads(group.config.hardware.num_threads)  # before there is torch
+        store = Store(place, store_secret(options))
+        if group.command != DOCTOR:
+            tell(f"run directory: {group.jobs[0].run_directory}")
+            _import_work(options)  # while the others come
+        nodes = nodes_of(await_members(place, store), group.config.engine())
+        group = group.on(_settled(group.config, place, nodes))
+    except ConfigError as error:
+        if store is None and not place.is_by_itself:  # else the others wait for a target that has no mistake
             store = Store(place, store_secret(options))
-            for name, value in (("group", None), ("finished", True)):  # the other rank waits for one of them
-                store.put(name, value)
+        if store is not None:
+            tell_no_group(store, str(error), 2)
         raise
-    tell(f"run directory: {group.jobs[0].run_directory}")
-    store = Store(place, store_secret(options))
-    _import_work(options)  # while the other one comes, which then waits for this one's link
-    if place.is_by_itself and place.apart:
-        _await_machine(place, store)
+    if group.command == DOCTOR:
+        Console().text("\n".join(plan(nodes, group.config)))
+        tell_no_group(store, "`doctor` has printed the plan there, and nothing is started", 0)
+        _await_leaving(place, store, _LEAVE_SECONDS)
+        return 0
     store.put("group", group.without_prompts().to_text())
-    drafts = StoreDrafts(store, tell_loss=tell, are_away=place.apart)
-    _prepare_followers(options, group, drafts, cores)
     patience = _LEAVE_SECONDS
-    try:
-        _await_draft(place, drafts, group.config.startup_timeout_seconds)
-        return _run(options, group, drafts, None if place.is_by_itself else parent)
-    except Interrupted:
-        patience = _INTERRUPTED_SECONDS
-        raise
-    finally:
-        drafts.followers.stop(_INTERRUPTED_SECONDS)
-        with suppress(PeerLostError):  # nobody is left to tell
-            store.put("finished", True)
-            if place.is_by_itself:  # the store goes with this process
-                store.await_any(("left",), patience)
-        if not place.apart:
-            _end_stopped(drafts)
-            with suppress(PeerLostError):
-                drafts.go_on()
-
-
-def _await_machine(place: Place, store: Store) -> None:
-    """Wait until the draft's machine has found our store. Raises `ConfigError` where it does not come."""
-    with waiting_for(f"the draft's machine (NODE_RANK=1) at {place.endpoint}", CONNECT_SECONDS):
+    with ExitStack() as ways:
+        open_ranks = partial(_open_ranks, group.config.transport, ways) if place.size > len(Role) else None
+        drafts = StoreDrafts(store, tell_loss=tell, are_away=place.apart, open_ranks=open_ranks)
+        _prepare_followers(options, group, drafts, cores, ranks[1:])
         try:
-            store.await_any(("here",), CONNECT_SECONDS)
-        except PeerLostError:
-            raise ConfigError(
-                f"{place.endpoint}: nobody else came within {CONNECT_SECONDS:g} seconds; the same line is to run on "
-                "the draft's machine, with NODE_RANK=1"
-            ) from None
+            _await_draft(place, drafts, group.config.startup_timeout_seconds)
+            return _run(options, group, drafts, None if place.is_by_itself else parent)
+        except Interrupted:
+            patience = _INTERRUPTED_SECONDS
+            raise
+        finally:
+            drafts.followers.stop(_INTERRUPTED_SECONDS)
+            ways.close()
+            with suppress(PeerLostError):  # nobody is left to tell
+                store.put("finished", True)
+                _await_leaving(place, store, patience)
+            if not place.apart:
+                _end_stopped(drafts)
+                with suppress(PeerLostError):
+                    drafts.go_on()
 
 
-def _prepare_followers(options: Options, group: Group, drafts: ChildDrafts | StoreDrafts, cores: Sequence[int]) -> None:
-    """Have the target's other ranks load what they need."""
-    drafts.followers.prepare(group.config.engine_for(group.command), Role.TARGET, cores, options.roles)
+def _settled(config: RunConfig, place: Place, nodes: Sequence[Node]) -> RunConfig:
+    """`config` with the device of each rank, and the interface at which the target's meet on several machines."""
+    if not place.apart:
+        return claim_hardware(config, Role.TARGET)
+    if has_ranks_elsewhere(nodes):
+        config = dataclasses.replace(config, transport=with_interface(config.transport, place))
+    config = claim_hardware(config, Role.TARGET, nodes)
+    check_sharing(nodes, config.hardware.devices)
+    return config
+
+
+def _open_ranks(transport: TransportConfig, ways: ExitStack, folder: str) -> str:
+    """Where ranks that other processes look after find the first one, which awaits them in `folder`."""
+    if transport.interface is None:
+        return folder
+    from amusd.models.ranks import COMMANDS
+    from amusd.transport.tunnel import Tunnel
+
+    keys = keys_of(transport, Role.TARGET)
+    tunnel = Tunnel.listen(interface_address(transport.interface), Path(folder) / COMMANDS, keys)
+    ways.callback(tunnel.close)
+    return tunnel.address
+
+
+def _await_leaving(place: Place, store: Store, patience: float) -> None:
+    """Our own store goes with this process: wait until the others need it no more. Raises `PeerLostError`."""
+    deadline = time.monotonic() + patience
+    for rank in range(1, place.size) if place.is_by_itself else ():
+        store.await_any((left(rank),), max(0.0, deadline - time.monotonic()))
+
+
+def _prepare_followers(
+    options: Options,
+    group: Group,
+    drafts: ChildDrafts | StoreDrafts,
+    cores: Sequence[int],
+    ranks: Sequence[int] | None = None,
+) -> None:
+    """Have the target's other ranks, or those of them that this process looks after, load what they need."""
+    drafts.followers.prepare(group.config.engine_for(group.command), Role.TARGET, cores, options.roles, ranks)
 
 
 def _end_stopped(drafts: ChildDrafts | StoreDrafts) -> None:

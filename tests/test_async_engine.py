@@ -24,7 +24,7 @@ from runtime.pair import (
 )
 
 from amusd import AsyncEngine
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
 from amusd.runtime.draft_client import DraftClient

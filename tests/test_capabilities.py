@@ -16,10 +16,10 @@ from amusd.commands.doctor import _schedules
 from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, EngineConfig, RunConfig, capabilities
 from amusd.drafters import factory
 from amusd.drafters.base import DrafterKind as OfferedKind
-from amusd.drafters.oracle import always_right
 from amusd.errors import ConfigError
 from amusd.models.numerics import Numerics
 from amusd.settings import from_mapping
+from amusd.testing.oracle import always_right
 from amusd.types import Mode
 from tests.launch.processes import ROOT
 
@@ -40,7 +40,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_has_every_kind() -> None:
-    assert tuple(CAPABILITIES) == get_args(DrafterKind)
+    assert tuple(CAPABILITIES) == tuple(factory.LOADERS) == get_args(DrafterKind)
 
 
 @pytest.mark.parametrize("kind", ["cascade", "embedded", "hf", "ngram", "self", "synthetic"])
@@ -62,7 +62,7 @@ def test_a_document_shows_the_table() -> None:
         f"| {kind} | {' | '.join(words[getattr(can, name)] for name in names)} |" for kind, can in CAPABILITIES.items()
     ]
     lines = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8").splitlines()
-    header = "| drafter | chain | tree | runs ahead | needs features | has a model | ranks | any target |"
+    header = "| drafter | chain | tree | runs ahead | needs features | has a model | ranks | checkpoint | any target |"
     start = lines.index(header)
     assert lines[start + 2 : start + 2 + len(rows) + 1] == [*rows, ""]
     listed = {line.split("`")[1] for line in lines if line.startswith("| `") and "drafter=" not in line}

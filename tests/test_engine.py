@@ -36,13 +36,13 @@ from amusd.commands.run import run_target
 from amusd.config import EngineConfig, RunConfig, TargetConfig
 from amusd.console import Console, table
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.oracle import always_wrong, right_with_probability
-from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
 from amusd.reporting.answers import KEYS, MEASURES
 from amusd.runtime.supervisor import DraftProcess
 from amusd.settings import from_mapping
+from amusd.testing.oracle import always_wrong
 from amusd.tracing.recorder import Recorder
 from amusd.types import DraftPresence, Mode
 from amusd.workload import user_prompt
@@ -226,8 +226,8 @@ def test_a_comparison_has_a_row_for_each_policy_asked_for(policies: tuple[str, .
     wanted = policies or ("chain",)
     names = [contestant.name for contestant in comparison.contestants]
     assert names[2:] == [f"asynchronous, {policy}, synthetic" for policy in wanted]
-    chains = {"synthetic": lambda: SyntheticDrafter(AutoregressiveDrafter(target_model()), 0.8, VOCAB_SIZE)}
-    trees = {"synthetic": lambda: SyntheticTreeDrafter(TableTreeDrafter(), 0.8, 0.5, VOCAB_SIZE)}
+    chains = {"synthetic": lambda: SyntheticDrafter(AutoregressiveDrafter(target_model()), 0.8, 0.5, VOCAB_SIZE)}
+    trees = {"synthetic": lambda: SyntheticDrafter(TableTreeDrafter(), 0.8, 0.5, VOCAB_SIZE)}
     with pair(chains, trees) as (engine, draft):
         run_comparison(engine, config, [user_prompt(TEXT), user_prompt("bad", 2)], comparison, lambda *_: None)
         rows = rows_of(comparison, engine)

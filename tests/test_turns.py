@@ -12,7 +12,7 @@ import pytest
 import torch
 from runtime.pair import PROMPT, decoding, on_pass, oracle, pair, params, reference
 
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
 from amusd.types import Mode

@@ -7,6 +7,9 @@ draft is lost, the next one is waited for before anything else is measured.
 With `compare.batch_sizes` the same is done with several answers at a time. Contestants then take turns load by load: a
 load is some answers per place, and as soon as one has all its tokens the next one begins. Its tokens per second are
 those of all answers together, from the first request to the last token.
+
+With `compare.equal_devices` other engines on the same devices take their turns (`peers.py`), each in a process of its
+own, which rests while it is not its turn.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from pathlib import Path
 
 from amusd.answer import Generation
 from amusd.commands.contestants import Comparison, Contestant, comparison_table, per_prompt, records_of, rows_of
-from amusd.commands.generate import Done, in_flight
+from amusd.commands.generate import Done
+from amusd.commands.peers import Answers, Load, Peers
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
@@ -46,12 +50,15 @@ def run_comparison(
     comparison: Comparison,
     progress: Callable[[str, int, int], None],
     note: Callable[[str], None] = lambda _line: None,
+    peers: Peers | None = None,
 ) -> None:
     """Let every contestant answer every prompt, into `comparison`.
 
-    `progress` hears what, how many of how many; `note` is told in a line when a lost draft is waited for.
+    `progress` hears what, how many of how many; `note` is told in a line when a lost draft is waited for. `peers`: the
+    engines of contestants that use the devices in another way than as a pair.
     """
-    drafts = _Drafts(engine, config, comparison.contestants, note)
+    answer = partial((peers or Peers()).answer, engine)
+    drafts = _Drafts(engine, config, comparison.contestants, note, answer)
     drafts.warm_up()
     alone = [index for index, contestant in enumerate(comparison.contestants) if contestant.batch_size == 1]
     num_alone = len(prompts) * len(alone)
@@ -70,9 +77,7 @@ def run_comparison(
             contestant = comparison.contestants[index]
             drafts.wait()
             progress(f"prompt {prompt.number}: {contestant.name}", turn * len(alone) + step, num_steps)
-            answers[index] = engine.generate(
-                encoded, config.sampling, decoding=contestant.decoding, drafter=contestant.drafter
-            )
+            (answers[index],) = answer(Load(contestant, [encoded], config.sampling)).generations
         comparison.add(prompt, encoded, answers)
     if not comparison.prompts:
         raise ConfigError(f"workload: none of {len(prompts)} prompts could be used: {comparison.refused[0][1]}")
@@ -80,7 +85,9 @@ def run_comparison(
     for index, load in _loads(comparison):
         drafts.wait()
         progress(comparison.contestants[index].name, num_done, num_steps)
-        _answer_load(engine, config, comparison, index, load)
+        found = answer(Load(comparison.contestants[index], [comparison.encoded[n] for n in load], config.sampling))
+        comparison.answers[index] += found.generations
+        comparison.seconds[index] = comparison.seconds.get(index, 0.0) + found.seconds
         num_done += len(load)
 
 
@@ -107,19 +114,6 @@ def _loads(comparison: Comparison) -> Iterator[tuple[int, list[int]]]:
             yield index, waiting[index][turn]
 
 
-def _answer_load(engine: Engine, config: RunConfig, comparison: Comparison, index: int, load: Sequence[int]) -> None:
-    """Let a contestant answer some prompts, as many at a time as it is to."""
-    contestant = comparison.contestants[index]
-    asked = partial(engine.submit, decoding=contestant.decoding, drafter=contestant.drafter)
-    submitted = ((number, asked(comparison.encoded[place], config.sampling)) for number, place in enumerate(load))
-    begin = time.perf_counter()
-    answers = dict(in_flight(engine, submitted, contestant.batch_size))
-    generations = [answers[number].result() for number in range(len(load))]
-    comparison.answers[index] += generations
-    seconds = max(answer.all_tokens_at or begin for answer in answers.values()) - begin
-    comparison.seconds[index] = comparison.seconds.get(index, 0.0) + seconds
-
-
 @dataclass
 class _Drafts:
     """Sees to it that a draft is there, and warm, when something is measured."""
@@ -128,6 +122,7 @@ class _Drafts:
     config: RunConfig
     contestants: Sequence[Contestant]
     note: Callable[[str], None]
+    answer: Callable[[Load], Answers]
     num_given_up: int = 0
     """Losses after which no draft came in time: nobody waits again before there is another."""
 
@@ -159,15 +154,26 @@ class _Drafts:
 
     def _answer(self, contestant: Contestant, num_tokens: int) -> None:
         params = replace(self.config.sampling, max_new_tokens=num_tokens, stop=())
-        prompts = ["Hello"] * contestant.batch_size
-        self.engine.generate(prompts, params, decoding=contestant.decoding, drafter=contestant.drafter)
+        self.answer(Load(contestant, [self.engine.encode("Hello")] * contestant.batch_size, params))
 
 
 def compare(
     config: RunConfig, engine: Engine, console: Console, prompts: Sequence[WorkloadPrompt], run_directory: Path
 ) -> Done:
     """Every contestant on every prompt. What was measured is kept if the run is interrupted or this process killed."""
-    comparison = Comparison.of(config)
+    with Peers.start(config.engine_for("compare"), console.note) if config.compare.equal_devices else Peers() as peers:
+        return _compare(config, engine, console, prompts, run_directory, peers)
+
+
+def _compare(
+    config: RunConfig,
+    engine: Engine,
+    console: Console,
+    prompts: Sequence[WorkloadPrompt],
+    run_directory: Path,
+    peers: Peers,
+) -> Done:
+    comparison = Comparison.of(config, peers.layouts)
     complete = False
     num_kept = 0
 
@@ -180,7 +186,7 @@ def compare(
         console.progress(label, num_done, number)
 
     try:
-        run_comparison(engine, config, prompts, comparison, progress, console.note)
+        run_comparison(engine, config, prompts, comparison, progress, console.note, peers)
         complete = True
     finally:
         console.clear_progress()
@@ -191,10 +197,10 @@ def compare(
     timeline = read_timeline(run_directory)
     for row in rows:
         sequence_ids = row.pop("sequence_ids")
-        # events tell how the time was used by one answer at a time
-        is_alone = row.get("batch_size", 1) == 1
-        row["draft_overlap_fraction"] = timeline.draft_overlap(sequence_ids) if is_alone else None
-        row["time"] = time_fractions(timeline, sequence_ids) if is_alone else None
+        # events tell how the pair used its time for one answer at a time
+        is_told = row.get("batch_size", 1) == 1 and row["layout"] == "pair"
+        row["draft_overlap_fraction"] = timeline.draft_overlap(sequence_ids) if is_told else None
+        row["time"] = time_fractions(timeline, sequence_ids) if is_told else None
     result = {
         "complete": True,
         "rows": rows,

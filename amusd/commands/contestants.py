@@ -5,19 +5,24 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, RunConfig
 from amusd.console import percent, table
 from amusd.engine import Engine
 from amusd.policies.factory import policy_name
-from amusd.reporting.columns import row_name
+from amusd.reporting.columns import LAYOUTS, row_name
+from amusd.runtime.devices import devices_of
+from amusd.runtime.placement import in_role
 from amusd.tracing.metrics import total
-from amusd.types import Mode
+from amusd.types import Mode, Role
 from amusd.workload import WorkloadPrompt
+
+Layout: TypeAlias = Literal["pair", "ranks", "replicas"]
+"""The use of the devices: some for the target and some for the draft, all on each pass, or an engine on each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +32,15 @@ class Contestant:
     decoding: DecodingConfig
     drafter: str | None
     batch_size: int = 1
-    """Answers at a time."""
+    """Answers at a time, of each replica."""
+    layout: Layout = "pair"
+    num_devices: int = 1
+    """Devices it occupies."""
 
     @property
-    def num_devices(self) -> int:
-        """Devices it occupies."""
-        return 1 if self.decoding.mode is Mode.AUTOREGRESSIVE else 2
+    def num_engines(self) -> int:
+        """Engines that answer side by side."""
+        return self.num_devices if self.layout == "replicas" else 1
 
     @property
     def length(self) -> int | None:
@@ -51,6 +59,7 @@ class Contestant:
             parts.append(policy)
         if self.drafter is not None:
             parts.append(self.drafter)
+        parts += LAYOUTS.get(self.layout, ())
         if self.batch_size > 1:
             parts.append(f"{self.batch_size} at a time")
         return ", ".join(parts)
@@ -75,9 +84,9 @@ class Comparison:
     """Every mode should give the same answers."""
 
     @classmethod
-    def of(cls, config: RunConfig) -> Comparison:
-        """The contestants that `config` asks for, with nothing measured yet."""
-        contestants = contestants_of(config)
+    def of(cls, config: RunConfig, layouts: Iterable[Layout] = ()) -> Comparison:
+        """The contestants that `config` asks for, also in these other `layouts`, with nothing measured yet."""
+        contestants = contestants_of(config, layouts)
         repeatable = config.sampling.rule != "rejection"
         return cls(contestants, answers=[[] for _ in contestants], repeatable=repeatable)
 
@@ -85,6 +94,11 @@ class Comparison:
     def has_batches(self) -> bool:
         """Some make several answers at a time."""
         return any(contestant.batch_size > 1 for contestant in self.contestants)
+
+    @property
+    def has_layouts(self) -> bool:
+        """Some use the devices in another way than as a pair."""
+        return any(contestant.layout != "pair" for contestant in self.contestants)
 
     def add(self, prompt: WorkloadPrompt, encoded: tuple[int, ...], answers: Mapping[int, Generation]) -> None:
         """Every contestant's answer to one prompt, by its index."""
@@ -94,29 +108,45 @@ class Comparison:
             self.answers[index].append(answer)
 
 
-def contestants_of(config: RunConfig) -> list[Contestant]:
+def contestants_of(config: RunConfig, layouts: Iterable[Layout] = ()) -> list[Contestant]:
     """Plain decoding, then for each drafter the synchronous lengths and the asynchronous policy.
 
     `mode=synchronous` compares that one mode and length with plain decoding, `mode=autoregressive` only measures it.
-    All of this for each batch size; plain decoding of one answer at a time comes first in any case.
+    In the `layouts` besides a pair there are plain and synchronous decoding. All of this for each batch size; plain
+    decoding of one answer at a time comes first in any case.
     """
     decoding = config.decoding()
-    plain = Contestant(replace(decoding, mode=Mode.AUTOREGRESSIVE), None)
+    engine = config.engine_for("compare")
+    devices = devices_of(engine)
+    num_devices = count_devices(devices)
+    num_of_target = count_devices(in_role(devices, engine, Role.TARGET))
+    plain = Contestant(replace(decoding, mode=Mode.AUTOREGRESSIVE), None, num_devices=num_of_target)
     found = [plain]
     for drafter in config.engine().drafters:
         has_trees = config.compare.trees and drafter.can.tree and config.sampling.rule != "rejection"
         shapes = dict.fromkeys((decoding.tree, *((False, True) if has_trees else ())))
         found += [
             Contestant(
-                replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length, tree=is_tree), drafter.kind
+                replace(decoding, mode=Mode.SYNCHRONOUS, num_speculative_tokens=length, tree=is_tree),
+                drafter.kind,
+                num_devices=num_devices,
             )
             for is_tree in shapes
             for length in config.synchronous_lengths()
         ]
         policies = config.asynchronous_policies() if drafter.can.runs_ahead else ()
-        found += [Contestant(replace(decoding, policy=policy), drafter.kind) for policy in policies]
+        found += [
+            Contestant(replace(decoding, policy=policy), drafter.kind, num_devices=num_devices) for policy in policies
+        ]
+    in_turns = [one for one in found if one.decoding.mode is not Mode.ASYNCHRONOUS]
+    found += [replace(one, layout=layout, num_devices=num_devices) for layout in layouts for one in in_turns]
     sizes = config.compare.batch_sizes
     return list(dict.fromkeys([plain, *(replace(one, batch_size=size) for size in sizes for one in found)]))
+
+
+def count_devices(devices: Sequence[str]) -> int:
+    """Return how many devices ranks on these have: each GPU counts once, and a CPU for each rank (its cores)."""
+    return len({*devices} - {"cpu"}) + devices.count("cpu")
 
 
 def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
@@ -130,21 +160,48 @@ def rows_of(comparison: Comparison, engine: Engine) -> list[dict[str, Any]]:
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of one batch size: plain decoding, then the best synchronous length and asynchronous of each drafter."""
+    """The rows of one batch size: plain decoding, then the best synchronous length and asynchronous of each drafter.
+
+    The same for each other layout behind it, compared with the best synchronous length of the pair.
+    """
     plain, *others = rows
     shown = [plain]
     for row in rows:
         if row["speedup_vs_autoregressive"] is None:
             row["speedup_vs_autoregressive"] = row["tokens_per_second"] / plain["tokens_per_second"]
-    for drafter in dict.fromkeys(row["drafter"] for row in others):
-        own = [row for row in others if row["drafter"] == drafter]
+    best_of_pair: dict[str, float] = {}
+    for layout, drafter in dict.fromkeys((row["layout"], row["drafter"]) for row in others):
+        own = [row for row in others if (row["layout"], row["drafter"]) == (layout, drafter)]
         synchronous = [row for row in own if row["mode"] == Mode.SYNCHRONOUS.value]
-        best = max(synchronous, key=lambda row: float(row["tokens_per_second"]))
-        best["tuned"] = {_shape(row): row["tokens_per_second"] for row in synchronous}
-        for row in (best, *(row for row in own if row["mode"] == Mode.ASYNCHRONOUS.value)):
-            row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best["tokens_per_second"]
-            shown.append(row)
+        chosen = [row for row in own if row["mode"] != Mode.SYNCHRONOUS.value]
+        if synchronous:
+            best = max(synchronous, key=lambda row: float(row["tokens_per_second"]))
+            best["tuned"] = {_shape(row): row["tokens_per_second"] for row in synchronous}
+            best_of_pair.setdefault(drafter, best["tokens_per_second"])
+            chosen.insert(0, best)
+        for row in chosen if drafter is not None else ():
+            row["speedup_vs_best_synchronous"] = row["tokens_per_second"] / best_of_pair[drafter]
+        shown += chosen
+    if any(row["layout"] == "ranks" for row in shown):
+        _compare_with_equals(shown)
     return shown
+
+
+def _compare_with_equals(rows: Sequence[dict[str, Any]]) -> None:
+    """Compare asynchronous decoding with the best other use of the same devices for an answer.
+
+    That is synchronous decoding as a pair, or one of those with all devices on each pass; replicas make no single
+    answer faster.
+    """
+    equals = [
+        row
+        for row in rows
+        if row["layout"] == "ranks" or (row["layout"] == "pair" and row["mode"] == Mode.SYNCHRONOUS.value)
+    ]
+    best = max(row["tokens_per_second"] for row in equals)
+    for row in rows:
+        if row["mode"] == Mode.ASYNCHRONOUS.value:
+            row["speedup_at_equal_devices"] = row["tokens_per_second"] / best
 
 
 def _shape(row: Mapping[str, Any]) -> str:
@@ -197,6 +254,7 @@ def _record(comparison: Comparison, index: int, place: int, repeat: int) -> dict
         "drafter": contestant.drafter,
         "length": contestant.length,
         **({"batch_size": contestant.batch_size} if comparison.has_batches else {}),
+        **({"layout": contestant.layout} if comparison.has_layouts else {}),
         "repeat": repeat,
         "text": answer.text,
         "token_ids": list(answer.token_ids),
@@ -217,14 +275,16 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         metrics["tokens_per_second"] = metrics["num_tokens"] / comparison.seconds[index]
         # the counts of one answer do not say what its batch mates had the workers do
         metrics |= dict.fromkeys(("target_idle_fraction", "target_wait_fraction", "draft_idle_fraction"))
+    metrics["tokens_per_second"] *= contestant.num_engines  # each answers as the slowest does, whose answers are kept
     ratios = [
-        _ms_per_token(reference) / _ms_per_token(answer)
+        contestant.num_engines * _ms_per_token(reference) / _ms_per_token(answer)
         for reference, answer in zip(comparison.answers[0], answers if is_alone else (), strict=is_alone)
     ]
     is_synchronous = decoding.mode is Mode.SYNCHRONOUS
     return {
         "contestant": contestant.name,
         "mode": decoding.mode.value,
+        "layout": contestant.layout,
         "policy": policy_name(decoding),
         "drafter": contestant.drafter,
         "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
@@ -235,12 +295,20 @@ def _row(comparison: Comparison, index: int, engine: Engine) -> dict[str, Any]:
         "speedup_vs_autoregressive": statistics.median(ratios) if is_alone else None,
         "speedup_quartiles": _quartiles(ratios) if index else None,
         "speedup_vs_best_synchronous": None,
+        "speedup_at_equal_devices": None,
+        "draft_ms_per_token": _draft_ms_per_token(answers),
         "num_devices": contestant.num_devices,
         "tokens_per_second_per_device": metrics["tokens_per_second"] / contestant.num_devices,
         "sequence_ids": [answer.sequence_id for answer in answers],
         # Under the ratio test only the law is the same, not the answer.
         "identical_to_autoregressive": _identity(comparison, index, engine) if comparison.repeatable else None,
     }
+
+
+def _draft_ms_per_token(answers: Sequence[Generation]) -> float | None:
+    """The time that the draft computes for each token that it drafts; None where that is not known."""
+    draft = total([answer.metrics for answer in answers]).draft
+    return draft.busy_ns / 1e6 / draft.num_drafted if draft is not None and draft.num_drafted else None
 
 
 def _batch_figures(contestant: Contestant, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -284,34 +352,40 @@ def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, A
 def comparison_table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows for the terminal."""
     has_batches = any("batch_size" in row for row in rows)
+    has_layouts = any(row["layout"] != "pair" for row in rows)
     header = (
         "mode",
         *(("at a time",) if has_batches else ()),
         "tokens/s",
+        "per device",
         "x plain",
         "quartiles",
         "x best sync",
+        *(("x equal",) if has_layouts else ()),
         "accepted",
         "tokens/pass",
         *(("p50 ms", "p99 ms") if has_batches else ("idle t/d",)),
         "identical",
     )
-    return table(header, [_cells(row, has_batches=has_batches) for row in rows])
+    return table(header, [_cells(row, has_batches=has_batches, has_layouts=has_layouts) for row in rows])
 
 
-def _cells(row: dict[str, Any], *, has_batches: bool) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], *, has_batches: bool, has_layouts: bool) -> tuple[str, ...]:
     same = row["identical_to_autoregressive"]
     is_plain = row["mode"] == Mode.AUTOREGRESSIVE.value
-    is_reference = is_plain and row.get("batch_size", 1) == 1
+    is_reference = is_plain and row.get("batch_size", 1) == 1 and row["layout"] == "pair"
+    over_equals = row["speedup_at_equal_devices"]
     idle = percent(row["target_idle_fraction"]) + ("" if is_plain else "/" + percent(row["draft_idle_fraction"]))
     latencies = (row.get("p50_inter_token_ms"), row.get("p99_inter_token_ms"))
     return (
         row_name({**row, "batch_size": None}),
         *((str(row["batch_size"]),) if has_batches else ()),
         f"{row['tokens_per_second']:.1f}",
+        f"{row['tokens_per_second_per_device']:.1f}",
         f"{row['speedup_vs_autoregressive']:.2f}",
         "-".join(f"{quartile:.2f}" for quartile in row["speedup_quartiles"] or ()),
         "" if is_plain else f"{row['speedup_vs_best_synchronous']:.2f}",
+        *(("" if over_equals is None else f"{over_equals:.2f}",) if has_layouts else ()),
         "" if is_plain else percent(row["acceptance_rate"]),
         f"{row['mean_acceptance_length']:.2f}",
         *((("" if ms is None else f"{ms:.1f}") for ms in latencies) if has_batches else (idle,)),

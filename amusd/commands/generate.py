@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -68,14 +68,15 @@ def generate_file(config: RunConfig, engine: Engine, console: Console, run_direc
     out = AnswersFile(config)
     with out.opened() as file:
         prompts = prompts_of("generate", config)  # nobody else adds to the file from now on
-        run = _FileRun(out, file, prompts, engine.worker.max_num_seqs)
+        run = _FileRun(out, file, prompts, out.answered_in_parts(), engine.worker.max_num_seqs)
         complete = False
         try:
             with closing(in_flight(engine, run.submitted(engine, config), run.max_num_seqs)) as answers:
                 for place, answer in answers:
                     run.add(place, answer.result())
                     num_over = run.num_answers + len(run.refused)
-                    console.progress(f"{run.tokens_per_second:.1f} tokens/s", num_over, len(prompts))
+                    console.progress(f"{run.tokens_per_second:.1f} tokens/s", num_over, run.num_own_prompts)
+            run.write()
             complete = True
         finally:
             console.clear_progress()
@@ -91,6 +92,8 @@ class _FileRun:
     out: AnswersFile
     file: BinaryIO
     prompts: Sequence[WorkloadPrompt]
+    answered: Mapping[int, bytes]
+    """Lines of other runs, by the number of the prompt; empty for one that does not fit."""
     max_num_seqs: int
     begin: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
@@ -104,9 +107,14 @@ class _FileRun:
     waiting: dict[int, Generation] = field(default_factory=dict)
     """Answers behind one that is not there yet, by place."""
 
+    def __post_init__(self) -> None:
+        self.num_own_prompts = sum(prompt.number not in self.answered for prompt in self.prompts)
+
     def submitted(self, engine: Engine, config: RunConfig) -> Iterator[tuple[int, Answer]]:
         """Places and answers; each prompt is submitted when its answer is asked for."""
         for place, prompt in enumerate(self.prompts):
+            if prompt.number in self.answered:
+                continue
             try:
                 token_ids = engine.encode(prompt.turns, raw=config.workload.raw)
             except ConfigError as error:
@@ -115,15 +123,23 @@ class _FileRun:
             yield place, engine.submit(token_ids, config.sampling, decoding=config.decoding())
 
     def add(self, place: int, generation: Generation) -> None:
-        """Write what can be written now."""
+        """Take an answer, and write what can be written now."""
         self.num_answers += 1
         self.num_tokens += len(generation.token_ids)
         self.seconds = time.perf_counter() - self.begin
         self.waiting[place] = generation
-        while self.num_done in self.waiting or self.num_done in self.refused:
+        self.write()
+
+    def write(self) -> None:
+        """Write what can be written now."""
+        while self.num_done < len(self.prompts):
+            prompt = self.prompts[self.num_done]
             if self.num_done in self.waiting:
-                answer = self.waiting.pop(self.num_done).as_dict()
-                self.file.write(self.out.line(self.prompts[self.num_done], answer))
+                self.file.write(self.out.line(prompt, self.waiting.pop(self.num_done).as_dict()))
+            elif prompt.number in self.answered:
+                self.file.write(self.answered[prompt.number])
+            elif self.num_done not in self.refused:
+                break
             self.num_done += 1
         self.file.flush()
 
@@ -144,7 +160,7 @@ class _FileRun:
         """The documented JSON."""
         return {
             "out": str(self.out.path),
-            "num_prompts": len(self.prompts),
+            "num_prompts": self.num_own_prompts,
             "num_answers": self.num_answers - len(self.waiting),
             "num_refused_prompts": len(self.refused),
             "num_tokens": self.num_tokens,

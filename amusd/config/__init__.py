@@ -5,7 +5,15 @@ of its range is one `ConfigError` line: the key, the value, what is allowed.
 """
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, check_runs_ahead, runs_ahead
-from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
+from amusd.config.commands import (
+    HIDDEN,
+    BenchConfig,
+    CompareConfig,
+    RayConfig,
+    ServeConfig,
+    SimulateConfig,
+    WorkloadConfig,
+)
 from amusd.config.decoding import (
     GREEDY,
     MAX_BIASES,
@@ -53,6 +61,7 @@ __all__ = [
     "HardwareConfig",
     "ModelShape",
     "PolicyName",
+    "RayConfig",
     "RunConfig",
     "SamplingParams",
     "ServeConfig",

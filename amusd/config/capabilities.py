@@ -27,6 +27,8 @@ class Capabilities:
     """It is a causal language model that is loaded onto the draft's device."""
     ranks: bool = True
     """`draft_tensor_parallel_size` may be above 1."""
+    checkpoint: bool = False
+    """`drafter.model` names a checkpoint of it, which has to be given."""
     any_target: bool = False
     """It fits any target, also one with random weights (`hardware.synthetic`)."""
 
@@ -44,18 +46,18 @@ class Capabilities:
 CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(
     {
         "embedded": Capabilities(),
-        "hf": Capabilities(),
-        "eagle": Capabilities(needs_features=True, ranks=False),
-        "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False),
-        "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False),
-        "cascade": Capabilities(tree=False, ranks=False),
+        "hf": Capabilities(checkpoint=True),
+        "eagle": Capabilities(needs_features=True, ranks=False, checkpoint=True),
+        "medusa": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False, checkpoint=True),
+        "dflash": Capabilities(runs_ahead=False, needs_features=True, has_model=False, ranks=False, checkpoint=True),
+        "cascade": Capabilities(tree=False, ranks=False, checkpoint=True),
         "ngram": Capabilities(has_model=False, ranks=False, any_target=True),
         "self": Capabilities(),
         "synthetic": Capabilities(any_target=True),
         "custom": Capabilities(has_model=False, ranks=False, any_target=True),
     }
 )
-"""By the kind of `DrafterConfig`. A new kind is one line."""
+"""The abilities of each kind of `DrafterConfig`. A new kind is one line here, and one in `drafters/factory.py`."""
 
 
 def kinds_with(ability: str) -> str:

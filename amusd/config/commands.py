@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from amusd.config.checks import require
 from amusd.config.decoding import PolicyName, check_policy
+from amusd.settings import require
 
 HIDDEN = "(hidden)"
 """The text that replaces a secret in a file that others may read."""
@@ -45,6 +45,9 @@ class CompareConfig:
     """Asynchronous policies to compare; empty: the configured one."""
     batch_sizes: tuple[int, ...] = (1,)
     """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
+    equal_devices: bool = False
+    """Measure other uses of the same devices, too, by plain and synchronous decoding: all of them on each pass, and an
+    engine on each. Needs memory for these engines beside the pair's."""
 
     def __post_init__(self) -> None:
         for policy in self.policies:
@@ -152,6 +155,32 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """Engines of `launch/ray_serve.py`, a replica each, which also takes all keys of `amusd serve`."""
+
+    min_replicas: int = 1
+    """Engines that always run."""
+    max_replicas: int | None = None
+    """Engines that run at most; None: as many as `ray.min_replicas`."""
+    target_requests: float | None = None
+    """Requests for each engine at which Ray keeps their number; None: `max_num_seqs`."""
+    num_cpus: float = 1.0
+    """CPU cores that Ray sets aside for each rank of an engine, of the target or the draft: a bundle of its group."""
+    num_gpus: float = 0.0
+    """GPUs that Ray sets aside for each rank, and lets it see: 1, or a share where ranks share a GPU; 0: none."""
+
+    def __post_init__(self) -> None:
+        require(self.min_replicas >= 1, "ray.min_replicas", self.min_replicas, "must be at least 1")
+        most = self.max_replicas
+        least = self.min_replicas
+        require(most is None or most >= least, "ray.max_replicas", most, f"must be at least ray.min_replicas={least}")
+        requests = self.target_requests
+        require(requests is None or 0 < requests < math.inf, "ray.target_requests", requests, "must be above 0")
+        require(0 < self.num_cpus < math.inf, "ray.num_cpus", self.num_cpus, "must be above 0")
+        require(0 <= self.num_gpus <= 1, "ray.num_gpus", self.num_gpus, "must be between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SimulateConfig:
     """What `amusd simulate` assumes beyond `accept`, `verify_ms`, `draft_ms` and `delay_ms`, and what it tries."""
 
@@ -193,6 +222,18 @@ class SimulateConfig:
     """Values of num_speculative_tokens tried for synchronous decoding."""
     min_candidates: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
     """Values of min_candidates tried for the chain and for branching."""
+    rank_speedup: float | None = None
+    """Also say what the draft's device is worth as a rank of the target, or as a replica: how many times as fast a
+    target pass is on twice as many devices. None: as `calibration` shows it, if that run had `compare.equal_devices`.
+    """
+    draft_rank_speedup: float | None = None
+    """The same for a draft step where the target's ranks share the draft's model, too (threads on a CPU). None: as
+    `rank_speedup`, else 1: the draft stays on one device."""
+    num_target_devices: int = 1
+    """Devices of the target, on which its pass takes the given time; the draft has one."""
+    draft_device_speed: float = 1.0
+    """Speed of the draft's device relative to one of the target's: a smaller or older one has less than 1. The draft's
+    time is given for one like the target's."""
     grid: bool = False
     """Also map which policy wins over `grid_accepts` and `grid_ratios`: in the result, and as a picture, `map.svg`."""
     grid_accepts: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -201,6 +242,8 @@ class SimulateConfig:
     """Draft steps per target pass of the map; the draft's time per token follows from it."""
     grid_batch_sizes: tuple[int, ...] = ()
     """Batch sizes of the map, in the place of `grid_ratios`: the draft's time per token is then the given one."""
+    grid_target_devices: tuple[int, ...] = ()
+    """Values of `num_target_devices` of the map, in the place of `grid_ratios`: what the draft's device is worth."""
     points: tuple[str, ...] = ()
     """Run directories of `compare` or `generate` that the map's picture shows where they were measured, besides
     `calibration`."""
@@ -247,6 +290,27 @@ class SimulateConfig:
         sizes = self.grid_batch_sizes
         require(all(size >= 1 for size in sizes), "simulate.grid_batch_sizes", list(sizes), "each must be at least 1")
         require(self.grid or not sizes, "simulate.grid_batch_sizes", list(sizes), "needs simulate.grid=true")
+        for name in ("rank_speedup", "draft_rank_speedup"):
+            value = getattr(self, name)
+            require(value is None or 0.5 <= value <= 2, f"simulate.{name}", value, "must be between 0.5 and 2")
+        speed = self.draft_device_speed
+        require(0 < speed <= 1, "simulate.draft_device_speed", speed, "must be above 0, and at most 1")
+        require(
+            self.num_target_devices >= 1, "simulate.num_target_devices", self.num_target_devices, "must be at least 1"
+        )
+        numbers = self.grid_target_devices
+        require(
+            all(number >= 1 for number in numbers),
+            "simulate.grid_target_devices",
+            list(numbers),
+            "each must be at least 1",
+        )
+        require(
+            not numbers or (self.grid and self.rank_speedup is not None and not sizes and not self.points),
+            "simulate.grid_target_devices",
+            list(numbers),
+            "needs simulate.grid=true and simulate.rank_speedup, without simulate.grid_batch_sizes and simulate.points",
+        )
         require(self.grid or not self.points, "simulate.points", list(self.points), "needs simulate.grid=true")
         require(
             not (self.points and sizes),

@@ -7,10 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from amusd.config.checks import check_seconds, require
 from amusd.config.plugins import POLICIES, entry_point_names, is_reference
 from amusd.errors import ConfigError
-from amusd.settings import convert_fields, nearest, shown
+from amusd.settings import check_seconds, convert_fields, nearest, require, shown
 from amusd.types import Mode
 
 AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
-from amusd.config.checks import check_factory, check_model, check_seconds, require
-from amusd.settings import convert_fields
+from amusd.config.plugins import DRAFTERS, check_named
+from amusd.errors import ConfigError
+from amusd.settings import check_seconds, convert_fields, require
 
 DrafterKind: TypeAlias = Literal[
     "embedded", "hf", "eagle", "medusa", "dflash", "cascade", "ngram", "self", "synthetic", "custom"
@@ -40,6 +41,16 @@ MAX_INNER_TOKENS = 15
 """A pass of a draft's model takes in 16 tokens at most, the last committed one among them."""
 PROMPT_STEP = 128
 """Chunks of a prompt end at its multiples: attention on a CPU has its border there (`models/numerics.py`)."""
+_ONLY_WITH = {
+    "num_layers": "self",
+    "shape": "synthetic",
+    "remember": "ngram",
+    "inner": "cascade",
+    "inner_device": "cascade",
+    "factory": "custom",
+    "options": "custom",
+}
+"""Settings that a single kind of drafter has."""
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
 
 
@@ -57,7 +68,7 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "target.")
-        check_model("target", self.kind, self.model)
+        _check_model("target", self.kind, self.model, ("hf",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +87,7 @@ class DrafterConfig:
     num_layers: int | None = None
     """`self`: how many of the target's first layers draft, below its norm and its head."""
     tokens_per_replay: int = 4
-    """On GPUs with graphs: draft steps in one replay."""
+    """Draft steps in one replay, on GPUs with graphs."""
     vocab_size: int = 8192
     """`embedded`: how many token ids its model can propose (the most frequent ones)."""
     min_lookup: int = 4
@@ -109,58 +120,35 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
-        check_model("drafter", self.kind, self.model)
+        _check_model("drafter", self.kind, self.model, [kind for kind, can in CAPABILITIES.items() if can.checkpoint])
+        for name, kind in _ONLY_WITH.items():
+            value, allowed = getattr(self, name), f"only allowed with drafter={kind}, not with drafter={self.kind}"
+            require(self.kind == kind or not value, f"drafter.{name}", value, allowed)
+        self._check_custom()
+        self._check_inner()
         require(
-            (self.kind == "self") == (self.num_layers is not None),
+            self.kind != "self" or self.num_layers is not None,
             "drafter.num_layers",
             self.num_layers,
-            "required with drafter=self: how many of the target's first layers draft"
-            if self.kind == "self"
-            else f"only allowed with drafter=self, not with drafter={self.kind}",
+            "required with drafter=self: how many of the target's first layers draft",
         )
-        require(
-            self.num_layers is None or self.num_layers >= 1, "drafter.num_layers", self.num_layers, "must be at least 1"
-        )
-        self._check_inner()
-        check_factory(self.kind, self.factory, self.options)
-        require(self.tokens_per_replay >= 1, "drafter.tokens_per_replay", self.tokens_per_replay, "must be at least 1")
-        require(self.vocab_size >= 2, "drafter.vocab_size", self.vocab_size, "must be at least 2")
-        require(
-            0 <= self.min_lookup <= self.max_lookup,
-            "drafter.min_lookup",
-            self.min_lookup,
-            f"must be between 0 and drafter.max_lookup ({self.max_lookup})",
-        )
-        require(
-            self.kind == "synthetic" or self.shape is None,
-            "drafter.shape",
-            self.shape,
-            f"only allowed with drafter=synthetic, not with drafter={self.kind}",
-        )
-        for name in ("accept", "accept_next"):
-            require(0 <= getattr(self, name) <= 1, f"drafter.{name}", getattr(self, name), "must be between 0 and 1")
-        require(
-            1 <= self.min_ngram <= self.max_ngram,
-            "drafter.min_ngram",
-            self.min_ngram,
-            f"must be between 1 and drafter.max_ngram ({self.max_ngram})",
-        )
-        require(
-            0 <= self.remember <= MAX_REMEMBERED,
-            "drafter.remember",
-            self.remember,
-            f"must be between 0 and {MAX_REMEMBERED}",
-        )
-        require(
-            self.remember == 0 or self.kind == "ngram",
-            "drafter.remember",
-            self.remember,
-            f"only allowed with drafter=ngram, not with drafter={self.kind}",
-        )
+        for name, least in (("num_layers", 1), ("tokens_per_replay", 1), ("vocab_size", 2)):
+            value = getattr(self, name)
+            require(value is None or value >= least, f"drafter.{name}", value, f"must be at least {least}")
+        for name, least, most, shown_most in (
+            ("min_lookup", 0, self.max_lookup, f"drafter.max_lookup ({self.max_lookup})"),
+            ("min_ngram", 1, self.max_ngram, f"drafter.max_ngram ({self.max_ngram})"),
+            ("accept", 0, 1, "1"),
+            ("accept_next", 0, 1, "1"),
+            ("remember", 0, MAX_REMEMBERED, f"{MAX_REMEMBERED}"),
+            ("num_inner_tokens", 1, MAX_INNER_TOKENS, f"{MAX_INNER_TOKENS}"),
+        ):
+            value = getattr(self, name)
+            require(least <= value <= most, f"drafter.{name}", value, f"must be between {least} and {shown_most}")
 
     @property
     def can(self) -> Capabilities:
-        """What drafters of its kind can do."""
+        """The abilities of its kind."""
         return CAPABILITIES[self.kind]
 
     @property
@@ -179,15 +167,15 @@ class DrafterConfig:
             return middle, alone(kind="embedded", model=None)
         return middle, alone(kind="hf", model=self.inner)
 
+    def _check_custom(self) -> None:
+        """Raise `ConfigError` unless code is named where it makes the drafter."""
+        if self.kind == "custom":
+            if not self.factory:
+                raise ConfigError("drafter.factory: required with drafter=custom (MODULE:FUNCTION or FILE.py:FUNCTION)")
+            check_named("drafter.factory", self.factory, DRAFTERS)
+
     def _check_inner(self) -> None:
-        inner, device, number = self.inner, self.inner_device, self.num_inner_tokens
-        for key, value in (("drafter.inner", inner), ("drafter.inner_device", device)):
-            require(
-                value is None or self.kind == "cascade",
-                key,
-                value,
-                f"only allowed with drafter=cascade, not with drafter={self.kind}",
-            )
+        inner, device = self.inner, self.inner_device
         require(
             device is None or _DEVICE.fullmatch(device) is not None,
             "drafter.inner_device",
@@ -200,12 +188,15 @@ class DrafterConfig:
             inner,
             "allowed: ngram, embedded, or a folder or hub name of a transformers checkpoint",
         )
-        require(
-            1 <= number <= MAX_INNER_TOKENS,
-            "drafter.num_inner_tokens",
-            number,
-            f"must be between 1 and {MAX_INNER_TOKENS}",
-        )
+
+
+def _check_model(key: str, kind: str, model: str | None, with_checkpoint: Sequence[str]) -> None:
+    """Raise `ConfigError` unless a checkpoint is named where one is needed, and only there."""
+    if kind in with_checkpoint and not model:
+        raise ConfigError(f"{key}.model: required with {key}={kind} (a folder or hub name of a checkpoint)")
+    if kind not in with_checkpoint and model:
+        allowed = " or ".join(f"{key}={kind}" for kind in with_checkpoint)
+        raise ConfigError(f"{key}.model={model}: only allowed with {allowed}, not with {key}={kind}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +211,9 @@ class TransportConfig:
     """Allow an address that is not on this machine, unencrypted and unauthenticated."""
     keys: str | None = None
     """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only those whose key lies there."""
+    interface: str | None = None
+    """The network interface, by name or IPv4 address, over which ranks of a target that is on several machines exchange
+    unencrypted numbers; each machine's own. None: the one on the way to the target's machine."""
     delay_ms: float = 0.0
     """Hand over every message this long after it was sent: what distance costs. Both workers on one machine."""
 
@@ -280,7 +274,7 @@ class EngineConfig:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
-    """What requests may name, by kind; the first is the default. None at all: plain decoding only."""
+    """The drafters that requests may name, by kind; the first is the default. None at all: plain decoding only."""
     transport: TransportConfig = field(default_factory=TransportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     verify_width: Literal["bucketed", "fixed"] = "fixed"

@@ -9,8 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from amusd.config.capabilities import check_runs_ahead
-from amusd.config.checks import require
-from amusd.config.commands import HIDDEN, BenchConfig, CompareConfig, ServeConfig, SimulateConfig, WorkloadConfig
+from amusd.config.commands import (
+    HIDDEN,
+    BenchConfig,
+    CompareConfig,
+    RayConfig,
+    ServeConfig,
+    SimulateConfig,
+    WorkloadConfig,
+)
 from amusd.config.decoding import DecodingConfig, PolicyName, SamplingParams
 from amusd.config.engine import (
     MIN_VERIFY_WIDTH,
@@ -21,6 +28,7 @@ from amusd.config.engine import (
     TargetConfig,
     TransportConfig,
 )
+from amusd.settings import require
 from amusd.types import Mode
 
 
@@ -35,7 +43,7 @@ class RunConfig:
     file that is there already is gone on with."""
     shard: str | None = None
     """`generate` with `out`: `2/4` takes every fourth prompt from the second one on, so that four runs share a file of
-    prompts, each with a file of answers of its own."""
+    prompts. Each writes a part, beside `out` and named after it; the same without `shard` makes the parts one file."""
     output: Literal["text", "json"] = "text"
     view: Literal["plain", "live"] = "plain"
     """`generate` on a terminal: `live` shows below the text what both workers are doing."""
@@ -83,6 +91,7 @@ class RunConfig:
     bench: BenchConfig = field(default_factory=BenchConfig)
     simulate: SimulateConfig = field(default_factory=SimulateConfig)
     serve: ServeConfig = field(default_factory=ServeConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
         for name, least in (("verify_ms", "above 0"), ("draft_ms", "above 0"), ("delay_ms", "at least 0")):

@@ -93,7 +93,7 @@ class Drafter(abc.ABC):
         return [drafter.expand(part.root, part.nodes, part.num_tokens) for drafter, part in together]
 
     def take_rows(self) -> tuple[bytes, ...]:
-        """Under the ratio test: what each token of the last step was drawn from; empty if nothing was drawn."""
+        """The rows that the last step's tokens were drawn from, under the ratio test; empty if nothing was drawn."""
         return ()
 
     @property

@@ -114,7 +114,7 @@ class BlockDrafter(Drafter):
         self._context, self._num_drafted = [], 0
 
     def _guess(self, position: int, path: Sequence[int]) -> Guesses:
-        """What may stand at `position`, behind `path` from the root; nothing beyond the places that were scored."""
+        """The guesses for `position`, behind `path` from the root; nothing beyond the places that were scored."""
         place = position - self._first
         if not 0 <= place < len(self._scores):
             return ()
@@ -123,9 +123,9 @@ class BlockDrafter(Drafter):
             return self._guesses[position]
         contexts = [[*self._context, *path]] if needs_path else ()
         try:
-            (row,) = self._ranking.rank(self._scores[place : place + 1], [position], contexts)
+            (guesses,) = self._ranking.rank(self._scores[place : place + 1], [position], contexts)
         except NotFiniteError as error:
             say_not_finite(error)
             return ()
-        guesses = self._guesses[position] = tuple(zip(row.token_ids, row.probabilities, strict=True))
+        self._guesses[position] = guesses
         return guesses

@@ -35,7 +35,7 @@ from amusd.sampling.acceptance import accept_along
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What one pass takes in of one sequence."""
+    """The rows of one sequence in a pass."""
 
     rows: SequenceRows
     start: int
@@ -100,7 +100,7 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     @classmethod
     def _extend(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """What the model makes of the inner drafters' proposals, in one pass for all."""
+        """The model's own tokens along the inner drafters' proposals, from one pass for all."""
         if not drafters:
             return []
         inner = [drafter.inner for drafter in drafters]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.config.plugins import DRAFTERS, failure, load_function
-from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind
+from amusd.drafters.base import Drafter, DrafterFactory
 from amusd.errors import AmusdError, ConfigError
 from amusd.models.loading import model_path, target_settings
 from amusd.models.synthetic import SyntheticTokenizer
@@ -21,12 +21,12 @@ _KEY = "drafter.factory"
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterContext:
-    """What a factory is told."""
+    """The argument of a factory."""
 
     options: Mapping[str, Any]
     """`drafter.options`."""
     device: str
-    """Where the draft may compute: `cpu`, or `cuda:` and a number."""
+    """The device of the draft: `cpu`, or `cuda:` and a number."""
     engine: EngineConfig
     """The whole of it: the target, `max_model_len`, `max_num_seqs`."""
 
@@ -57,7 +57,10 @@ class OwnDrafters:
 
 
 def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> OwnDrafters:
-    """Call the factory that `config` names. Raises `ConfigError`, one line, for all that goes wrong in it."""
+    """Call the factory that `config` names; what its makers make is checked, too.
+
+    Raises `ConfigError`, one line, for all that goes wrong in it, and so do the makers.
+    """
     named = str(config.factory)
     make = load_function(_KEY, named, DRAFTERS)
     context = DrafterContext(options=config.options, device=device, engine=engine)
@@ -72,17 +75,10 @@ def load_own(config: DrafterConfig, engine: EngineConfig, device: str) -> OwnDra
         raise ConfigError(f"{said}: returns {shown(repr(made))}; expected amusd.drafters.custom.OwnDrafters")
     if made.chains is None and made.trees is None:
         raise ConfigError(f"{said}: returns drafters of neither chains nor trees")
-    return made
-
-
-def factories_of(config: DrafterConfig, own: OwnDrafters) -> dict[DrafterKind, DrafterFactory]:
-    """The makers of chains and trees, which say in one line what is wrong with what they make."""
-    given = {False: own.chains, True: own.trees}
-    return {
-        DrafterKind(config.kind, drafts_trees): functools.partial(_make, str(config.factory), factory)
-        for drafts_trees, factory in given.items()
-        if factory is not None
-    }
+    chains, trees = (
+        None if maker is None else functools.partial(_make, named, maker) for maker in (made.chains, made.trees)
+    )
+    return replace(made, chains=chains, trees=trees)
 
 
 def _make(named: str, factory: DrafterFactory, number: int) -> Sequence[Drafter]:

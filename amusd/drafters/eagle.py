@@ -33,7 +33,7 @@ class EagleDrafter(ModelTreeDrafter):
     def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
         """`ngrams`, `cache`: see `ModelTreeDrafter`."""
         super().__init__(model, ngrams, cache=cache)
-        self._features = torch.zeros(model.max_length, model.feature_width)
+        self._features = torch.zeros(model.max_length, model.feature_width, dtype=torch.bfloat16)
 
     @property
     def is_ready(self) -> bool:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter, Drafter, DrafterFactory, DrafterKind, one_by_one
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
-from amusd.drafters.custom import factories_of, load_own
+from amusd.drafters.custom import load_own
 from amusd.drafters.eagle import EagleDrafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
-from amusd.drafters.synthetic import SyntheticDrafter, SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel
@@ -50,6 +51,101 @@ class LoadedDrafters:
 
 StartInner = Callable[[DrafterConfig, CachedModel, Tokenizer], DrafterFactory]
 """Starts the process of a cascade's inner drafters; returns what makes them. `CachedModel`: the one in the middle."""
+Makers = tuple[DrafterFactory | None, DrafterFactory | None]
+"""The makers of chains and of trees; None where the drafter has no such shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """One configured drafter."""
+
+    makers: Makers
+    model: CachedModel | BlockModel | None = None
+    tokenizer: Tokenizer | None = None
+    """The tokenizer that its model needs; None: any will do."""
+    num_ids: int = 0
+    """As in `LoadedDrafters`."""
+
+    @classmethod
+    def over(cls, makers: Makers, model: CachedModel | BlockModel, tokenizer: Tokenizer | None) -> _Loaded:
+        """Drafters over a model. Without a tokenizer they bring ids into their model's range by themselves."""
+        return cls(makers, model, tokenizer, 0 if tokenizer is None else model.num_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Loads drafters for one engine. Each method loads one or several kinds."""
+
+    engine: EngineConfig
+    device: str
+    ranks: Ranks
+    start_inner: StartInner | None
+
+    def ngram(self, config: DrafterConfig) -> _Loaded:
+        """Prompt lookup. Chains and trees remember the same earlier answers."""
+        return _Loaded(_ngram_makers(config))
+
+    def custom(self, config: DrafterConfig) -> _Loaded:
+        """Drafters from outside of the package."""
+        own = load_own(config, self.engine, self.device)
+        return _Loaded((own.chains, own.trees), num_ids=own.num_ids)
+
+    def block(self, config: DrafterConfig) -> _Loaded:
+        """Drafters that score a block at once, chains and trees alike."""
+        model, tokenizer = load_block_draft(config, self.engine, self.device, self.ranks)
+        make = one_by_one(functools.partial(BlockDrafter, model))
+        return _Loaded.over((make, make), model, tokenizer)
+
+    def language_model(self, config: DrafterConfig) -> _Loaded:
+        """Drafters with a language model of their own."""
+        model, tokenizer = load_draft_model(config, self.engine, self.device, ranks=self.ranks)
+        return _Loaded.over(_model_makers(config, model), model, tokenizer)
+
+    def cascade(self, config: DrafterConfig) -> _Loaded:
+        """Chains of a model in the middle, for which inner drafters draft, here or in a process of their own."""
+        model, tokenizer = load_draft_model(config, self.engine, self.device, ranks=self.ranks)
+        if config.inner_device is not None and self.start_inner is not None and tokenizer is not None:
+            inner, num_inner_ids = self.start_inner(config, model, tokenizer), 0
+        else:
+            inner, num_inner_ids = self._inner(config, model, tokenizer)
+        return _Loaded.over((_cascade_maker(config, model, inner, num_inner_ids), None), model, tokenizer)
+
+    def _inner(
+        self, config: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer | None
+    ) -> tuple[DrafterFactory, int]:
+        """The maker of a cascade's inner drafters, and how many token ids they take in; 0: all.
+
+        Raises `ConfigError` where it cannot draft for `middle`, which has this tokenizer.
+        """
+        inner = config.stages[1]
+        if inner.kind == "ngram":
+            return _ngram_makers(inner)[0], 0
+        model, own = load_draft_model(inner, self.engine, self.device)
+        if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
+            raise ConfigError(f"drafter.inner={config.inner}: its tokenizer differs from that of {config.model}")
+        if model.num_ids > middle.num_ids:
+            raise ConfigError(
+                f"drafter.inner={config.inner}: has {model.num_ids} token ids, more than {config.model} "
+                f"({middle.num_ids})"
+            )
+        return _model_makers(inner, model)[0], model.num_ids
+
+
+LOADERS: Mapping[str, Callable[[_Loader, DrafterConfig], _Loaded]] = MappingProxyType(
+    {
+        "embedded": _Loader.language_model,
+        "hf": _Loader.language_model,
+        "eagle": _Loader.language_model,
+        "medusa": _Loader.block,
+        "dflash": _Loader.block,
+        "cascade": _Loader.cascade,
+        "ngram": _Loader.ngram,
+        "self": _Loader.language_model,
+        "synthetic": _Loader.language_model,
+        "custom": _Loader.custom,
+    }
+)
+"""How each kind of `CAPABILITIES` is loaded. A new kind is one line here and one there."""
 
 
 def load_drafters(
@@ -60,80 +156,35 @@ def load_drafters(
     `ranks`: those that share the model of the only drafter. `start_inner`: for a cascade over devices; without
     it all is loaded here.
     """
+    loader = _Loader(engine, device, ranks, start_inner)
     factories: dict[DrafterKind, DrafterFactory] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     notes = []
     for config in engine.drafters:
-        if config.kind == "ngram":
-            factories |= _ngram_factories(config)
-            continue
-        if config.kind == "custom":
-            own = load_own(config, engine, device)
-            factories |= factories_of(config, own)
-            num_ids = min(num_ids or own.num_ids, own.num_ids or num_ids)
-            continue
-        model: CachedModel | BlockModel
-        tokenizer: Tokenizer | None
-        if config.kind in ("medusa", "dflash"):
-            model, tokenizer = block_model, _ = load_block_draft(config, engine, device, ranks)
-            make = one_by_one(functools.partial(BlockDrafter, block_model))
-            factories |= {DrafterKind(config.kind, drafts_trees=is_tree): make for is_tree in (False, True)}
-        else:
-            model, tokenizer = cached_model, _ = load_draft_model(config, engine, device, ranks=ranks)
-            if config.kind != "cascade":
-                factories |= _model_factories(config, cached_model)
-            elif config.inner_device is not None and start_inner is not None and tokenizer is not None:
-                inner = start_inner(config, cached_model, tokenizer)
-                factories[DrafterKind(config.kind)] = _cascade_factory(config, cached_model, inner)
-            else:
-                inner, num_inner_ids = _load_inner(config, cached_model, tokenizer, engine, device)
-                factories[DrafterKind(config.kind)] = _cascade_factory(config, cached_model, inner, num_inner_ids)
-        if tokenizer is None:
+        loaded = LOADERS[config.kind](loader, config)
+        for is_tree, make in zip((False, True), loaded.makers, strict=True):
+            if make is not None:
+                factories[DrafterKind(config.kind, is_tree)] = make
+        num_ids = min(num_ids or loaded.num_ids, loaded.num_ids or num_ids)
+        model, tokenizer = loaded.model, loaded.tokenizer
+        if model is None or tokenizer is None:
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
-        num_ids = min(num_ids or model.num_ids, model.num_ids)
         if config.kind in ("cascade", "hf") and model.output_ids is not None:
             notes.append(describe_share(model.output_ids, model.num_ids, tokenizer.encode))
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes)
 
 
-def _ngram_factories(config: DrafterConfig) -> dict[DrafterKind, DrafterFactory]:
-    """The makers of chains and of trees, which remember the same earlier answers."""
+def _ngram_makers(config: DrafterConfig) -> tuple[DrafterFactory, DrafterFactory]:
     earlier = EarlierAnswers(config.remember) if config.remember else None
-    chain, tree = (
-        functools.partial(drafter, config.min_ngram, config.max_ngram, earlier)
-        for drafter in (NgramDrafter, NgramTreeDrafter)
-    )
-    return {DrafterKind(config.kind): one_by_one(chain), DrafterKind(config.kind, drafts_trees=True): one_by_one(tree)}
+    arguments = config.min_ngram, config.max_ngram, earlier
+    chain, tree = functools.partial(NgramDrafter, *arguments), functools.partial(NgramTreeDrafter, *arguments)
+    return one_by_one(chain), one_by_one(tree)
 
 
-def _lookups(config: DrafterConfig) -> DrafterFactory:
-    return one_by_one(functools.partial(NgramDrafter, config.min_ngram, config.max_ngram))
-
-
-def _load_inner(
-    config: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer | None, engine: EngineConfig, device: str
-) -> tuple[DrafterFactory, int]:
-    """The maker of a cascade's inner drafters, and how many token ids they take in; 0: all.
-
-    Raises `ConfigError` where it cannot draft for `middle`, which has this tokenizer.
-    """
-    inner = config.stages[1]
-    if inner.kind == "ngram":
-        return _lookups(inner), 0
-    model, own = load_draft_model(inner, engine, device)
-    if own is None or tokenizer is None or own.fingerprint != tokenizer.fingerprint:
-        raise ConfigError(f"drafter.inner={config.inner}: its tokenizer differs from that of {config.model}")
-    if model.num_ids > middle.num_ids:
-        raise ConfigError(
-            f"drafter.inner={config.inner}: has {model.num_ids} token ids, more than {config.model} ({middle.num_ids})"
-        )
-    return _model_factories(inner, model)[DrafterKind(inner.kind)], model.num_ids
-
-
-def _cascade_factory(
+def _cascade_maker(
     config: DrafterConfig, middle: CachedModel, make_inner: DrafterFactory, num_inner_ids: int = 0
 ) -> DrafterFactory:
     """The maker of chains by `middle` and by inner drafters, which are chains, too."""
@@ -150,28 +201,34 @@ def _cascade_factory(
     return make
 
 
-def _model_factories(config: DrafterConfig, model: CachedModel) -> dict[DrafterKind, DrafterFactory]:
+def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFactory, DrafterFactory]:
     """The makers of chains and of trees over one set of caches: the i-th drafters of both have the same one."""
-    looks_up = config.kind in ("embedded", "eagle") and config.min_lookup > 0
     caches = functools.cache(lambda number: model.new_caches(number, model.max_length, spare=MAX_NODES))
 
+    def lookup() -> NgramCache | None:
+        looks_up = config.kind in ("embedded", "eagle") and config.min_lookup > 0
+        return NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
+
     def chain(cache: KVCache) -> Drafter:
-        if config.kind == "synthetic":
-            return SyntheticDrafter(AutoregressiveDrafter(model, cache=cache), config.accept, model.vocab_size)
-        lookup = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
-        return AutoregressiveDrafter(model, lookup, cache=cache)
+        return AutoregressiveDrafter(model, lookup(), cache=cache)
 
     def tree(cache: KVCache) -> Drafter:
-        if config.kind == "synthetic":
-            drafter = ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache)
-            return SyntheticTreeDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
-        ngrams = NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
-        if config.kind == "eagle":
-            return EagleDrafter(model, ngrams, cache=cache)
-        return ModelTreeDrafter(model, ngrams, cache=cache)
+        return ModelTreeDrafter(model, lookup(), cache=cache)
 
-    make_chain = tree if config.kind == "eagle" else chain
-    return {
-        DrafterKind(config.kind): lambda number: [make_chain(cache) for cache in caches(number)],
-        DrafterKind(config.kind, drafts_trees=True): lambda number: [tree(cache) for cache in caches(number)],
-    }
+    def eagle(cache: KVCache) -> Drafter:
+        return EagleDrafter(model, lookup(), cache=cache)
+
+    def synthetic(drafter: Drafter) -> Drafter:
+        return SyntheticDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
+
+    def maker(make: Callable[[KVCache], Drafter]) -> DrafterFactory:
+        return lambda number: [make(cache) for cache in caches(number)]
+
+    if config.kind == "eagle":
+        return maker(eagle), maker(eagle)
+    if config.kind == "synthetic":
+        return (
+            maker(lambda cache: synthetic(chain(cache))),
+            maker(lambda cache: synthetic(ModelTreeDrafter(model, num_ids=model.vocab_size, cache=cache))),
+        )
+    return maker(chain), maker(tree)

@@ -119,7 +119,7 @@ class EarlierAnswers:
 
 
 class NgramCache:
-    """What followed the last tokens of a sequence when they occurred before, in it or in earlier answers."""
+    """Finds what followed the last tokens of a sequence when they occurred before, in it or in earlier answers."""
 
     def __init__(self, min_match: int = 1, max_match: int = 12, earlier: EarlierAnswers | None = None) -> None:
         """`min_match`: tokens that have to agree for a `continuation`; beyond `max_match` more make no difference.
@@ -284,7 +284,7 @@ class NgramTreeDrafter(Drafter):
         self._fan_out = fan_out
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:  # noqa: ARG002
-        """What followed the tokens up to each of `nodes`."""
+        """The tokens that followed before what leads to each of `nodes`."""
         return [self._guesses(path_to(root, node)) for node in nodes]
 
     def follow(self, transition: Transition) -> None:

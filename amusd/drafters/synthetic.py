@@ -10,36 +10,61 @@ further guess is right with probability `accept_next`, given that those before i
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from typing_extensions import Self
 
 from amusd.config import Distribution
-from amusd.drafters.base import ChainDrafter, Drafter, Expansion
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.base import Drafter, Expansion
 from amusd.protocol import prefix_hash
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
+Schedule = Callable[[int], bool]
+"""Position (absolute) -> whether the proposal for it is the target's own token."""
 _UNJUDGED = 0
 """Proposed behind the end of the answer, of which a real draft would not know either."""
 
 
-class SyntheticDrafter(ChainDrafter):
-    """Each proposal is the target's own token with probability `accept`, independent of all others; else another id.
+def right_with_probability(probability: float, seed: int) -> Schedule:
+    """Right with this probability at each position, the same for the same seed."""
+    if not 0 <= probability <= 1:
+        raise ValueError(f"probability {probability}: must be between 0 and 1")
 
-    The same text gives the same right and wrong positions in every mode; different texts give different ones. `accept`
-    is what happens to a candidate whose predecessors were accepted. Where the target's answer departs from the
-    reference (possible with `verify_width=bucketed`), nothing is right any more.
+    def schedule(position: int) -> bool:
+        mixed = ((position + 1) * 0x9E3779B97F4A7C15 ^ (seed + 1) * 0xC2B2AE3D27D4EB4F) & (2**64 - 1)
+        mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        return (mixed ^ (mixed >> 32)) % 2**32 < probability * 2**32
+
+    return schedule
+
+
+class SyntheticDrafter(Drafter):
+    """Replaces what `model` guesses, along a chain or behind the nodes of a tree; the model spends the time.
+
+    Along a chain each proposal is the target's own token with probability `accept`, independent of all others; else
+    another id. The same text gives the same right and wrong positions in every mode; different texts give different
+    ones. `accept` is what happens to a candidate whose predecessors were accepted. Where the target's answer departs
+    from the reference (possible with `verify_width=bucketed`), nothing is right any more.
     """
 
-    def __init__(self, model: ChainDrafter, accept: float, vocab_size: int) -> None:
-        """`model` spends the time, on ids in `[0, vocab_size)`: any target fits, as ids are reduced to that range."""
-        super().__init__()
+    def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
+        """`vocab_size`: ids of the model; those of the target are reduced to that range, so that any target fits."""
         self.model = model
         self._accept = accept
+        self._accept_next = accept_next
         self._vocab_size = vocab_size
+        self._fan_out = 1
+        self._follows = True
+        """The committed tokens are the beginning of the reference."""
+        self._right: dict[Node, bool] = {}
+        """Whether the target's text goes through a node of a tree."""
         self.set_reference(())
+
+    @property
+    def length(self) -> int:
+        """The model's: it drafts as many tokens."""
+        return self.model.length
 
     @property
     def tokens_per_step(self) -> int:
@@ -49,117 +74,43 @@ class SyntheticDrafter(ChainDrafter):
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """The target's whole text of the sequence that is opened next, prompt included."""
         self._reference = tuple(token_ids)
-        self._is_right = right_with_probability(
-            self._accept, seed=functools.reduce(prefix_hash.extend, self._reference, prefix_hash.EMPTY)
-        )
-
-    def set_distribution(self, distribution: Distribution) -> None:
-        """The model draws as it would, which costs what it costs; its tokens are replaced all the same."""
-        self.model.set_distribution(distribution)
-
-    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Start from `token_ids`."""
-        super().open(token_ids, capacity, fan_out)
-        self.model.open(_reduced(token_ids, self._vocab_size), capacity)
-
-    def propose(self, max_tokens: int) -> tuple[int, ...]:
-        """As many tokens as the model proposes, by the schedule."""
-        return self.propose_together([self], [max_tokens])[0]
-
-    @classmethod
-    def propose_together(cls, drafters: Sequence[Self], max_tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """The same for each; their models share their passes."""
-        models = [drafter.model for drafter in drafters]
-        found = models[0].propose_together(models, max_tokens)
-        return [drafter.replaced(len(tokens)) for drafter, tokens in zip(drafters, found, strict=True)]
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Append the target's tokens."""
-        super().commit(token_ids)
-        self.model.commit(_reduced(token_ids, self._vocab_size))
-
-    def truncate(self, length: int) -> None:
-        """Keep `length` tokens."""
-        super().truncate(length)
-        self.model.truncate(length)
-
-    def close(self) -> None:
-        """Release the sequence; the reference stays until the next one is set."""
-        super().close()
-        self.model.close()
-
-    def replaced(self, num_tokens: int) -> tuple[int, ...]:
-        """Propose so many tokens by the schedule, as the model has done."""
-        proposed = tuple(self._token_at(position) for position in range(self.length, self.length + num_tokens))
-        super().commit(proposed)
-        return proposed
-
-    def _token_at(self, position: int) -> int:
-        if position >= len(self._reference):
-            return _UNJUDGED
-        right = self._reference[position]
-        if self._is_right(position):
-            return right
-        return right - 1 if right else 1  # an id of the target's vocabulary, however large that is
-
-
-class SyntheticTreeDrafter(Drafter):
-    """Replaces the guesses of `model`, which spends the time."""
-
-    def __init__(self, model: Drafter, accept: float, accept_next: float, vocab_size: int) -> None:
-        """`vocab_size`: ids of the model; those of the target are reduced to that range for it."""
-        self.model = model
-        self._accept = accept
-        self._accept_next = accept_next
-        self._vocab_size = vocab_size
-        self._fan_out = 1
-        self._length = 0
-        self._follows = True
-        self._right: dict[Node, bool] = {}
-        """Whether the target's text goes through it."""
-        self.set_reference(())
-
-    @property
-    def length(self) -> int:
-        """Committed tokens."""
-        return self._length
-
-    def set_reference(self, token_ids: Sequence[int]) -> None:
-        """The target's whole text of the sequence that is opened next, prompt included."""
-        self._reference = tuple(token_ids)
         self._seed = functools.reduce(prefix_hash.extend, self._reference, prefix_hash.EMPTY)
         self._is_first = right_with_probability(self._accept, self._seed)
 
     def set_distribution(self, distribution: Distribution) -> None:
-        """The model ranks as it would, which costs what it costs."""
+        """The model draws and ranks as it would, which costs what it costs; its tokens are replaced all the same."""
         self.model.set_distribution(distribution)
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`."""
         self._fan_out = fan_out
         self._right = {}
-        self._length = len(token_ids)
-        self._follows = self._reference[: self._length] == tuple(token_ids)
+        self._follows = self._reference[: len(token_ids)] == tuple(token_ids)
         self.model.open(_reduced(token_ids, self._vocab_size), capacity, fan_out)
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> Sequence[Guesses]:
-        """As many guesses as asked for, behind each node."""
+        """As many tokens of a chain as the model proposes; of a tree as many guesses as asked for."""
         return self.expand_together([self], [Expansion(root, nodes, num_tokens)])[0]
 
     @classmethod
     def expand_together(cls, drafters: Sequence[Self], parts: Sequence[Expansion]) -> list[Sequence[Guesses]]:
         """The same for each; their models share their passes."""
         models = [drafter.model for drafter in drafters]
-        models[0].expand_together(models, parts)
-        together = zip(drafters, parts, strict=True)
-        return [[drafter.guesses(part.root, node) for node in part.nodes] for drafter, part in together]
+        found = models[0].expand_together(models, parts)
+        return [drafter.replaced(part, len(own)) for drafter, part, own in zip(drafters, parts, found, strict=True)]
+
+    def replaced(self, part: Expansion, number: int) -> Sequence[Guesses]:
+        """The guesses that take the place of the model's `number` entries."""
+        if self._fan_out > 1:
+            return [self._guesses(part.root, node) for node in part.nodes]
+        first = part.nodes[-1].position + 1
+        return [((self._token_at(position), 1.0),) for position in range(first, first + number)]
 
     def follow(self, transition: Transition) -> None:
         """Follow the committed tokens."""
         committed = (*(node.token_id for node in transition.kept), *transition.token_ids)
-        end = self._length + len(committed)
-        self._follows = self._follows and self._reference[self._length : end] == committed
-        self._length = end
+        end = transition.committed_length
+        self._follows = self._follows and self._reference[end - len(committed) : end] == committed
         self._right = {node: self._right[node] for node in transition.alive if node in self._right}
         self.model.follow(replace(transition, token_ids=tuple(_reduced(transition.token_ids, self._vocab_size))))
 
@@ -167,7 +118,16 @@ class SyntheticTreeDrafter(Drafter):
         """Release the sequence; the reference stays until the next one is set."""
         self.model.close()
 
-    def guesses(self, root: Node, node: Node) -> Guesses:
+    def _token_at(self, position: int) -> int:
+        """The token of a chain."""
+        if position >= len(self._reference):
+            return _UNJUDGED
+        right = self._reference[position]
+        if self._is_first(position):
+            return right
+        return right - 1 if right else 1  # an id of the target's vocabulary, however large that is
+
+    def _guesses(self, root: Node, node: Node) -> Guesses:
         """As many guesses as asked for, behind `node`."""
         position = node.position + 1
         on_path = self._follows if node is root else self._is_right(root, node)

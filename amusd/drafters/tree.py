@@ -209,8 +209,8 @@ class ModelTreeDrafter(Drafter):
             say_not_finite(error)
             self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses
             return [()] * number
-        self._num_drafted += sum(len(row.token_ids) for row in ranked)
-        return [tuple(zip(row.token_ids, row.probabilities, strict=True)) for row in ranked]
+        self._num_drafted += sum(map(len, ranked))
+        return ranked
 
     def _append_to_prefix(self, slots: Sequence[int]) -> None:
         end = self._num_computed + len(slots)

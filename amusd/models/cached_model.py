@@ -56,7 +56,7 @@ class TreeRows:
     prefix: Slots
     """[positions] int64: the slots of the tokens before the tree."""
     paths: Sequence[Sequence[int]]
-    """For each row, the slots that lead from there to it, its own last, where its keys and values go. An ancestor was
+    """The slots that lead from there to each row, its own last, where its keys and values go. An ancestor was
     computed before, or is a row of this pass."""
     cache: KVCache
     wanted: DigestRequest | None = None

@@ -107,7 +107,7 @@ class PublishedDraft:
         return target_weight(self.target_path, EMBEDDING) if own is None else own
 
     def feature_spec(self) -> FeatureSpec:
-        """What it reads of the target."""
+        """The features that it reads of the target."""
         width = int(self.target.hidden_size)
         if self.family in (EAGLE, MEDUSA):
             return FeatureSpec(self.feature_layers, width)
@@ -197,7 +197,7 @@ class _Reduction(torch.nn.Module):
 
 
 def read_feature_spec(path: str | Path, target_path: str | Path, kind: str) -> FeatureSpec:
-    """What the drafter in `path` reads of its target: for the target's process. Raises as `read_published`."""
+    """The features that the drafter in `path` reads; for the target's process. Raises as `read_published`."""
     return read_published(path, target_path, kind).feature_spec()
 
 

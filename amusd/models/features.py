@@ -24,7 +24,7 @@ from amusd.models.kv_cache import KVMemory
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """What one drafter reads of each token of the target."""
+    """The numbers that one drafter reads of each token of the target."""
 
     layers: tuple[int, ...]
     """Which hidden states, side by side."""

@@ -41,7 +41,7 @@ class LoadOptions:
     ranks: Ranks = ALONE
     """The processes that share the model."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)
-    """What drafters read of it, by their names."""
+    """The features that drafters read of it, by their names."""
 
     def check(self, config: Any) -> None:
         """Raise `UnsupportedModelError` if the model of a transformers configuration cannot be loaded like this."""

@@ -234,7 +234,7 @@ def target_settings(config: EngineConfig) -> Any:
 
 
 def _names_checkpoint(config: DrafterConfig, engine: EngineConfig) -> TargetConfig | DrafterConfig:
-    """What names a drafter's checkpoint: the target where the drafter is a part of it."""
+    """The configuration that names a drafter's checkpoint: the target's, where the drafter is a part of it."""
     return engine.target if config.kind == "self" else config
 
 

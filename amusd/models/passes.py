@@ -160,7 +160,7 @@ class Network(Protocol):
 
     @property
     def taps(self) -> FeatureTaps | None:
-        """What writes features for drafters; None: nobody reads any."""
+        """The taps that write features for drafters; None: no drafter reads any."""
         ...
 
     @property

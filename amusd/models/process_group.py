@@ -1,9 +1,12 @@
 """A process group of torch for the ranks of one model alone, and the watch over a rank that is lost.
 
 The group is made directly and registered nowhere: there is no default group, and other roles never join. Where each
-rank has a GPU of its own it is NCCL, otherwise gloo over the loopback interface.
+rank has a GPU of its own it is NCCL, otherwise gloo. Ranks of one machine meet through a file and the loopback
+interface; those of several through a store that the first one serves at an address of its own. What they exchange is
+neither encrypted nor authenticated.
 
-gloo: an exchange blocks the host, and raises as soon as another rank is gone, or after `EXCHANGE_SECONDS`.
+gloo: an exchange blocks the host, and raises as soon as another rank is gone, or after `EXCHANGE_SECONDS`. Nothing ends
+a connection whose cable was cut; `abort` does, by a receive that runs out, after which gloo closes them all.
 
 NCCL: an exchange is put on the current stream, and the host goes on. Nothing is raised where another rank is gone: the
 kernel spins, and the host may block in any call that needs the device (a wait, a copy, even a launch once the queue is
@@ -29,6 +32,7 @@ References:
 from __future__ import annotations
 
 import atexit
+import secrets
 import select
 import socket
 import threading
@@ -39,7 +43,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from amusd.errors import RankLostError
 from amusd.types import Role
@@ -48,6 +52,9 @@ Backend: TypeAlias = Literal["gloo", "nccl"]
 
 EXCHANGE_SECONDS = 60.0
 """Longest that one rank waits for the others in the middle of a pass."""
+_LOOPBACK = "127.0.0.1"
+_NO_TAG = 2**16  # of a receive that nobody sends to
+_c10d: Any = distributed  # whose own type stubs know little of what is used here
 _WATCHDOG_SECONDS = 2 * EXCHANGE_SECONDS  # NCCL: later than our own deadline, which says more
 ABORT_SECONDS = 2.0
 """Longest wait for the end of an abort; NCCL ends its kernels at once, but waits for graphs to be destroyed."""
@@ -61,27 +68,65 @@ rows at the same places in every mode; there NCCL adds, in float32, since a sum 
 """
 
 
-def backend_for(devices: Sequence[str]) -> Backend:
-    """The backend for ranks on these devices. NCCL refuses two ranks on one GPU."""
+def backend_for(devices: Sequence[str], *, over_nodes: bool = False) -> Backend:
+    """The backend for ranks on these devices. NCCL refuses two ranks on one GPU.
+
+    `over_nodes`: they are on several machines, on each of which no GPU is shared.
+    """
     on_gpus = all(device.startswith("cuda") for device in devices)
-    return "nccl" if on_gpus and len(set(devices)) == len(devices) else "gloo"
+    return "nccl" if on_gpus and (over_nodes or len(set(devices)) == len(devices)) else "gloo"
+
+
+def open_store(folder: Path, size: int, host: str | None) -> tuple[Any, dict[str, Any]]:
+    """The store in which the ranks find each other, for the first one, and what the others need to `join_store`.
+
+    A file in `folder`, or served at `host`, an address of this machine that others reach. Raises OSError.
+    """
+    if host is None:
+        return join_store(folder, size, {}), {}
+    with socket.create_server((host, 0)) as listener:  # left to itself, torch listens on every interface
+        port = int(listener.getsockname()[1])
+        served = _tcp_store(host, port, listener.detach())
+    name = secrets.token_hex(16)  # which others do not know
+    return _c10d.PrefixStore(name, served), {"host": host, "port": port, "name": name}
+
+
+def join_store(folder: Path, size: int, found: dict[str, Any]) -> Any:
+    """The same store, for another rank. Raises RuntimeError."""
+    if not found:
+        return _c10d.FileStore(str(folder / "group"), size)
+    return _c10d.PrefixStore(found["name"], _tcp_store(found["host"], found["port"]))
+
+
+def _tcp_store(host: str, port: int, listener: int | None = None) -> Any:
+    timeout = timedelta(seconds=EXCHANGE_SECONDS)
+    return _c10d.TCPStore(
+        host, port, is_master=listener is not None, timeout=timeout, wait_for_workers=False, master_listen_fd=listener
+    )
 
 
 class ProcessGroup:
-    """The ranks of one role that have met through one file."""
+    """The ranks of one role that have met in one store."""
 
-    def __init__(self, file: Path, role: Role, rank: int, size: int, device: str, backend: Backend) -> None:
-        """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`."""
+    def __init__(
+        self, store: Any, role: Role, rank: int, size: int, device: str, backend: Backend, host: str | None = None
+    ) -> None:
+        """Meet the others; returns once all have come. Raises `RankLostError` after `EXCHANGE_SECONDS`.
+
+        `store`: from `open_store` or `join_store`. `host`: the address of this machine at which gloo
+        listens; None: loopback, since all are here.
+        """
         from torch.distributed import distributed_c10d as c10d
 
         self._role = role
         self._size = size
+        self._other = (rank + 1) % size
         self._backend = backend
         self._gathering = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # missing in its __all__
         self._summing = c10d.AllreduceOptions()
         self._gathering.asyncOp = self._summing.asyncOp = False  # NCCL: on the current stream, not on one beside it
         try:
-            self._group = _make(file, rank, size, device, backend)
+            self._group = _make(store, rank, size, device, backend, host)
             # The first exchange of NCCL makes its communicator. With a time of its own, `wait` blocks the host.
             _, work = self._gather(torch.zeros(1, device=device))
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))
@@ -116,13 +161,12 @@ class ProcessGroup:
         return self.gather(part).transpose(0, 1).flatten(1)  # [rows, size, n] is copied
 
     def abort(self) -> None:
-        """End the exchanges that the device is in. Over NCCL this may wait, for ever, for graphs to be destroyed.
-
-        Over gloo nothing is left to be ended: an exchange ends with the connection to the rank that is gone.
-        """
-        if self._backend == "nccl":
-            with suppress(RuntimeError):  # it has been aborted, or did not end: nothing more can be done
+        """End the exchanges that this rank is in. Over NCCL this may wait, for ever, for graphs to be destroyed."""
+        with suppress(RuntimeError):  # over NCCL it has been aborted, or did not end: nothing more can be done
+            if self._backend == "nccl":
                 self._group.abort()
+            else:  # whose own `abort` ends no wait
+                self._group.recv([torch.empty(1)], self._other, _NO_TAG).wait(timedelta(milliseconds=1))
 
     def _gather(self, part: Tensor) -> tuple[Tensor, Any]:
         part = part.contiguous()
@@ -142,20 +186,16 @@ class ProcessGroup:
         return RankLostError(f"the ranks of the {self._role.value} have lost each other: {first_line(error)}")
 
 
-def _make(file: Path, rank: int, size: int, device: str, backend: Backend) -> Any:
-    from torch import distributed
-
-    store = distributed.FileStore(str(file), size)  # type: ignore[attr-defined]  # missing in its __all__
+def _make(store: Any, rank: int, size: int, device: str, backend: Backend, host: str | None) -> Any:
     if backend == "nccl":
-        nccl: Any = distributed.ProcessGroupNCCL
-        settings = nccl.Options()
+        settings = _c10d.ProcessGroupNCCL.Options()
         settings._timeout = timedelta(seconds=_WATCHDOG_SECONDS)  # noqa: SLF001 - no public name
         with torch.cuda.device(device):
-            return nccl(store, rank, size, settings)
-    gloo: Any = distributed.ProcessGroupGloo
+            return _c10d.ProcessGroupNCCL(store, rank, size, settings)
+    gloo = _c10d.ProcessGroupGloo
     settings = gloo._Options()  # noqa: SLF001 - no public name
     settings._timeout = timedelta(seconds=EXCHANGE_SECONDS)  # noqa: SLF001 - no public name
-    settings._devices = [gloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001 - no public name
+    settings._devices = [gloo.create_device(hostname=host or _LOOPBACK)]  # noqa: SLF001 - no public name
     return gloo(store, rank, size, settings)
 
 

@@ -58,7 +58,7 @@ class Ranks:
         """End exchanges that take too long on the device. No exchange works afterwards."""
 
     def announce(self, parts: Sequence[Part], work: Pass | None, kept: Sequence[int] = ()) -> None:
-        """On the first rank, have the others do the same before it computes `work`.
+        """Have the other ranks do the same, before the first one computes `work`.
 
         None: before it keeps rows of the last pass over the one cache of `parts`.
         """

@@ -75,7 +75,7 @@ class Verify:
 
     num_candidates: int
     reason: str = field(default="", compare=False)
-    """For the timeline; empty if the policy has only one."""
+    """A reason for the timeline; empty if the policy has only one."""
     worth: float = field(default=-1.0, compare=False)
     """What it would be worth to the sequence if the pass waited nevertheless, as in `Wait`."""
     min_chance: float = 0.0

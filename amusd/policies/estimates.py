@@ -104,7 +104,7 @@ class Estimates:
 
     @property
     def acceptance(self) -> float:
-        """In (0, 1)."""
+        """The acceptance rate behind the right prefix, in (0, 1)."""
         return self._acceptance.value
 
     @property
@@ -122,7 +122,7 @@ class Estimates:
 
     @property
     def lead_gain(self) -> float:
-        """In tokens; 0 before the first pass."""
+        """The gain of one more candidate at the beginning of a pass, in tokens; 0 before the first pass."""
         return self._lead_gain
 
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:

@@ -55,7 +55,7 @@ class Observer:
 
     @property
     def _switch(self) -> DraftingSwitch:
-        """For batches of about the size of the latest."""
+        """The switch for batches of about the latest size."""
         return self._switches.setdefault((self._drafter, self._num_sequences.bit_length()), DraftingSwitch())
 
     def draft_joined(self) -> None:

@@ -60,7 +60,7 @@ class Node:
     step: int = 0
     """Which step guessed it, from 1; 0: none had to."""
     row: bytes = b""
-    """Under the ratio test: the distribution that the token was drawn from."""
+    """The distribution that the token was drawn from, under the ratio test."""
     computed: bool = False
     children: list[Node] = field(default_factory=list)
     unmade: list[tuple[int, float, int]] = field(default_factory=list)
@@ -331,7 +331,7 @@ class DraftSession:
 
     @property
     def _limit(self) -> int:
-        """Before this position nodes may stand (R1)."""
+        """Nodes stand before this position (R1)."""
         return min(self.base + self._max_lookahead, self._max_length - 1)
 
     def _is_news(self, verdict: Verdict) -> bool:

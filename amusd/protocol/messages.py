@@ -106,7 +106,7 @@ class Candidate:
     more: bool
     """False: nothing further follows until the draft hears a verdict beyond `base`."""
     draft_probs: tuple[bytes, ...] = ()
-    """Under the ratio test: the distribution that each token was drawn from, packed (`sampling/acceptance.py`)."""
+    """The distribution that each token was drawn from, under the ratio test; packed as in `sampling/acceptance.py`."""
 
 
 @dataclass(frozen=True, slots=True)

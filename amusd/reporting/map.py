@@ -33,7 +33,28 @@ NAMES_AND_COLOURS = {
     "auto": ("auto", "#2fb58c"),
 }
 """Every mode and policy that may win: its name on the map and its colour, in the order of the legend."""
+USES = {
+    "draft": ("as a draft", "#2fb58c"),
+    "rank": ("as a rank", "#56b4e9"),
+    "replica": ("as a replica", "#e69f00"),
+}
+"""The same of the uses of the draft's device."""
 
+_LOOKS = NAMES_AND_COLOURS | USES
+_POLICIES_NOTE = (
+    "the fastest policy's speed-up over plain decoding and, below it, what it gains over the best synchronous block "
+    "length"
+)
+_USES_NOTE = (
+    "the best use's speed-up over plain decoding on the target's devices and, below it, what the draft gains over "
+    "the better of the two other uses"
+)
+_UNITS = {
+    "ratio": "draft steps per target pass",
+    "batch_size": "answers at a time",
+    "num_target_devices": "devices of the target",
+}
+"""Words for what the map goes over upwards, by key of a cell."""
 _LEFT, _RIGHT = 84, 14
 _MIN_CELL_WIDTH, _CELL_HEIGHT, _GAP = 74, 62, 2
 _MIN_WIDTH = 640
@@ -100,6 +121,7 @@ def _rows(run_directory: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _winner(rows: Sequence[Mapping[str, Any]], drafter: str) -> tuple[str | None, float | None]:
+    rows = [row for row in rows if row.get("layout", "pair") == "pair"]
     own = [row for row in rows if row.get("drafter") == drafter]
     if not own:
         return None, None
@@ -148,17 +170,14 @@ def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
     points: Sequence[Mapping[str, Any]] = result["points"]
     accepts = [cell["accept"] for cell in cells]
     across = Axis.of(accepts, max(_MIN_CELL_WIDTH, (_MIN_WIDTH - _LEFT - _RIGHT) / len(set(accepts))))
-    key, heading = (
-        ("batch_size", "answers at a time")
-        if settings.grid_batch_sizes
-        else ("ratio", "draft steps per target pass (time of a step)")
-    )
+    key, heading = _up_axis(settings)
+    is_of_uses = settings.rank_speedup is not None
+    title = "What the draft's device is worth" if is_of_uses else "Which policy wins where"
     up = Axis.of([math.log2(cell[key]) for cell in cells], _CELL_HEIGHT)
-    pass_ms = None if settings.grid_batch_sizes else float(_pass_time(result["inputs"])["mean_ms"])
+    pass_ms = None if key != "ratio" else float(_pass_time(result["inputs"])["mean_ms"])
     width = round(_LEFT + across.length + _RIGHT)
     notes = _wrapped(
-        "In each cell the fastest policy's speed-up over plain decoding and, below it, what it gains over the best "
-        "synchronous block length. Simulated, not measured.",
+        f"In each cell {_USES_NOTE if is_of_uses else _POLICIES_NOTE}. Simulated, not measured.",
         width,
     )
     caption = _wrapped(_caption(result["inputs"], settings), width)
@@ -167,7 +186,7 @@ def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
     points_top = legend_top + 34
     caption_top = points_top + 26 * len(points) + 20
     with canvas(width, round(caption_top + _LINE * len(caption) + 4)) as figure:
-        text_at(figure, 14, 30, "Which policy wins where", size=21, weight="bold")
+        text_at(figure, 14, 30, title, size=21, weight="bold")
         for number, line in enumerate(notes):
             text_at(figure, 14, 54 + _LINE * number, line, size=15)
         text_at(figure, 14, grid_top - 14, heading, size=15)
@@ -181,13 +200,22 @@ def draw_map(result: Mapping[str, Any], settings: SimulateConfig) -> str:
             below = points_top + 26 * (number - 1)
             _draw_ring(axes, 14 + _RING / 2 - _LEFT, grid_top + up.length - below - 9, number)
             text_at(figure, 42, below + 14, _words(point), size=15)
-        policies = [look for name, look in NAMES_AND_COLOURS.items() if name in cells[0]["speedups"]]
+        policies = [look for name, look in _LOOKS.items() if name in cells[0]["speedups"]]
         samples = [axes.bar(0, 0, color=colour) for _, colour in policies]
         look = {"fontsize": 15, "handlelength": 1.2, "columnspacing": 1.4}
         legend_at(figure, 14, legend_top, samples, [name for name, _ in policies], ncols=len(policies), **look)
         for number, line in enumerate(caption):
             text_at(figure, 14, caption_top + _LINE * number, line, size=15)
-        return svg_document(figure, "amusd: which policy wins where")
+        return svg_document(figure, f"amusd: {title[0].lower()}{title[1:]}")
+
+
+def _up_axis(settings: SimulateConfig) -> tuple[str, str]:
+    """The key of a cell that the map goes over upwards, and the heading of that axis."""
+    if settings.grid_batch_sizes:
+        return "batch_size", _UNITS["batch_size"]
+    if settings.grid_target_devices:
+        return "num_target_devices", f"{_UNITS['num_target_devices']}, beside one for the draft"
+    return "ratio", f"{_UNITS['ratio']} (time of a step)"
 
 
 def _draw_axes(axes: Axes, across: Axis, up: Axis, pass_ms: float | None) -> None:
@@ -210,17 +238,17 @@ def _draw_cell(
     speedups, winner = cell["speedups"], cell["winner"]
     centre, middle = across.place(cell["accept"]), up.place(math.log2(cell[key]))
     left, bottom, top = centre - across.cell / 2, middle - up.cell / 2, middle + up.cell / 2
-    _, colour = NAMES_AND_COLOURS[winner]
+    _, colour = _LOOKS[winner]
     box = box_at(axes, left + _GAP / 2, bottom + _GAP / 2, across.cell - _GAP, up.cell - _GAP, colour)
-    each = ", ".join(f"{NAMES_AND_COLOURS[name][0]} {speedup:.2f}" for name, speedup in speedups.items())
-    unit = "draft steps per target pass" if key == "ratio" else "answers at a time"
+    each = ", ".join(f"{_LOOKS[name][0]} {speedup:.2f}" for name, speedup in speedups.items())
+    unit = _UNITS[key]
     place = f"acceptance {cell['accept']:g}, {cell[key]:g} {unit}"
     mark(box, f"cell {winner}", f"{place}: {each}")
     near = [top - y for x, y in rings if abs(x - centre) < _TEXT_HALF_WIDTH + _RING / 2]
     upper, lower = _baselines([y for y in near if abs(y - up.cell / 2) < (up.cell + _RING) / 2])
     axes.text(centre, top - upper, f"{speedups[winner]:.2f}", size=17, weight="bold", ha="center")
-    gain = 100 * (speedups[winner] / speedups["synchronous"] - 1)
-    axes.text(centre, top - lower, f"{gain:+.0f} %", size=13, ha="center")
+    gain = cell["gain"] if winner in USES else speedups[winner] / speedups["synchronous"] - 1
+    axes.text(centre, top - lower, f"{100 * gain:+.0f} %", size=13, ha="center")
 
 
 def _draw_ring(axes: Axes, x: float, y: float, number: int) -> Artist:
@@ -254,9 +282,20 @@ def _caption(inputs: Mapping[str, Any], settings: SimulateConfig) -> str:
     jitter = f"varying by {100 * settings.jitter:g} %" if settings.jitter else spread
     return (
         f"Inputs: a target pass of {pass_ms['mean_ms']:.3g} ms, {jitter}; a message takes "
-        f"{to_target:.3g} ms{back}. Each policy at its best of: blocks of "
-        f"{_listed(settings.synchronous_lengths)} tokens, waits for {_listed(settings.min_candidates)} candidates. "
+        f"{to_target:.3g} ms{back}. {_schedules(settings)} "
         f"{settings.num_answers} answers of {settings.num_tokens} tokens, seed {settings.seed}."
+    )
+
+
+def _schedules(settings: SimulateConfig) -> str:
+    """What was tried, and by which law of ranks."""
+    blocks = _listed(settings.synchronous_lengths)
+    if settings.rank_speedup is None:
+        waits = _listed(settings.min_candidates)
+        return f"Each policy at its best of: blocks of {blocks} tokens, waits for {waits} candidates."
+    return (
+        f"As a draft: auto; else plain decoding or blocks of {blocks} tokens. Twice the devices make a pass "
+        f"{settings.rank_speedup:.3g} times as fast; speed of the draft's device: {settings.draft_device_speed:g}."
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.errors import ConfigError
-from amusd.runtime.placement import gpu_number, in_role, place, sharing
+from amusd.runtime.placement import Node, devices_on, gpu_number, in_role, place, place_on, sharing
 from amusd.types import Role
 
 
@@ -25,16 +25,18 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def devices_of(config: EngineConfig, *, apart: bool = False) -> tuple[str, ...]:
+def devices_of(config: EngineConfig, nodes: Sequence[Node] = ()) -> tuple[str, ...]:
     """Device of each rank of the world, the target's first: as configured, else placed on the GPUs of this machine.
 
-    `apart`: as of `place`.
+    `nodes`: the machines of the run; none where this one is all.
     """
     named = config.hardware.devices
     if named:
         return named if len(named) == config.num_ranks else named[:1] * config.num_ranks
+    if nodes:
+        return place_on(nodes)
     sizes = config.target_tensor_parallel_size, config.draft_tensor_parallel_size
-    return place(count_gpus(), *sizes, apart=apart)
+    return place(count_gpus(), *sizes)
 
 
 def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
@@ -42,15 +44,23 @@ def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
     return in_role(devices_of(config), config, role)[rank]
 
 
-def settle_devices(config: EngineConfig, tell: Callable[[str], None], *, alone: Role | None = None) -> HardwareConfig:
-    """The hardware of `config` with the device of every rank named, for whoever starts the workers of this machine.
+def settle_devices(config: EngineConfig, tell: Callable[[str], None], nodes: Sequence[Node] = ()) -> HardwareConfig:
+    """The hardware of `config` with the device of every rank named, for whoever starts the workers.
 
-    `tell` gets one line where ranks share a GPU unasked. `alone`: the only role on this machine; None: both are.
-    Raises `ConfigError` where a GPU that a rank of this machine is to use is not there.
+    `tell` gets one line where ranks share a GPU unasked. `nodes`: as of `devices_of`. Raises `ConfigError` where a GPU
+    that a rank is to use is not there.
     """
-    devices = devices_of(config, apart=alone is not None)
-    check_devices(devices if alone is None else in_role(devices, config, alone))
-    shared = sharing(config, devices) if alone is None and not config.hardware.devices else None
+    devices = devices_of(config, nodes)
+    if not nodes:
+        check_devices(devices)
+    for node, own in zip(nodes, devices_on(nodes, devices), strict=True):
+        missing = {device for device in own if device != "cpu" and gpu_number(device) >= node.num_gpus}
+        if missing:
+            raise ConfigError(
+                f"hardware.devices={list(devices)}: there is no {min(missing)} on {node.name}, which has "
+                f"{node.num_gpus} GPUs"
+            )
+    shared = sharing(config, devices) if not nodes and not config.hardware.devices else None
     if shared is not None:
         tell(f"{shared}; each waits while the other computes, and `amusd doctor` says what helps")
     return dataclasses.replace(config.hardware, devices=devices)

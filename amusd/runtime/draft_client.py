@@ -160,7 +160,7 @@ class DraftClient:
         self.num_restarts += 1
         by_need = sorted(self._sequences.values(), key=lambda sequence: -sequence.session.remaining)
         for sequence in by_need:
-            sequence.tally.num_draft_restarts += 1
+            sequence.metrics.num_draft_restarts += 1
             self.recorder.instant("draft_back", sequence.sequence_id, incarnation=self.peer.incarnation)
             self._attach(sequence)
             if sequence.is_prefilled:
@@ -304,7 +304,7 @@ class DraftClient:
             self._silent_ns.clear()  # it is at long work, for any of them
             sequence, _ = self._closed.pop(message.sequence_id, (sequence, 0))
             if sequence is not None:
-                sequence.tally.reported(message)
+                sequence.metrics.reported(message)
 
     def _receive_candidate(self, message: Candidate) -> str:
         """Take it in; return what became of it, for the record."""
@@ -314,12 +314,12 @@ class DraftClient:
         try:
             reception = sequence.session.receive(message, self._rows(message))
         except PeerProtocolError:
-            sequence.tally.num_refused += 1
+            sequence.metrics.num_refused += 1
             return "refused"
         if reception is Reception.FOREIGN:
-            sequence.tally.num_refused += 1
+            sequence.metrics.num_refused += 1
         elif reception is not Reception.TAKEN:
-            sequence.tally.num_stale_candidates += 1
+            sequence.metrics.num_stale_candidates += 1
         return reception.value
 
     def _rows(self, candidate: Candidate) -> tuple[ProbabilityRow, ...]:
@@ -363,7 +363,7 @@ class DraftClient:
         self._reminders.clear()
         for sequence in (*self._sequences.values(), *(sequence for sequence, _ in self._closed.values())):
             sequence.session.detach()
-            sequence.tally.lost_draft()
+            sequence.metrics.lost_draft()
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         self._closed.clear()
         self.losses.append(last_line(reason))

@@ -1,6 +1,7 @@
-"""The other ranks of a role: child processes of its first one, whose passes they repeat (`models/ranks.py`).
+"""The other ranks of a role on a machine: child processes that repeat the first one's passes (`models/ranks.py`).
 
-The target's process starts those of the target, the draft's process those of the draft. All of them end with it.
+The target's process starts those of the target, the draft's process those of the draft, and on a machine without the
+target's process another one of the launcher starts those of the target. All of them end with it.
 """
 
 from __future__ import annotations
@@ -48,14 +49,21 @@ class Followers:
         with self._lock:
             return [pid for lives in self._lives.values() if (pid := lives.pid) is not None]
 
-    def prepare(self, config: EngineConfig, role: Role, cores: Sequence[int], work: str | None = None) -> None:
+    def prepare(
+        self,
+        config: EngineConfig,
+        role: Role,
+        cores: Sequence[int],
+        work: str | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         """Start them, before it is known where they meet; does not wait.
 
         `cores`: those of the machine, of which each takes its own. `work`: a module with `run_follower` in place of
-        amusd's own (the launcher's tests).
+        amusd's own (the launcher's tests). `ranks`: which ones are here; None: all but the first.
         """
         with self._lock:
-            for rank in range(1, num_ranks_of(config, role)):
+            for rank in range(1, num_ranks_of(config, role)) if ranks is None else ranks:
                 lives = self._lives[RoleRank(role, rank)] = Lives(command_of(__name__), is_quiet=True)
                 lives.prepare(
                     {
@@ -80,6 +88,17 @@ class Followers:
         while (found := self._failure()) is None and self._lives and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
         return found
+
+    def await_end(self) -> ConfigError | PeerFailedError | RankLostError | None:
+        """Wait until all have ended; return why one has failed, at once, or None."""
+        while (found := self._failure()) is None and not self._are_over:
+            time.sleep(_LOOK_SECONDS)
+        return found
+
+    @property
+    def _are_over(self) -> bool:
+        with self._lock:
+            return all(lives.ended(0.0) is not None for lives in self._lives.values())
 
     def _failure(self) -> ConfigError | PeerFailedError | RankLostError | None:
         with self._lock:

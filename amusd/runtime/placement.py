@@ -13,14 +13,15 @@ The first rank of the world leads the target and the last one the draft. Lists w
     one for each rank of the target    on the first ones          on the last ones, which the target has too
     fewer                              spread over all of them    on the last ones, which the target has too
 
-Where each role has a machine of its own, its ranks are on the first GPUs of that machine. Pure functions of how many
-GPUs and how many ranks there are, by the standard library alone: `devices.py` knows what is there, and refuses.
+On several machines each one's ranks are placed in this way on its own GPUs. Pure functions of how many GPUs and how
+many ranks there are, by the standard library alone: `devices.py` knows what is there, and refuses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeVar
 
 from amusd.config import EngineConfig
@@ -38,6 +39,16 @@ class RoleRank:
 
     def __str__(self) -> str:
         return f"rank {self.rank} of the {self.role.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine and the ranks that are on it."""
+
+    name: str
+    num_gpus: int
+    num_target_ranks: int
+    num_draft_ranks: int
 
 
 def num_ranks_of(config: EngineConfig, role: Role) -> int:
@@ -58,17 +69,30 @@ def in_role(of_world: Sequence[_T], config: EngineConfig, role: Role) -> list[_T
     return list(of_world[:size]) if role is Role.TARGET else list(reversed(of_world[size:]))
 
 
-def place(
-    num_gpus: int, num_target_ranks: int = 1, num_draft_ranks: int = 1, *, apart: bool = False
-) -> tuple[str, ...]:
-    """Device of each rank of the world, the target's first.
+def place_on(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Device of each rank of the world, whose target's ranks, and then its draft's, are on these machines in order."""
+    targets: list[str] = []
+    drafts: list[str] = []
+    for node in nodes:
+        devices = place(node.num_gpus, node.num_target_ranks, node.num_draft_ranks)
+        targets += devices[: node.num_target_ranks]
+        drafts += devices[node.num_target_ranks :]
+    return (*targets, *drafts)
 
-    `apart`: each role has a machine of its own, with `num_gpus` GPUs.
-    """
+
+def devices_on(nodes: Sequence[Node], devices: Sequence[_T]) -> list[list[_T]]:
+    """Of one value per rank of the world, those of each machine: its target's ranks, then its draft's."""
+    targets = iter(devices[: sum(node.num_target_ranks for node in nodes)])
+    drafts = iter(devices[sum(node.num_target_ranks for node in nodes) :])
+    return [[*islice(targets, node.num_target_ranks), *islice(drafts, node.num_draft_ranks)] for node in nodes]
+
+
+def place(num_gpus: int, num_target_ranks: int = 1, num_draft_ranks: int = 1) -> tuple[str, ...]:
+    """Device of each rank of one machine, the target's first."""
     if num_gpus == 0:
         return ("cpu",) * (num_target_ranks + num_draft_ranks)
     num_for_draft = min(num_draft_ranks, num_gpus)
-    first = 0 if apart else min(num_target_ranks, num_gpus - num_for_draft)
+    first = min(num_target_ranks, num_gpus - num_for_draft)
     return (
         *_spread(num_target_ranks, range(min(num_target_ranks, num_gpus))),
         *_spread(num_draft_ranks, range(first, first + num_for_draft)),

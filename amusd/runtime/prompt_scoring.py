@@ -34,7 +34,7 @@ class PromptScoring:
         return self.error is not None or len(self.logprobs) == len(self.prompt) - 1
 
     def rows(self, model: LanguageModel) -> SequenceRows:
-        """What the next pass takes in of it."""
+        """Its rows in the next pass."""
         start = self.cache.length
         end = min(start + model.max_rows(start), len(self.prompt) - 1)
         wanted = None

@@ -47,7 +47,7 @@ class RollbackManager:
         self.num_looked_up = 0
         """Tokens drafted outside of steps."""
         self._features: list[tuple[int, Tensor]] = []
-        """What the drafter was given, for one that is opened again."""
+        """The features that the drafter was given, for when it is opened again."""
         self._capacity = opening.max_length
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
@@ -153,11 +153,11 @@ class RollbackManager:
 
 
 def _unpack(message: Features) -> Tensor:
-    """The rows of a message, float32 [rows, width]. Raises `PeerProtocolError` for what no target sends."""
+    """The rows of a message, bfloat16 [rows, width]. Raises `PeerProtocolError` for what no target sends."""
     number = message.end - message.start
     if number < 1 or not message.rows or len(message.rows) % (2 * number):
         raise PeerProtocolError(f"{len(message.rows)} bytes are no features of {number} tokens")
-    rows = torch.frombuffer(bytearray(message.rows), dtype=torch.bfloat16).view(number, -1).float()
+    rows = torch.frombuffer(bytearray(message.rows), dtype=torch.bfloat16).view(number, -1)
     if not rows.isfinite().all():
         raise PeerProtocolError("features are not finite")
     return rows

@@ -40,6 +40,7 @@ from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
 from amusd.runtime.supervisor import DraftProcess
 from amusd.runtime.target_worker import TargetWorker
 from amusd.tracing.recorder import Recorder, RunsRecorder
+from amusd.transport.addresses import interface_address
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role
@@ -119,19 +120,6 @@ def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> 
     return found
 
 
-def meet_draft(
-    link: Transport,
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    recorder: Recorder,
-    timeout_seconds: float,
-    max_num_seqs: int = 1,
-) -> TargetWorker:
-    """Shake hands with the draft at the other end of `link`. Raises as `connect_target`."""
-    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
-    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer), max_num_seqs)
-
-
 def target_hello(model: LanguageModel, tokenizer: Tokenizer) -> Hello:
     """The first message of the target on every link."""
     return Hello(
@@ -158,7 +146,17 @@ def make_leader(config: EngineConfig, role: Role) -> Leader | None:
         explain_target(config, device)
     for drafter in config.drafters if role is Role.DRAFT else ():
         explain_drafter(drafter, config, device)
-    return Leader(role, size, backend_for(devices))
+    host = _host(config, role)
+    return Leader(role, size, backend_for(devices, over_nodes=host is not None), host)
+
+
+def _host(config: EngineConfig, role: Role) -> str | None:
+    """The address of this machine at which a role's ranks meet those on others; None: there are none elsewhere.
+
+    Raises `ConfigError`.
+    """
+    interface = config.transport.interface if role is Role.TARGET else None  # a draft's ranks are on one machine
+    return None if interface is None else interface_address(interface)
 
 
 def load_with_followers(
@@ -202,7 +200,9 @@ def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
     torch.set_num_threads(config.hardware.num_threads)
     devices = in_role(devices_of(config), config, own.role)
     try:
-        follower = Follower(address, own.role, own.rank, len(devices), backend_for(devices))
+        host = _host(config, own.role)
+        backend = backend_for(devices, over_nodes=host is not None)
+        follower = Follower(address, own.role, own.rank, len(devices), backend, host)
     except PeerLostError:
         return  # it has ended, and has said why
     try:

@@ -65,15 +65,15 @@ class TargetSequence:
     cache: KVCache
     verifier: Verifier
     observer: Observer
-    """What was measured of the pair so far, earlier requests included."""
+    """The measurements of the pair so far, earlier requests included."""
     start_ns: int
     """When the request began."""
-    tally: GenerationMetrics = field(init=False)
+    metrics: GenerationMetrics = field(init=False)
     """The counts so far."""
     decision: Verify = field(default_factory=lambda: Verify(0))
-    """What the pass under way verifies, or the next one where it begins now."""
+    """The decision for the pass under way, or for the next one if it begins now."""
     finish_reason: FinishReason | None = None
-    """What ended the answer; None while it goes on."""
+    """The reason why the answer ended; None while it goes on."""
     error: NotFiniteError | None = None
     """Why it cannot go on."""
     is_over: bool = False
@@ -82,11 +82,11 @@ class TargetSequence:
     _emissions: deque[Emission] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.tally = GenerationMetrics(num_prompt_tokens=len(self.request.prompt))
+        self.metrics = GenerationMetrics(num_prompt_tokens=len(self.request.prompt))
 
     @property
     def ended_by(self) -> FinishReason:
-        """What ended it; unless a token has, it was aborted."""
+        """The reason why it ended; it was aborted unless a token ended it."""
         return self.finish_reason or FinishReason.ABORTED
 
     @property
@@ -115,7 +115,7 @@ class TargetSequence:
         return self.finish_reason is None and self.decision.tells_draft
 
     def opening(self, incarnation: int, not_over: tuple[int, ...]) -> Open:
-        """What a draft of this incarnation is told first: all that is committed, and how far it may run ahead."""
+        """The first message to a draft of this incarnation: all that is committed, and how far it may run ahead."""
         request, policy, committed = self.request, self.request.policy, self.session.committed
         assert request.drafter is not None
         return Open(
@@ -167,16 +167,16 @@ class TargetSequence:
         return outcome
 
     def take(self) -> Iterator[Emission]:
-        """What passes have committed since the last call."""
+        """Yield what passes have committed since the last call."""
         while self._emissions:
             yield self._emissions.popleft()
 
     def observe(
-        self, times_ns: tuple[int, int, int], outcome: PassOutcome, *, may_hear: bool, num_rows: int, num_sequences: int
+        self, times_ns: tuple[int, int, int], outcome: PassOutcome, *, is_alone: bool, num_rows: int, num_sequences: int
     ) -> None:
         """Count a pass. `times_ns`: when it began and ended, and when its tokens were committed.
 
-        It had `num_rows` for `num_sequences` in all.
+        It had `num_rows` for `num_sequences` in all. `is_alone`: the draft that was to help was lost or silent.
         """
         start_ns, end_ns, committed_ns = times_ns
         self.observer.passed(
@@ -184,22 +184,20 @@ class TargetSequence:
             end_ns,
             outcome,
             rests=not self.decision.tells_draft,
-            is_alone=not may_hear,
+            is_alone=is_alone or not self.uses_draft,
             num_rows=num_rows,
             num_sequences=num_sequences,
         )
-        self.tally.passed(committed_ns - self.start_ns, end_ns - start_ns, outcome)
-        if self.uses_draft and not may_hear:
-            self.tally.num_tokens_alone += outcome.num_tokens
+        self.metrics.passed(committed_ns - self.start_ns, end_ns - start_ns, outcome, is_alone=is_alone)
 
     def waited(self, ns: int, *, num_before: int) -> None:
         """Count a wait for the draft, which began with `num_before` candidates at hand."""
-        self.tally.wait_ns += ns
+        self.metrics.wait_ns += ns
         self.observer.waited(ns, num_before=num_before, num_after=self.session.num_candidates)
 
     def outcome(self) -> Outcome:
         """How it ended."""
-        return Outcome(self.ended_by, self.tally, self.sequence_id)
+        return Outcome(self.ended_by, self.metrics, self.sequence_id)
 
     def summary(self) -> dict[str, Any]:
         """Fields of its event `sequence`."""

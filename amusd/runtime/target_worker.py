@@ -28,7 +28,7 @@ from amusd.tracing.recorder import SEQUENCES_PER_RUN, Recorder
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """What one sequence after another uses."""
+    """The memory and the estimates that one sequence after another uses."""
 
     cache: KVCache
     observer: Observer
@@ -49,7 +49,7 @@ class TargetWorker:
     _next_sequence_id: int = 1
     _free_slots: list[_Slot] = field(init=False)
     _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
-    """By the sequences that are not finished, in the order of their admission."""
+    """The slots of the sequences that are not finished, in the order of their admission."""
     _scorings: dict[PromptScoring, _Slot] = field(default_factory=dict)
     """The slots of the prompts that are scored, in the order of their admission."""
     _finished: list[TargetSequence] = field(default_factory=list)
@@ -130,7 +130,7 @@ class TargetWorker:
         sequence.is_over = True
 
     def begin_run(self, number: int) -> None:
-        """What is decoded from now on belongs to this run of several, and its events to that run's file."""
+        """Decode for this run of several from now on: events go to that run's file."""
         self._next_sequence_id = number * SEQUENCES_PER_RUN + 1
 
     def shut_down(self) -> None:
@@ -173,7 +173,7 @@ class TargetWorker:
         start_ns = self.recorder.now_ns()
         self.model.prefill(sequence.request.prompt[start:end], sequence.cache)
         end_ns = self.recorder.now_ns()
-        sequence.tally.prefilled(end_ns - start_ns)
+        sequence.metrics.prefilled(end_ns - start_ns)
         for other in self._next_sequences():
             other.observer.held_up(end_ns - start_ns)
         self.recorder.span("target_prefill", start_ns, end_ns, sequence.sequence_id)
@@ -273,9 +273,9 @@ class TargetWorker:
         """Count and record what a pass did for one sequence; arguments as of `TargetSequence.observe`."""
         if outcome.num_judged:
             self.client.verified()
-        may_hear = self.client.may_hear(sequence)
-        self.counts.add(outcome, is_alone=sequence.uses_draft and not may_hear)
-        sequence.observe(times_ns, outcome, may_hear=may_hear, num_rows=num_rows, num_sequences=num_sequences)
+        is_alone = sequence.uses_draft and not self.client.may_hear(sequence)
+        self.counts.add(outcome, is_alone=is_alone)
+        sequence.observe(times_ns, outcome, is_alone=is_alone, num_rows=num_rows, num_sequences=num_sequences)
         self.recorder.span(
             "target_pass",
             times_ns[0],
@@ -292,7 +292,9 @@ class TargetWorker:
         """Free the slot of a sequence that computes nothing any more, and tell the draft."""
         self._free_slots.append(self._slots_in_use.pop(sequence))
         start_ns, sequence_id = sequence.start_ns, sequence.sequence_id
-        self.recorder.span("sequence", start_ns, start_ns + sequence.tally.total_ns, sequence_id, **sequence.summary())
+        self.recorder.span(
+            "sequence", start_ns, start_ns + sequence.metrics.total_ns, sequence_id, **sequence.summary()
+        )
         if sequence.verifier.num_whole_rows:
             self.recorder.instant("whole_rows", sequence_id, number=sequence.verifier.num_whole_rows)
         self.client.close(sequence, sequence.ended_by)

@@ -78,14 +78,14 @@ class Verifier:
         return session.begin(num_candidates)
 
     def rows(self, block: Block, cache: KVCache) -> SequenceRows:
-        """What a pass computes to judge `block`."""
+        """The rows that a pass computes to judge `block`."""
         wanted = None
         if self._sampler is not None and (digest := self._sampler.digest) is not None:
             wanted = DigestRequest(digest, self._sampler.path_inputs(block))
         return SequenceRows(block.token_ids, cache, wanted, block.parents if block.alternatives else None)
 
     def judge(self, session: TargetSession, block: Block, output: ModelOutput, cache: KVCache) -> Acceptance:
-        """What a pass over `block` commits; where it is one path, a candidate that came during the pass may be judged.
+        """The tokens that a pass over `block` commits. On one path a candidate that came during the pass may be judged.
 
         If a logit that counts is NaN or infinite, the pass is made again without candidates, since these must not
         matter; raises `NotFiniteError` if it still is.

@@ -68,7 +68,7 @@ class PassRows:
         return self._whole[row]
 
     def log_probability(self, row: int, column: int) -> float:
-        """Under the softmax of the logits."""
+        """The log-probability of a column under the softmax of the logits."""
         digest = self.digest(row)
         logit = float(self.whole(row)[column]) if digest is None else digest.logit_of(column)
         logit_of_one, log_total = self._log_total(row)
@@ -131,7 +131,7 @@ class KnownRow:
 
     @classmethod
     def of(cls, digest: RowDigest, num_columns: int) -> KnownRow:
-        """What `digest` says of a row of `num_columns` columns."""
+        """The part of a row of `num_columns` columns that `digest` tells."""
         columns = np.concatenate((digest.likely, digest.best, digest.asked))
         columns, places = np.unique(columns, return_index=True)
         logits = np.concatenate((digest.likely_logits, digest.best_logits, digest.asked_logits))[places]

@@ -29,7 +29,7 @@ _NONE: Columns = np.empty(0, dtype=np.intp)
 _FIRST_MARGIN = 8.0
 """Nats below the best logit within which the first look for likely tokens goes."""
 _WIDEST_MARGIN = 1e4
-"""Beyond it, all columns are looked at."""
+"""The margin beyond which all columns are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Changes:
 
     biased: Columns
     biases: Row
-    """What is added to each of them, one after another."""
+    """The number that is added to each of them, one after another."""
     penalized: Columns
     """Columns that `repetition_penalty` changes; ascending."""
     written: Columns
     """Columns that `presence_penalty` and `frequency_penalty` change; ascending."""
     reductions: Row
-    """What is taken off each of those written."""
+    """The number that is taken off each of them."""
 
     @property
     def size(self) -> int:
@@ -68,7 +68,7 @@ class LogitsProcessor:
         biases = np.array([bias for _, bias in known], dtype=np.float32)
         self._bias_changes = Changes(columns, biases, _NONE, _NONE, np.empty(0, dtype=np.float32))
         self.divisor: np.float32 = np.float32(distribution.temperature or 1.0)
-        """What the temperature divides logits by."""
+        """The divisor of the logits: the temperature, or 1."""
         self._leaves_rows = distribution.is_plain and distribution.temperature in (0, 1)
 
     @property

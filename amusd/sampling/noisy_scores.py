@@ -53,7 +53,7 @@ def device_counters(codes: Tensor, keys: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, shift: int) -> Tensor:
-    """To the right, with zeros from the left: torch's own shift of int32 repeats the sign."""
+    """Shift to the right, with zeros from the left: torch's own shift of int32 repeats the sign."""
     return (numbers >> shift).bitwise_and_((1 << (32 - shift)) - 1)
 
 

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from amusd.config import Distribution
+from amusd.protocol.draft_session import Guesses
 from amusd.sampling.digest import Digest, Digests, RowDigest, Words
 from amusd.sampling.known_rows import Kept, KnownRow, check_largest, keep
 from amusd.sampling.logits import Changes, LogitsProcessor, Row
@@ -42,16 +43,6 @@ _LARGEST = 700.0
 """An exponent whose exponential is still a number."""
 _POSITIONS_KEPT = 16
 """Positions whose noise is kept: the nodes of a tree stand at few, and meet each of them often."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankedTokens:
-    """The likeliest tokens behind one row, best first; of equal ones that of the first column."""
-
-    token_ids: tuple[int, ...]
-    """Fewer than asked for where filters leave fewer, or the rest is less likely than wanted."""
-    probabilities: tuple[float, ...]
-    """One for each token, above 0; together at most 1."""
 
 
 Mixture = Sequence[tuple[int, float]]
@@ -152,8 +143,11 @@ class Ranking:
         contexts: Sequence[Sequence[int]] = (),
         mixtures: Sequence[Mixture] = (),
         outputs: Words | None = None,
-    ) -> list[RankedTokens]:
+    ) -> list[Guesses]:
         """[rows, columns] -> the likeliest tokens of each row; the token that row `i` scores stands at `positions[i]`.
+
+        The best token comes first, of equal ones that of the first column. There are fewer than asked for where filters
+        leave fewer, or the rest is less likely than wanted. Probabilities are above 0, and together at most 1.
 
         `contexts`: all tokens before each of them, if `needs_contexts`; `mixtures`: what is known of each row beside
         its logits (none: nothing of any); `outputs`: of `digest`, where the pass has computed it. Raises `ValueError`
@@ -284,12 +278,13 @@ class Ranking:
         best = likely[np.argsort(-scores[likely], kind="stable")[: self._number]]
         return _Best(float(top) + math.log(total), scores[best].tolist(), best.tolist())
 
-    def _ranked(self, best: _Best) -> RankedTokens:
+    def _ranked(self, best: _Best) -> Guesses:
         order = sorted(zip(best.scores, best.columns, strict=True), key=lambda one: (-one[0], one[1]))[: self._number]
         weights = [math.exp(score - best.log_total) for score, _ in order]
         together = max(1.0, sum(weights))
         likely = [weight / together for weight in weights if weight > self._least]
-        return RankedTokens(tuple(int(self._ids[column]) for _, column in order[: len(likely)]), tuple(likely))
+        ids = (int(self._ids[column]) for _, column in order[: len(likely)])
+        return tuple(zip(ids, likely, strict=True))
 
     def _shares(self, mixture: Mixture) -> list[tuple[int, float]]:
         return [(self._column(token_id), share) for token_id, share in mixture]

@@ -200,7 +200,7 @@ class TokenSampler:
         return self._processor.changes(*self._seen(context))
 
     def _seen(self, context: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """What penalties look at: the prompt and the answer."""
+        """The prompt and the answer, which penalties look at."""
         if not self._processor.needs_context:
             return (), ()
         return context[: self._num_prompt_tokens], context[self._num_prompt_tokens :]
@@ -287,7 +287,7 @@ class TargetSampler(TokenSampler):
         rows: Sequence[ProbabilityRow] = (),
         outputs: Words | None = None,
     ) -> Acceptance:
-        """What a pass over `block`, whose first token stands at `start`, commits.
+        """The tokens that a pass over `block`, whose first token stands at `start`, commits.
 
         `logits` [len(block), ids]; `judged`: the block's candidates, with or without one behind them; `rows`: what they
         were drawn from, under the ratio test; `outputs` as of `choose`.
@@ -306,7 +306,7 @@ class TargetSampler(TokenSampler):
     def accept_paths(
         self, logits: Tensor, block: Block, outputs: Words | None = None
     ) -> tuple[Acceptance, tuple[int, ...]]:
-        """What a pass over the rows of `block` [rows, ids] commits, and which of its rows it goes on with.
+        """The tokens that a pass over the rows of `block` [rows, ids] commits, and the rows that it goes on with.
 
         Not under the ratio test. `outputs`: of `digest` and `path_inputs`, where the pass has computed it.
         """

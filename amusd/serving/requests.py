@@ -82,7 +82,7 @@ class _Fields(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong."""
+    """One error, as OpenAI's API describes it."""
 
     message: str
     type: str
@@ -215,7 +215,7 @@ class Plan:
     params: SamplingParams
     """Parameters of the first choice; the next one has the next seed."""
     num_choices: int
-    """For each prompt."""
+    """The number of choices for each prompt."""
     decoding: DecodingConfig
     generates: bool = True
     """False: only the prompt is wanted back."""

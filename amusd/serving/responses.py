@@ -155,7 +155,7 @@ class Writer:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _next_piece(self, index: int, choice: _Choice) -> dict[str, Any]:
-        """What is told of the tokens that waited."""
+        """The chunk for the tokens that waited."""
         tokens, choice.waiting = choice.waiting, []
         text = "".join(token.text for token in tokens)
         if self._plan.is_chat:

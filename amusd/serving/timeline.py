@@ -90,7 +90,7 @@ class Story:
         """A watch for each sequence that goes on."""
 
     def take(self, event: Event) -> list[dict[str, Any]]:
-        """What is told of the next event."""
+        """The lines for listeners about the next event."""
         if isinstance(event, WholeSequence):
             self._rollbacks.pop(event.sequence_id, None)
             return []

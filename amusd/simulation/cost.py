@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -23,6 +23,10 @@ class Duration:
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Duration:
         """Return one time with a spread."""
         return cls((round(milliseconds * 1e6),), spread)
+
+    def times(self, factor: float) -> Duration:
+        """Return this many times as long ones."""
+        return replace(self, samples=tuple(round(factor * sample) for sample in self.samples))
 
     def draw(self, random: Random) -> int:
         """Draw one of the times."""
@@ -67,6 +71,10 @@ class Shared:
     def of_ms(cls, milliseconds: float, spread: float = 0.0) -> Shared:
         """Return one time with a spread for both situations."""
         return cls.same(Duration.of_ms(milliseconds, spread))
+
+    def times(self, factor: float) -> Shared:
+        """Return this many times as long ones."""
+        return Shared(self.alone.times(factor), self.together.times(factor))
 
     def when(self, other_works: bool) -> Duration:
         """Return the duration that holds."""
@@ -138,6 +146,26 @@ class Costs:
         nearest = min(steps, key=lambda known: (abs(known - counted), known))
         ns = max(0, steps[nearest].when(target_works).draw(random) + self.tree_row_ns * (counted - nearest))
         return self._beyond_knee(ns, num_nodes) + self.draft_sequence_ns * (num_sequences - 1)
+
+    def scaled(self, target: float, draft: float) -> Costs:
+        """Return the costs where the devices of the target, and of the draft, take this many times as long.
+
+        The target's host and the link take as long as before.
+        """
+        return replace(
+            self,
+            passes={number: shared.times(target) for number, shared in self.passes.items()},
+            row_ns=round(target * self.row_ns),
+            sequence_ns=round(target * self.sequence_ns),
+            target_prefill=self.target_prefill.times(target),
+            draft_token=self.draft_token.times(draft),
+            tree_steps={number: shared.times(draft) for number, shared in self.tree_steps.items()},
+            tree_row_ns=round(draft * self.tree_row_ns),
+            draft_sequence_ns=round(draft * self.draft_sequence_ns),
+            draft_prefill=self.draft_prefill.times(draft),
+            advance=self.advance.times(draft),
+            rollback=self.rollback.times(draft),
+        )
 
     def _below_knee(self, num_rows: int) -> int:
         return num_rows if self.knee_rows is None else min(num_rows, self.knee_rows)

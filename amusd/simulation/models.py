@@ -158,7 +158,7 @@ class Script:
     tokens_per_step: int
     seed: int
     random: Random
-    """For the times of what a drafter does for one sequence."""
+    """The random numbers behind the times of what a drafter does for one sequence."""
 
 
 @dataclass

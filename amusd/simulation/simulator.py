@@ -255,9 +255,9 @@ class _Run:
 
 
 def _throughput(num_slots: int, sequences: Sequence[TargetSequence]) -> Throughput:
-    tallies = [sequence.tally for sequence in sequences if sequence.tally.num_tokens]
-    slot_ns = sum(tally.total_ns for tally in tallies)
-    return Throughput(num_slots, sum(tally.num_tokens for tally in tallies), slot_ns)
+    answers = [sequence.metrics for sequence in sequences if sequence.metrics.num_tokens]
+    slot_ns = sum(answer.total_ns for answer in answers)
+    return Throughput(num_slots, sum(answer.num_tokens for answer in answers), slot_ns)
 
 
 def _random(purpose: str, seed: int) -> Random:

@@ -139,7 +139,7 @@ class TableModel:
 
     @property
     def prefill_chunk(self) -> int:
-        """Where `numerics` are given, theirs; else a prompt is one chunk."""
+        """The chunk of `numerics`, if they are given; else a prompt is one chunk."""
         return self._numerics.prefill_chunk if self._numerics else self._max_length
 
     def max_rows(self, start: int) -> int:

@@ -86,7 +86,7 @@ class TargetPass(Event):
     num_tokens: int
     """Tokens committed."""
     committed_length: int
-    """After the pass."""
+    """Committed tokens after the pass."""
     num_ready: int = 0
     """Candidates that wait for the next pass."""
     num_alternatives: int = 0

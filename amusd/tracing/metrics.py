@@ -128,8 +128,11 @@ class GenerationMetrics:
         self.prefill_ns += duration_ns
         self.first_token_ns = self.total_ns = self.prefill_ns
 
-    def passed(self, elapsed_ns: int, duration_ns: int, outcome: PassOutcome) -> None:
-        """Count a pass, whose tokens were committed `elapsed_ns` after the request."""
+    def passed(self, elapsed_ns: int, duration_ns: int, outcome: PassOutcome, *, is_alone: bool = False) -> None:
+        """Count a pass, whose tokens were committed `elapsed_ns` after the request.
+
+        `is_alone`: the draft that was to help was lost or silent.
+        """
         if self.num_passes:
             self.chunk_gaps_ns.append(elapsed_ns - self.total_ns)
         else:
@@ -138,6 +141,7 @@ class GenerationMetrics:
         self.pass_ns += duration_ns
         self.num_passes += 1
         self.num_tokens += outcome.num_tokens
+        self.num_tokens_alone += outcome.num_tokens if is_alone else 0
         self.num_late_accepted += outcome.num_late_accepted
         self.num_alternatives += outcome.num_alternatives
         self.num_accepted_alternatives += outcome.num_accepted_alternatives

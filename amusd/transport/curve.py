@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from amusd.errors import ConfigError
 from amusd.types import Role
 
 _LINE = r'^\s*{name}-key\s*=\s*"([0-9A-Za-z.:+=^!/*?&<>()\[\]{{}}@%$#-]{{40}})"\s*$'
 _STORE = "store.key_secret"
+_DOMAIN = "amusd"  # names the list of keys to libzmq; without a domain it would let in every key that works
 _FOLDER_MODE = 0o700
 _SECRET_MODE = 0o600
 _PUBLIC_MODE = 0o644
@@ -42,6 +44,26 @@ class Keys:
     def callback(self, _domain: str, key: bytes) -> bool:
         """True when a connection with this public key may come in; pyzmq's authenticator asks."""
         return key in self.peers
+
+
+def serve_with(socket: zmq.Socket[bytes], keys: Keys) -> ThreadAuthenticator:
+    """Have an unbound socket let in the owners of `keys.peers` only; `stop` what is returned when it closes."""
+    socket.set(zmq.CURVE_SERVER, 1)
+    socket.set(zmq.CURVE_SECRETKEY, keys.secret)
+    socket.set(zmq.ZAP_DOMAIN, _DOMAIN.encode())
+    socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    authenticator = ThreadAuthenticator(socket.context)
+    authenticator.configure_curve_callback(_DOMAIN, keys)
+    authenticator.start()
+    return authenticator
+
+
+def ask_with(socket: zmq.Socket[bytes], keys: Keys) -> None:
+    """Have a socket that is not connected yet talk to the owner of `keys.peers` only."""
+    (server,) = keys.peers
+    socket.set(zmq.CURVE_SERVERKEY, server)
+    socket.set(zmq.CURVE_PUBLICKEY, keys.public)
+    socket.set(zmq.CURVE_SECRETKEY, keys.secret)
 
 
 def write_keys(folder: Path) -> None:

@@ -134,7 +134,7 @@ def _bind(link: Link, config: TransportConfig, nonce: int, devices: tuple[str, s
             raise ConfigError(f"transport=shared_memory: not on this system, use transport=zeromq: {error}") from None
         return SharedMemoryTransport.bind(nonce)
     address = LOOPBACK if link == "zeromq_tcp" and config.address is None else config.address
-    return _zeromq().bind(address, nonce, insecure=config.insecure, keys=_keys(config, Role.TARGET))
+    return _zeromq().bind(address, nonce, insecure=config.insecure, keys=keys_of(config, Role.TARGET))
 
 
 def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str, str]) -> Transport:
@@ -147,7 +147,7 @@ def _connect(config: TransportConfig, rendezvous: Rendezvous, devices: tuple[str
         from amusd.transport.shared_memory import SharedMemoryTransport
 
         return SharedMemoryTransport.connect(address, nonce)
-    return _zeromq().connect(address, nonce, insecure=config.insecure, keys=_keys(config, Role.DRAFT))
+    return _zeromq().connect(address, nonce, insecure=config.insecure, keys=keys_of(config, Role.DRAFT))
 
 
 def _zeromq() -> type[ZeroMQTransport]:
@@ -158,7 +158,8 @@ def _zeromq() -> type[ZeroMQTransport]:
     return ZeroMQTransport
 
 
-def _keys(config: TransportConfig, role: Role) -> Keys | None:
+def keys_of(config: TransportConfig, role: Role) -> Keys | None:
+    """The keys of the end of this role; None for a link without keys. Raises ConfigError."""
     if config.keys is None:
         return None
     from amusd.transport.curve import read_keys

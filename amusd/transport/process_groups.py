@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from amusd.errors import ConfigError
-from amusd.transport.addresses import Endpoint
+from amusd.transport.addresses import Endpoint, address_towards
 from amusd.transport.lanes import Bodies, Lane
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ class Meeting:
         `device`: where bodies are handed over by NCCL; None leaves them to gloo.
         """
         host = (
-            self.endpoint.host if self._rank == TARGET_RANK or self.endpoint.is_local else _own_address(self.endpoint)
+            self.endpoint.host
+            if self._rank == TARGET_RANK or self.endpoint.is_local
+            else address_towards(self.endpoint.host, self.endpoint.port)
         )
         lanes = []
         for direction in _DIRECTIONS:
@@ -158,11 +160,3 @@ def _warm_up(bodies: Bodies, peer: int, *, sends: bool) -> None:
         bodies.send(b"\0", peer)
     else:
         bodies.receive(1, peer)
-
-
-def _own_address(endpoint: Endpoint) -> str:
-    """The address of this machine that the other one sees. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # a datagram socket: nothing is sent
-        return str(probe.getsockname()[0])

@@ -30,7 +30,7 @@ from amusd.errors import ConfigError, PeerProtocolError, WireError
 from amusd.protocol.wire import MAX_FRAME_BYTES
 
 CONTROL_BYTES = mmap.PAGESIZE
-"""Before the ring; the words in it are a cache line apart, because two processes use them at once."""
+"""The bytes before the ring; the words in it are a cache line apart, because two processes use them at once."""
 RING_BYTES = 2 * MAX_FRAME_BYTES + mmap.PAGESIZE
 """Room of one direction: two of the longest frames, or a hundred thousand candidates. Unused pages cost nothing."""
 AREA_BYTES = CONTROL_BYTES + RING_BYTES

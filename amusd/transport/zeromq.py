@@ -35,7 +35,7 @@ from amusd.protocol.messages import Message
 from amusd.protocol.wire import MAX_FRAME_BYTES
 from amusd.transport.addresses import Endpoint, parse_endpoint
 from amusd.transport.base import MAX_QUEUED_MESSAGES, FrameCodec, give_way, spin
-from amusd.transport.curve import Keys
+from amusd.transport.curve import Keys, ask_with, serve_with
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ LOOK_SECONDS = 0.001
 GIVE_WAY_SECONDS = 0.001
 """A sender gives its core away after a message, but not again for so long."""
 
-_DOMAIN = "amusd"  # names the list of keys to libzmq; without a domain it would let in every key that works
 _HANDSHAKE_MS = 5_000
 _HEARTBEAT_INTERVAL_MS = 1_000
 _HEARTBEAT_TIMEOUT_MS = 5_000
@@ -106,7 +105,7 @@ class ZeroMQTransport:
         transport._private_folder = folder
         try:
             if keys is not None:
-                transport._serve_with(keys)
+                transport._authenticator = serve_with(transport._socket, keys)
             transport._socket.bind(endpoint.address)
         except zmq.ZMQError as error:
             transport.close()
@@ -121,7 +120,7 @@ class ZeroMQTransport:
         transport = cls(endpoint, nonce, _new_socket(endpoint))
         try:
             if keys is not None:
-                transport._ask_with(keys)
+                ask_with(transport._socket, keys)
             transport._socket.connect(endpoint.address)
         except zmq.ZMQError as error:
             transport.close()
@@ -196,23 +195,6 @@ class ZeroMQTransport:
         self._socket.context.term()  # returns when the last message has left or lingered long enough
         if self._private_folder is not None:
             shutil.rmtree(self._private_folder, ignore_errors=True)
-
-    def _serve_with(self, keys: Keys) -> None:
-        """Let in the owners of `keys.peers` only."""
-        self._socket.set(zmq.CURVE_SERVER, 1)
-        self._socket.set(zmq.CURVE_SECRETKEY, keys.secret)
-        self._socket.set(zmq.ZAP_DOMAIN, _DOMAIN.encode())
-        self._socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._authenticator = ThreadAuthenticator(self._socket.context)
-        self._authenticator.configure_curve_callback(_DOMAIN, keys)
-        self._authenticator.start()
-
-    def _ask_with(self, keys: Keys) -> None:
-        """Talk to the owner of `keys.peers` only."""
-        (server,) = keys.peers
-        self._socket.set(zmq.CURVE_SERVERKEY, server)
-        self._socket.set(zmq.CURVE_PUBLICKEY, keys.public)
-        self._socket.set(zmq.CURVE_SECRETKEY, keys.secret)
 
     def _let_it_go(self) -> None:
         """Let libzmq's own thread take the message: on the core that they share it may wait while this one computes.

@@ -17,7 +17,7 @@ from amusd.commands.generate import live_view
 from amusd.commands.live import LiveState, LiveView, TerminalScreen, render
 from amusd.config import RunConfig
 from amusd.console import Console
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.tracing.events import Event
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode

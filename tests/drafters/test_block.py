@@ -89,7 +89,8 @@ class Pair:
             if node.computed and depth < len(scores):
                 context = [[*self.committed, *path]] if ranking.needs_contexts else ()
                 (row,) = ranking.rank(scores[depth : depth + 1], [node.position + 1], context)
-                expected = row.token_ids[:1] if self.fan_out == 1 else row.token_ids
+                found = tuple(token_id for token_id, _ in row)
+                expected = found[:1] if self.fan_out == 1 else found
                 assert {child.token_id for child in node.children} <= set(expected)
                 assert not node.children or max(node.children, key=lambda each: each.weight).token_id == expected[0]
                 checked += len(node.children)

@@ -14,9 +14,9 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter, DrafterKind
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
-from amusd.drafters.oracle import OracleDrafter, always_right, always_wrong
 from amusd.errors import ConfigError, NoRoomError
 from amusd.models.language_model import ModelOutput
+from amusd.testing.oracle import OracleDrafter, always_right, always_wrong
 from amusd.testing.table import TableModel
 
 MODEL = TableModel(20, seed=3, max_length=60)

@@ -13,8 +13,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter, NgramTreeDrafter
-from amusd.drafters.oracle import OracleDrafter, right_with_probability
-from amusd.drafters.synthetic import SyntheticDrafter
+from amusd.drafters.synthetic import right_with_probability
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.huggingface import wrap_model
@@ -23,6 +22,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
 from amusd.testing import contract
 from amusd.testing.contract import CAPACITY
+from amusd.testing.oracle import OracleDrafter
 from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 6
@@ -35,13 +35,6 @@ MODEL_OF_FEWER_IDS = TableModel(VOCAB_SIZE - 2, seed=3, max_length=CAPACITY)
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
 LETTERS = (b"d", b"a", b"e", b"b", b"c")
 REFERENCE = tuple(i * i % VOCAB_SIZE for i in range(CAPACITY))
-
-
-def synthetic() -> SyntheticDrafter:
-    """Over a model of fewer ids than the target's, and with a reference that ends before the capacity."""
-    drafter = SyntheticDrafter(AutoregressiveDrafter(MODEL_OF_FEWER_IDS), 0.6, VOCAB_SIZE - 2)
-    drafter.set_reference(REFERENCE[:40])
-    return drafter
 
 
 def model_with_another_tokenizer() -> CachedModel:
@@ -64,7 +57,6 @@ FACTORIES: dict[str, Callable[[], ChainDrafter]] = {
     "lookup_first": lambda: AutoregressiveDrafter(MODEL, NgramCache(2, 4)),
     "ngram": lambda: NgramDrafter(1, 3),
     "oracle": lambda: OracleDrafter(REFERENCE, right_with_probability(0.6, 0), VOCAB_SIZE),
-    "synthetic": synthetic,
 }
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=12)
 

@@ -277,12 +277,18 @@ def test_the_command_line_names_it(overrides: list[str], drafter: DrafterConfig 
             ["drafter.factory=a b"],
             "drafter.factory=a b: expected MODULE:FUNCTION or FILE.py:FUNCTION, or the name of an",
         ),
-        (["drafter=ngram", "drafter.factory=a:b"], "drafter.factory=a:b: only allowed with drafter=custom, not ngram"),
+        (
+            ["drafter=ngram", "drafter.factory=a:b"],
+            "drafter.factory=a:b: only allowed with drafter=custom, not with drafter=ngram",
+        ),
         (
             ["drafter=a:b", "drafter.factory=c:d"],
             "drafter.factory=c:d: drafter=a:b names one as well; leave one of them",
         ),
-        (["drafter.options.x=1"], "drafter.options={'x': 1}: only allowed with drafter=custom, not embedded"),
+        (
+            ["drafter.options.x=1"],
+            "drafter.options={'x': 1}: only allowed with drafter=custom, not with drafter=embedded",
+        ),
         (["drafter=a:b", "drafter.options=5"], "drafter.options=5: expected names and values"),
         (["drafter=a:b", "drafter.options.x=1,2"], "drafter.options.x=1,2: several values are a sweep, which needs -m"),
         (["drafter=a:b", "drafter.options.=1"], "drafter.options.=1: no such key"),

@@ -10,6 +10,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter, Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.language_model import ChainRows, KVCache
+from amusd.protocol.draft_session import Node, Transition
 from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 20
@@ -43,15 +44,28 @@ class Free(ChainDrafter):
 
 
 def opened(accept: float, reference: Sequence[int] = REFERENCE, model: Drafter | None = None) -> SyntheticDrafter:
-    drafter = SyntheticDrafter(model or Free(), accept, VOCAB_SIZE)
+    drafter = SyntheticDrafter(model or Free(), accept, 0.0, VOCAB_SIZE)
     drafter.set_reference(reference)
     drafter.open(PROMPT, LENGTH)
     return drafter
 
 
+def propose(drafter: Drafter, max_tokens: int) -> tuple[int, ...]:
+    """The next tokens of a chain, which nothing but the model may end earlier."""
+    last = Node(None, 0, drafter.length - 1, 1.0, 1.0)
+    found = drafter.expand(last, [last], max_tokens)
+    assert all(probability == 1.0 for ((_, probability),) in found)
+    return tuple(token_id for ((token_id, _),) in found)
+
+
+def cut(drafter: Drafter, length: int, *token_ids: int) -> None:
+    """A verdict that leaves `length` tokens and commits these behind them."""
+    drafter.follow(Transition((), token_ids, None, length + len(token_ids), 0, 0))
+
+
 def is_right(accept: float, reference: Sequence[int] = REFERENCE) -> list[bool]:
     """Whether each proposal is the target's own token."""
-    proposed = opened(accept, reference).propose(LENGTH - len(PROMPT))
+    proposed = propose(opened(accept, reference), LENGTH - len(PROMPT))
     return [mine == own for mine, own in zip(proposed, reference[len(PROMPT) :], strict=True)]
 
 
@@ -79,7 +93,7 @@ def test_another_text_is_right_elsewhere_and_the_same_text_at_the_same_positions
 
 
 def test_a_wrong_proposal_is_another_id_of_the_smallest_vocabulary_that_holds_the_right_one() -> None:
-    proposed = opened(0.0).propose(1000)
+    proposed = propose(opened(0.0), 1000)
     for mine, own in zip(proposed, REFERENCE[len(PROMPT) :], strict=False):
         assert mine != own
         assert 0 <= mine <= max(own, 1)
@@ -87,8 +101,8 @@ def test_a_wrong_proposal_is_another_id_of_the_smallest_vocabulary_that_holds_th
 
 def test_behind_the_end_of_the_answer_it_goes_on_as_a_draft_does_that_knows_of_no_end() -> None:
     drafter = opened(1.0, REFERENCE[:8])
-    assert drafter.propose(5)[:3] == REFERENCE[5:8]
-    assert len(drafter.propose(4)) == 4
+    assert propose(drafter, 5)[:3] == REFERENCE[5:8]
+    assert len(propose(drafter, 4)) == 4
 
 
 def test_the_model_does_what_it_would_do_for_a_drafter_of_its_own() -> None:
@@ -96,32 +110,31 @@ def test_the_model_does_what_it_would_do_for_a_drafter_of_its_own() -> None:
     real, synthetic = Model(), Model()
     drafters: tuple[Drafter, Drafter] = (
         AutoregressiveDrafter(real),
-        SyntheticDrafter(AutoregressiveDrafter(synthetic), 0.5, VOCAB_SIZE),
+        SyntheticDrafter(AutoregressiveDrafter(synthetic), 0.5, 0.0, VOCAB_SIZE),
     )
     for drafter in drafters:
         drafter.open(PROMPT, 100)
-        drafter.propose(1)
-        drafter.propose(4)
-        drafter.truncate(7)
-        drafter.commit([9, 9, 9])
-        drafter.propose(3)
-        drafter.truncate(drafter.length)
-        drafter.propose(90)
+        propose(drafter, 1)
+        propose(drafter, 4)
+        cut(drafter, 7, 9, 9, 9)
+        propose(drafter, 3)
+        cut(drafter, drafter.length)
+        propose(drafter, 90)
         assert drafter.length == 100
         drafter.close()
         drafter.open(PROMPT[:2], 50)
-        drafter.propose(2)
+        propose(drafter, 2)
     assert real.calls == synthetic.calls
     assert len(real.calls) > 6
 
 
 def test_ids_beyond_the_models_vocabulary_are_brought_into_it() -> None:
-    drafter = SyntheticDrafter(AutoregressiveDrafter(Model()), 1.0, VOCAB_SIZE)
+    drafter = SyntheticDrafter(AutoregressiveDrafter(Model()), 1.0, 0.0, VOCAB_SIZE)
     drafter.set_reference((100_000, 100_001, 100_002))
     drafter.open((100_000,), 10)
-    assert drafter.propose(1) == (100_001,)
-    drafter.commit((100_002, 2**31 - 1))
-    assert len(drafter.propose(2)) == 2
+    assert propose(drafter, 1) == (100_001,)
+    cut(drafter, 2, 100_002, 2**31 - 1)
+    assert len(propose(drafter, 2)) == 2
 
 
 def test_it_is_told_the_answer_and_other_drafters_are_not() -> None:

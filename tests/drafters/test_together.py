@@ -14,7 +14,7 @@ from models import tiny
 from amusd.config import GREEDY, Distribution, DrafterConfig
 from amusd.drafters import factory
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, DrafterKind
+from amusd.drafters.base import Drafter
 from amusd.errors import NotFiniteError
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
@@ -48,10 +48,9 @@ class Kind:
 
     def make(self, number: int) -> Sequence[Drafter]:
         if self.drafter.kind == "cascade":
-            inner = factory._model_factories(LOOKUP, other_model())[DrafterKind(LOOKUP.kind)]
-            return factory._cascade_factory(self.drafter, model(), inner, other_model().num_ids)(number)
-        makers = factory._model_factories(self.drafter, model())
-        return makers[DrafterKind(self.drafter.kind, self.is_tree)](number)
+            inner, _ = factory._model_makers(LOOKUP, other_model())
+            return factory._cascade_maker(self.drafter, model(), inner, other_model().num_ids)(number)
+        return factory._model_makers(self.drafter, model())[self.is_tree](number)
 
 
 PLAIN = DrafterConfig(kind="hf", model="tiny")
@@ -144,8 +143,8 @@ def test_a_step_for_several_is_a_step_for_each(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("config", [PLAIN, LOOKUP])
 def test_chains_and_trees_take_turns_on_one_cache(config: DrafterConfig) -> None:
-    makers = factory._model_factories(config, model())
-    shared = {is_tree: makers[DrafterKind(config.kind, is_tree)](1)[0] for is_tree in (False, True)}
+    makers = factory._model_makers(config, model())
+    shared = {is_tree: makers[is_tree](1)[0] for is_tree in (False, True)}
     assert shared[False]._cache is shared[True]._cache  # type: ignore[attr-defined]
     rng = random.Random(3)
     for turn in range(8):

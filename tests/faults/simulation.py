@@ -326,14 +326,14 @@ class Simulation:
         self._is_calm = True
         for answer in answers:
             answer.watched_from = worker.num_passes
-            answer.num_accepted_before = answer.sequence.tally.num_accepted
+            answer.num_accepted_before = answer.sequence.metrics.num_accepted
 
     def _is_live_again(self, worker: WatchedTarget, answer: Answer) -> bool:
         """In liveness mode: whether it has had a candidate accepted for the first time after the last fault."""
         if not self._is_calm or answer.is_live:
             return False
         num_passes = worker.num_passes - answer.watched_from
-        if answer.sequence.tally.num_accepted > answer.num_accepted_before:
+        if answer.sequence.metrics.num_accepted > answer.num_accepted_before:
             answer.is_live = True
             self._passes_to_accept = max(num_passes, self._passes_to_accept or 0)
         elif num_passes > MAX_PASSES_TO_ACCEPT and worker.client.failure is None:

@@ -107,13 +107,13 @@ class WatchedTarget(TargetWorker):
         self.watch.waited(self.world.now_ns - self.client.delayed_ns - self._ready_ns, self._num_waits)
 
     def _verify(self, sequences: Sequence[TargetSequence], blocks: Sequence[Block]) -> None:
-        tallies = [sequence.tally for sequence in sequences]
-        before = [(tally.num_accepted, tally.num_accepted_alternatives) for tally in tallies]
+        metrics = [sequence.metrics for sequence in sequences]
+        before = [(own.num_accepted, own.num_accepted_alternatives) for own in metrics]
         super()._verify(sequences, blocks)
         self.num_passes += 1
         for sequence, block, (num_accepted, num_alternatives) in zip(sequences, blocks, before, strict=True):
-            session, tally = sequence.session, sequence.tally
+            session, own = sequence.session, sequence.metrics
             self.watch.committed(session)
-            self.world.counts["alternative accepted"] += tally.num_accepted_alternatives - num_alternatives
-            accepted = tally.num_accepted - num_accepted
+            self.world.counts["alternative accepted"] += own.num_accepted_alternatives - num_alternatives
+            accepted = own.num_accepted - num_accepted
             self.world.note(f"pass {session.sequence_id} {len(block.candidates)} {accepted} {session.committed_length}")

@@ -5,6 +5,7 @@ Stands where `run.py` does, with the arguments KEYS SECONDS: says why it failed;
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from amusd.runtime.handshake import await_hello
 from amusd.transport.curve import read_store_key
 from amusd.transport.zeromq import ZeroMQTransport
 from amusd.types import Role
+from launch.nodes import here, own_member
 from launch.store import Store, place_from_environment
 
 HELLO = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 0, "", ("hf",))
@@ -23,8 +25,9 @@ STORE_SECONDS = 60.0
 
 def main() -> None:
     keys, seconds = sys.argv[1:]
-    store = Store(place_from_environment(), read_store_key(Path(keys)))
-    store.put("here", True)
+    place = place_from_environment()
+    store = Store(place, read_store_key(Path(keys)))
+    store.put(here(place.rank), dataclasses.asdict(own_member(place)))
     store.put("draft", {"incarnation": HELLO.incarnation, "pids": [os.getpid()]})
     rendezvous = store.get("rendezvous/1", STORE_SECONDS)
     link = ZeroMQTransport.connect(rendezvous["address"], rendezvous["nonce"], insecure=True)

@@ -14,10 +14,10 @@ from launch.compose import compose_config
 PROMPT = "a sentence"
 
 
-def save_pair(folder: Path, *, target_layers: int = 2, draft_layers: int = 1) -> list[str]:
+def save_pair(folder: Path, *, target_layers: int = 2, draft_layers: int = 1, num_heads: int = 2) -> list[str]:
     """A small random target in float32, and a smaller draft; the arguments that name them.
 
-    With equally many layers the two are the same model.
+    With equally many layers the two are the same model. `num_heads`: of keys and values; no more ranks can share one.
     """
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     for name, layers in (("target", target_layers), ("draft", draft_layers)):
@@ -26,6 +26,7 @@ def save_pair(folder: Path, *, target_layers: int = 2, draft_layers: int = 1) ->
             "Qwen3Config",
             vocab_size=len(tokenizer),
             num_hidden_layers=layers,
+            num_key_value_heads=num_heads,
             max_position_embeddings=4096,
             eos_token_id=None,
             pad_token_id=None,

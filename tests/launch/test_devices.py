@@ -15,7 +15,7 @@ from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import device_of
-from amusd.runtime.placement import in_role, rank_layout
+from amusd.runtime.placement import Node, in_role, rank_layout
 from amusd.types import Role
 from launch.devices import NCCL_SETTINGS, claim_hardware, mps_folder
 from launch.main import main
@@ -81,6 +81,14 @@ def test_ranks_of_the_draft_share_cores_only_with_each_other(
     assert cores(Role.DRAFT, 2) == drafts
 
 
+def nodes_apart(num_target_gpus: int, num_draft_gpus: int, sizes: tuple[int, int] = (1, 1)) -> tuple[Node, ...]:
+    """Each role has a machine of its own."""
+    return (
+        Node(name="the target's node", num_gpus=num_target_gpus, num_target_ranks=sizes[0], num_draft_ranks=0),
+        Node(name="the draft's node", num_gpus=num_draft_gpus, num_target_ranks=0, num_draft_ranks=sizes[1]),
+    )
+
+
 @pytest.mark.parametrize(
     ("num_gpus", "apart", "sizes", "devices"),
     [
@@ -106,8 +114,10 @@ def test_all_ranks_of_a_machine_find_the_same_devices_and_one_of_them_says_what_
     monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
     monkeypatch.setattr("amusd.runtime.cores.pin_to", lambda _cores: None)
     config = RunConfig(target_tensor_parallel_size=sizes[0], draft_tensor_parallel_size=sizes[1])
-    for role in Role:
-        assert claim_hardware(config, role, apart=apart).hardware.devices == devices
+    nodes = nodes_apart(num_gpus, num_gpus, sizes) if apart else ()
+    settled = claim_hardware(config, Role.TARGET, nodes)
+    assert settled.hardware.devices == devices
+    assert claim_hardware(settled if apart else config, Role.DRAFT).hardware.devices == devices
     for entry in rank_layout(config.engine()) if not apart else ():  # what no first rank has told
         assert (
             device_of(config.engine(), entry.role, entry.rank)
@@ -118,22 +128,23 @@ def test_all_ranks_of_a_machine_find_the_same_devices_and_one_of_them_says_what_
 
 
 @pytest.mark.parametrize(
-    ("role", "apart", "is_refused"),
+    ("role", "nodes", "refusal"),
     [
-        (Role.TARGET, False, True),
-        (Role.DRAFT, False, False),  # one of a machine says so
-        (Role.TARGET, True, False),  # the draft's machine may have it
-        (Role.DRAFT, True, True),
+        (Role.TARGET, (), "there is no cuda:1, cuda:0 is the only GPU"),
+        (Role.DRAFT, (), None),  # the target says so
+        (Role.TARGET, nodes_apart(1, 2), None),  # the draft's machine has it
+        (Role.TARGET, nodes_apart(2, 1), "there is no cuda:1 on the draft's node, which has 1 GPUs"),
+        (Role.DRAFT, nodes_apart(2, 1), None),
     ],
 )
-def test_a_missing_gpu_is_refused_by_the_first_rank_of_its_machine(
-    monkeypatch: pytest.MonkeyPatch, role: Role, apart: bool, is_refused: bool
+def test_a_missing_gpu_is_refused_by_the_target_whichever_machine_it_is_missing_on(
+    monkeypatch: pytest.MonkeyPatch, role: Role, nodes: tuple[Node, ...], refusal: str | None
 ) -> None:
     pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr("launch.devices.set_threads", lambda _number: None)
     config = RunConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:1")))
-    with pytest.raises(ConfigError, match="there is no cuda:1") if is_refused else nullcontext():
-        claim_hardware(config, role, apart=apart)
+    with pytest.raises(ConfigError, match=refusal) if refusal is not None else nullcontext():
+        claim_hardware(config, role, nodes)
 
 
 @pytest.mark.skipif(len(allowed_cores()) < 2, reason="needs two cores")
@@ -147,7 +158,7 @@ from amusd.config import HardwareConfig, RunConfig
 from amusd.types import Role
 from launch.devices import claim_hardware
 last = max(os.sched_getaffinity(0))
-config = claim_hardware(RunConfig(hardware=HardwareConfig(devices={devices})), Role.DRAFT, apart=False)
+config = claim_hardware(RunConfig(hardware=HardwareConfig(devices={devices})), Role.DRAFT)
 assert config.hardware.devices == ("cpu", "cpu")
 assert ("torch" in sys.modules) is {asks_torch}
 for thread in os.listdir("/proc/self/task"):
@@ -226,7 +237,7 @@ def test_a_peer_that_dies_in_a_transfer_does_not_end_this_process(
         transport=TransportConfig(kind=kind),  # type: ignore[arg-type]  # a parameter's type
         target_tensor_parallel_size=num_target_ranks,
     )
-    assert claim_hardware(config, Role.TARGET, apart=False).transport.kind == kind
+    assert claim_hardware(config, Role.TARGET).transport.kind == kind
     assert os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == ("2" if is_set else before)
     assert os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT") == ("0" if is_set else None)
 

@@ -13,7 +13,7 @@ from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 from amusd.runtime.supervisor import TARGET_GONE
 from amusd.transport.base import Rendezvous
-from launch import draft
+from launch import draft, nodes
 from launch.devices import NCCL_SETTINGS
 from launch.draft import run_draft_rank
 from launch.job import Group, Job, Options
@@ -86,7 +86,7 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NCCL_SETTINGS:
         monkeypatch.setenv(name, "")  # so that it is as before afterwards
     Told.values, Told.num_wanted, Told.has_met, Drafts.started = {}, 9, True, []
-    monkeypatch.setattr(draft, "Store", Told)
+    monkeypatch.setattr(nodes, "Store", Told)
     monkeypatch.setattr(draft, "DraftProcess", Drafts)
     monkeypatch.setattr(draft, "warm_lives", lambda: Lives([]))
     monkeypatch.setattr(draft, "await_rendezvous", rendezvous)
@@ -106,14 +106,14 @@ def test_the_target_hears_why_a_first_draft_could_not_start(code: int, failure: 
     with pytest.raises((ConfigError, PeerFailedError)):  # nobody else says so there
         run_draft_rank(Options(), place(is_away=True))
     assert Drafts.started == [1, 1]
-    assert Told.values["draft_failure"] == failure
+    assert Told.values["failure"] == failure
 
 
 def test_one_that_returns_is_followed_by_none() -> None:
     Drafts.codes = [0]
     assert run_draft_rank(Options(), place(is_away=False)) == 0
     assert Drafts.started == [1]
-    assert "draft_failure" not in Told.values
+    assert "failure" not in Told.values
 
 
 def test_one_that_had_met_the_target_is_followed_until_one_is_wanted_no_more(
@@ -122,7 +122,7 @@ def test_one_that_had_met_the_target_is_followed_until_one_is_wanted_no_more(
     Drafts.codes, Told.num_wanted = [-9, 1, 2, TARGET_GONE, -9], 5
     assert run_draft_rank(Options(), place(is_away=True)) == 0
     assert Drafts.started == [1, 2, 3, 4, 5]
-    assert "draft_failure" not in Told.values
+    assert "failure" not in Told.values
     assert Told.values["draft_pids/5"] == (7,)
     assert "the target has finished, and so has this draft" in capsys.readouterr().err
 

@@ -17,8 +17,8 @@ from amusd.errors import ConfigError
 from launch.draft import own_transport
 from launch.job import Group, Job, Options, store_secret
 from launch.main import main
+from launch.nodes import await_members
 from launch.store import Place, Store
-from launch.target import _await_machine
 from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_variables, run
 
 NODE = "127.0.0.2"
@@ -63,10 +63,10 @@ def test_the_script_refuses_a_third_machine() -> None:
 def test_a_machine_says_at_once_whom_it_awaits_and_where(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.target.CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr("launch.nodes.CONNECT_SECONDS", 0.1)
     target = place(NODE, port=free_port())
     with pytest.raises(ConfigError, match=f"^{target.endpoint}: nobody else came within 0.1 seconds"):
-        _await_machine(target, Store(target))
+        await_members(target, Store(target))
     expected = f"amusd: waiting for the draft's machine (NODE_RANK=1) at {target.endpoint}: 0 s at most\n"
     assert capsys.readouterr().err == expected
 

@@ -471,8 +471,8 @@ RULES = (
     Rule(
         "a lost draft stays attached",
         CLIENT,
-        "sequence.session.detach()\n            sequence.tally.lost_draft",
-        "sequence.tally.lost_draft",
+        "sequence.session.detach()\n            sequence.metrics.lost_draft",
+        "sequence.metrics.lost_draft",
         CLIENT_TESTS,
     ),
     Rule(
@@ -485,7 +485,7 @@ RULES = (
     Rule(
         "the draft's counts are given to no sequence",
         CLIENT,
-        "sequence.tally.reported(message)",
+        "sequence.metrics.reported(message)",
         "pass",
         CLIENT_TESTS,
     ),

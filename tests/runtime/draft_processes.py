@@ -18,12 +18,13 @@ from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, EngineConfig, TransportConfig
 from amusd.drafters.base import DrafterKind, one_by_one
 from amusd.drafters.factory import LoadedDrafters
-from amusd.drafters.oracle import OracleDrafter, always_wrong, right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import AmusdError, ConfigError, PeerLostError
 from amusd.protocol.messages import Candidate, Message
 from amusd.runtime.draft_client import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, failure_report, serve
+from amusd.testing.oracle import OracleDrafter, always_wrong
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport

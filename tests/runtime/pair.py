@@ -13,15 +13,19 @@ from typing import Any
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter, DrafterKind, one_by_one
 from amusd.drafters.factory import LoadedDrafters
-from amusd.drafters.oracle import OracleDrafter, Schedule
+from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
-from amusd.models.language_model import ModelOutput, SequenceRows
+from amusd.models.language_model import LanguageModel, ModelOutput, SequenceRows
 from amusd.models.numerics import Numerics
-from amusd.runtime.startup import meet_draft, serve
+from amusd.models.tokenizer import Tokenizer
+from amusd.runtime.draft_client import DraftClient
+from amusd.runtime.handshake import await_hello
+from amusd.runtime.startup import serve, target_hello
 from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.testing.memory import MemoryTransport, memory_pair
+from amusd.testing.oracle import OracleDrafter
 from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
@@ -97,6 +101,19 @@ class KeepingRecorder(Recorder):
 
     def flush(self) -> None:
         pass
+
+
+def meet_draft(
+    link: Transport,
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    recorder: Recorder,
+    timeout_seconds: float,
+    max_num_seqs: int = 1,
+) -> TargetWorker:
+    """Shake hands with the draft at the other end of `link`."""
+    peer = await_hello(link, target_hello(model, tokenizer), timeout_seconds)
+    return TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size, link, peer), max_num_seqs)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
@@ -104,7 +104,7 @@ class TableTreeDrafter(Drafter):
             here = here.parent
         context = (*self._context, *reversed(path))
         (ranked,) = self._ranking.rank(self._row(context), [len(context)], [context])
-        best, *others = ranked.token_ids
+        best, *others = (token_id for token_id, _ in ranked)
         others.insert(self._places(len(context)), best)
         return list(zip(others[: self._fan_out], WEIGHTS, strict=False))
 

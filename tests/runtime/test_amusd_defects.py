@@ -13,11 +13,12 @@ import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, WIDTH, decoding, oracle, pair, params, reference, target_model
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.oracle import OracleDrafter, always_right, right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.protocol.messages import Message, Open, Verdict
 from amusd.protocol.wire import encode
 from amusd.runtime.rollback import RollbackManager, propose
 from amusd.testing.memory import MemoryTransport
+from amusd.testing.oracle import OracleDrafter, always_right
 from amusd.types import FinishReason, Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]

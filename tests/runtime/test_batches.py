@@ -26,10 +26,11 @@ from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.oracle import OracleDrafter, always_wrong, right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import NoRoomError
 from amusd.protocol.draft_session import Guesses, Node
+from amusd.testing.oracle import OracleDrafter, always_wrong
 from amusd.testing.table import TableModel
 from amusd.tracing.events import Event, TargetPass
 from amusd.types import FinishReason, Mode

@@ -19,13 +19,13 @@ from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import EarlierAnswers, NgramCache, NgramDrafter, NgramTreeDrafter
-from amusd.drafters.oracle import always_wrong
-from amusd.drafters.synthetic import SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Message
 from amusd.testing.memory import MemoryTransport
+from amusd.testing.oracle import always_wrong
 from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason, Mode, TokenSource
@@ -335,7 +335,7 @@ def test_what_was_looked_up_counts_as_drafted() -> None:
 
 @pytest.mark.parametrize("accept", [0.0, 0.5, 1.0])
 def test_the_synthetic_tree_gives_the_tokens_of_plain_decoding(accept: float) -> None:
-    trees = {"synthetic": lambda: SyntheticTreeDrafter(TableTreeDrafter(), accept, accept, VOCAB_SIZE)}
+    trees = {"synthetic": lambda: SyntheticDrafter(TableTreeDrafter(), accept, accept, VOCAB_SIZE)}
     with pair({}, trees) as (engine, draft):
         for prompt in (PROMPT, PROMPT[:2]):
             for temperature in (0.0, 1.0):

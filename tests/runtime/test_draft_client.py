@@ -238,7 +238,7 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     target.link.inbox += [candidate(second, (1, 2)), candidate(first, (3,), incarnation=9)]
     target.client.drain()
     assert (first.session.num_candidates, second.session.num_candidates) == (0, 2)
-    assert (first.tally.num_stale_candidates, second.tally.num_stale_candidates) == (1, 0)
+    assert (first.metrics.num_stale_candidates, second.metrics.num_stale_candidates) == (1, 0)
     target.link.inbox.append(Progress(Role.DRAFT, first.sequence_id, 7, 0, 0, 0, 0, 0, 0))
     target.client.close(first, FinishReason.EOS)
     assert target.client.seconds_for_counts(first) > 0
@@ -248,8 +248,8 @@ def test_what_comes_for_one_sequence_changes_no_other() -> None:
     assert [message.sequence_id for message in target.link.messages(Close)] == [first.sequence_id]
     assert [message.not_over for message in target.link.messages(Open)] == [(1, 2), (1, 2, 3)]
     assert [message.not_over for message in target.link.messages(Close)] == [(2, 3)]
-    assert (first.tally.draft is not None, second.tally.draft) == (True, None)
+    assert (first.metrics.draft is not None, second.metrics.draft) == (True, None)
     assert second.session.attached
     target.link.is_lost = True
     target.client.take(0.0)
-    assert (first.tally.num_draft_losses, second.tally.num_draft_losses) == (0, 1)
+    assert (first.metrics.num_draft_losses, second.metrics.num_draft_losses) == (0, 1)

@@ -13,11 +13,11 @@ from runtime.pair import KeepingRecorder
 from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.drafters.base import DrafterKind, one_by_one
-from amusd.drafters.oracle import OracleDrafter, always_right
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_worker import IDLE_SECONDS, SIGN_NS, DraftWorker
+from amusd.testing.oracle import OracleDrafter, always_right
 from amusd.types import FinishReason
 
 PROMPT = (3, 1, 4)

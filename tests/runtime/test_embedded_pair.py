@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.pair import NO_TREES, DraftThread, KeepingRecorder
+from runtime.pair import NO_TREES, DraftThread, KeepingRecorder, meet_draft
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams, WorkloadConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
-from amusd.drafters.oracle import OracleDrafter, right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
 from amusd.models.cached_model import CachedModel
@@ -31,8 +31,8 @@ from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
-from amusd.runtime.startup import meet_draft
 from amusd.testing.memory import memory_pair
+from amusd.testing.oracle import OracleDrafter
 from amusd.types import Mode
 from amusd.workload import load_prompts
 

@@ -79,3 +79,21 @@ def test_those_whose_work_has_ended_are_no_failure() -> None:
     followers.stop(SECONDS)
     assert (len(pids), followers.failure()) == (2, None)
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_those_that_are_named_are_started_and_awaited() -> None:
+    followers = Followers(pytest.fail)
+    followers.prepare(CONFIG, Role.TARGET, [0], WORK, ranks=[2])
+    followers.start("return")
+    assert len(followers.pids) == 1
+    assert followers.await_end() is None
+    followers.stop(SECONDS)
+
+
+def test_the_wait_for_their_end_ends_with_the_first_that_fails() -> None:
+    followers = Followers(pytest.fail)
+    followers.prepare(CONFIG, Role.TARGET, [0], WORK)  # rank 1 waits, rank 2 refuses
+    followers.start("refuse")
+    failure = followers.await_end()
+    assert (type(failure), str(failure)) == (ConfigError, "no such device")
+    followers.stop(0.0)

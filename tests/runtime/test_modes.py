@@ -9,16 +9,9 @@ from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, ref
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.ngram import NgramDrafter
-from amusd.drafters.oracle import (
-    OracleDrafter,
-    Schedule,
-    always_right,
-    always_wrong,
-    right_except_every,
-    right_up_to,
-    right_with_probability,
-)
+from amusd.drafters.synthetic import Schedule, right_with_probability
 from amusd.errors import ConfigError
+from amusd.testing.oracle import OracleDrafter, always_right, always_wrong, right_except_every, right_up_to
 from amusd.types import FinishReason, Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]

@@ -15,7 +15,6 @@ from runtime.table_tree import TableTreeDrafter
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import say_once
-from amusd.drafters.oracle import OracleDrafter, always_right
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.engine import Engine
 from amusd.errors import NotFiniteError
@@ -24,6 +23,7 @@ from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Open
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
+from amusd.testing.oracle import OracleDrafter, always_right
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from amusd.config import DrafterConfig, EngineConfig
-from amusd.runtime.placement import gpu_number, place, sharing
+from amusd.runtime.placement import Node, devices_on, gpu_number, place, place_on, sharing
 
 CASES = list(itertools.product(range(9), range(1, 5), range(1, 5)))
 """GPUs, ranks of the target, ranks of the draft."""
@@ -23,6 +23,15 @@ def engine(num_target_ranks: int = 1, num_draft_ranks: int = 1, *, drafter: str 
         target_tensor_parallel_size=num_target_ranks,
         draft_tensor_parallel_size=num_draft_ranks,
     )
+
+
+def node(num_gpus: int, num_target: int, num_draft: int) -> Node:
+    return Node(name="", num_gpus=num_gpus, num_target_ranks=num_target, num_draft_ranks=num_draft)
+
+
+def apart(num_gpus: int, num_target: int, num_draft: int) -> list[Node]:
+    """Each role has a machine of its own."""
+    return [node(num_gpus, num_target, 0), node(num_gpus, 0, num_draft)]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +57,7 @@ def test_the_target_comes_first_and_the_draft_shares_the_last_gpus(
 
 def test_no_gpu_means_the_cpu_for_all() -> None:
     for num_gpus, num_target, num_draft in CASES:
-        for apart in (False, True):
-            devices = place(num_gpus, num_target, num_draft, apart=apart)
+        for devices in (place(num_gpus, num_target, num_draft), place_on(apart(num_gpus, num_target, num_draft))):
             assert len(devices) == num_target + num_draft
             assert (set(devices) == {"cpu"}) == (num_gpus == 0)
             assert ("cpu" in devices) == (num_gpus == 0)
@@ -78,7 +86,9 @@ def test_with_fewer_gpus_than_ranks_all_are_used_and_no_role_shares_more_than_it
 
 def test_a_role_with_a_machine_of_its_own_has_its_first_gpus() -> None:
     for num_gpus, num_target, num_draft in CASES:
-        devices = place(num_gpus, num_target, num_draft, apart=True)
+        nodes = apart(num_gpus, num_target, num_draft)
+        devices = place_on(nodes)
+        assert devices_on(nodes, devices) == [list(devices[:num_target]), list(devices[num_target:])]
         for own in (devices[:num_target], devices[num_target:]):
             if num_gpus >= len(own):
                 assert gpus(own) == list(range(len(own)))
@@ -114,3 +124,12 @@ def test_it_is_said_who_shares(num_gpus: int, sizes: tuple[int, int], line: str)
 
 def test_a_draft_without_a_model_shares_nothing() -> None:
     assert sharing(engine(drafter="ngram"), ("cuda:0", "cuda:0")) is None
+
+
+def test_on_several_machines_each_places_its_own_ranks_and_one_machine_is_a_list_of_one() -> None:
+    for num_gpus, num_target, num_draft in CASES:
+        assert place_on([node(num_gpus, num_target, num_draft)]) == place(num_gpus, num_target, num_draft)
+    nodes = [node(2, 2, 0), node(2, 1, 1)]
+    devices = place_on(nodes)
+    assert devices == ("cuda:0", "cuda:1", "cuda:0", "cuda:1")  # three ranks of the target, then the draft
+    assert devices_on(nodes, [0, 1, 2, 3]) == [[0, 1], [2, 3]]

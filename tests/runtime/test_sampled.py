@@ -16,12 +16,13 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
-from amusd.drafters.oracle import OracleDrafter, right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.messages import Candidate, Message
 from amusd.sampling.acceptance import certain
 from amusd.testing.memory import MemoryTransport
+from amusd.testing.oracle import OracleDrafter
 from amusd.testing.table import TableModel
 from amusd.types import Mode, TokenSource
 

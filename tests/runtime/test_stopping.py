@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
 
-from amusd.drafters.oracle import Schedule, always_right, always_wrong, right_with_probability
+from amusd.drafters.synthetic import Schedule, right_with_probability
+from amusd.testing.oracle import always_right, always_wrong
 from amusd.testing.table import TableTokenizer
 from amusd.types import FinishReason, Mode
 
@@ -77,7 +78,7 @@ def test_an_end_of_sequence_that_only_the_draft_sees_ends_nothing() -> None:
     eos = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in ANSWER)
 
     def eos_drafter() -> object:
-        from amusd.drafters.oracle import OracleDrafter
+        from amusd.testing.oracle import OracleDrafter
 
         return OracleDrafter([*PROMPT, *([eos] * 40)], always_right(), VOCAB_SIZE)
 

@@ -24,7 +24,7 @@ NUM_TOKENS = 60
 
 
 def synthetic(accept: float) -> dict[str, Callable[[], Drafter]]:
-    return {"synthetic": lambda: SyntheticDrafter(AutoregressiveDrafter(target_model()), accept, VOCAB_SIZE)}
+    return {"synthetic": lambda: SyntheticDrafter(AutoregressiveDrafter(target_model()), accept, 0.0, VOCAB_SIZE)}
 
 
 @pytest.mark.parametrize("mode", SPECULATIVE)

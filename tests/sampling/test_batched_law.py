@@ -108,9 +108,9 @@ class Pair:
                     found[index][sequence.session.committed[len(PROMPT) :][:NUM_TOKENS]] += 1
                     del at_work[sequence]
                     self.worker.end(sequence)
-                    self.num_accepted += sequence.tally.num_accepted
+                    self.num_accepted += sequence.metrics.num_accepted
                     self.num_rejected += sum(
-                        n for (judged, kept), n in sequence.tally.acceptance.items() if kept < judged
+                        n for (judged, kept), n in sequence.metrics.acceptance.items() if kept < judged
                     )
         return found
 

@@ -14,13 +14,22 @@ from torch import Tensor
 import amusd.sampling.ranking
 from amusd.config import GREEDY, Distribution
 from amusd.errors import NotFiniteError
+from amusd.protocol.draft_session import Guesses
 from amusd.sampling.digest import Digests
 from amusd.sampling.logits import LogitsProcessor
 from amusd.sampling.noise import Domain, codes_of, counters, float_gumbel, gumbel, gumbel_of, key_of
-from amusd.sampling.ranking import Mixture, RankedTokens, Ranking
+from amusd.sampling.ranking import Mixture, Ranking
 from amusd.sampling.sampler import TokenSampler
 
 NUM_IDS = 700
+
+
+def ids_of(ranked: Guesses) -> tuple[int, ...]:
+    return tuple(token_id for token_id, _ in ranked)
+
+
+def probabilities_of(ranked: Guesses) -> tuple[float, ...]:
+    return tuple(probability for _, probability in ranked)
 
 
 def make_for_filters(*args: Any, **kwargs: Any) -> Ranking:
@@ -79,13 +88,13 @@ def exact_scores(distribution: Distribution, row: Tensor, ids: Tensor | None, po
     return scores
 
 
-def rank(row: Any, distribution: Distribution = GREEDY, number: int = 3, position: int = 0) -> RankedTokens:
+def rank(row: Any, distribution: Distribution = GREEDY, number: int = 3, position: int = 0) -> Guesses:
     """As all rankings have it."""
     logits = torch.as_tensor(row, dtype=torch.float32).unsqueeze(0)
     first, *others = (make(distribution, logits.shape[1], number=number).rank(logits, [position])[0] for make in MAKERS)
     for other in others:
-        assert first.token_ids == other.token_ids
-        assert first.probabilities == pytest.approx(other.probabilities, rel=1e-4)
+        assert ids_of(first) == ids_of(other)
+        assert probabilities_of(first) == pytest.approx(probabilities_of(other), rel=1e-4)
     return first
 
 
@@ -111,14 +120,14 @@ def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
     id_list = list(range(columns)) if ids is None else ids.tolist()
     for index, (tokens, column) in enumerate(zip(ranked, chosen, strict=True)):
         scores = exact_scores(distribution, logits[index], ids, start + 1 + index)
-        places = [id_list.index(token_id) for token_id in tokens.token_ids]
+        places = [id_list.index(token_id) for token_id in ids_of(tokens)]
         assert len(set(places)) == len(places)
         best = np.sort(scores)[::-1][: len(places)]
         assert scores[places] == pytest.approx(best, abs=ROUNDING)
-        assert tokens.token_ids[0] == id_list[column] or best[0] - best[1] < ROUNDING
+        assert ids_of(tokens)[0] == id_list[column] or best[0] - best[1] < ROUNDING
         sharpness = distribution.temperature or 1.0
         expected = np.exp(sharpness * (best - best[0])) / np.exp(sharpness * (scores - best[0])).sum()
-        assert tokens.probabilities == pytest.approx(expected, rel=1e-3)
+        assert probabilities_of(tokens) == pytest.approx(expected, rel=1e-3)
         if len(places) < number:  # the next one has no probability
             rest = np.sort(scores)[::-1][len(places)]
             assert np.exp(np.float32(sharpness * (rest - best[0]))) < 1e-37
@@ -137,16 +146,16 @@ def test_probabilities_are_some_and_fall_and_are_at_most_one_together(
 ) -> None:
     logits = random_logits(np.random.default_rng(seed), 3, columns, scale)
     for tokens in make(distribution, columns, number=4).rank(logits, [5, 5, 6]):
-        assert 1 <= len(tokens.token_ids) == len(tokens.probabilities) <= 4
-        assert all(0 < probability <= 1 for probability in tokens.probabilities)
-        assert all(first >= second for first, second in pairwise(tokens.probabilities))
-        assert sum(tokens.probabilities) <= 1 + 1e-12
+        assert 1 <= len(ids_of(tokens)) == len(probabilities_of(tokens)) <= 4
+        assert all(0 < probability <= 1 for probability in probabilities_of(tokens))
+        assert all(first >= second for first, second in pairwise(probabilities_of(tokens)))
+        assert sum(probabilities_of(tokens)) <= 1 + 1e-12
 
 
 def test_greedy_probabilities_are_the_softmax_of_the_logits() -> None:
     tokens = rank(np.log([0.1, 0.5, 0.15, 0.25]))
-    assert tokens.token_ids == (1, 3, 2)
-    assert tokens.probabilities == pytest.approx((0.5, 0.25, 0.15))
+    assert ids_of(tokens) == (1, 3, 2)
+    assert probabilities_of(tokens) == pytest.approx((0.5, 0.25, 0.15))
 
 
 @every
@@ -159,32 +168,32 @@ def test_a_first_guess_is_right_as_often_as_it_says(make: Callable[..., Ranking]
     target = draft + torch.from_numpy(rng.gumbel(size=(rows, columns)).astype(np.float32))
     ranked = make(distribution, columns, number=1).rank(draft, range(1, rows + 1))
     chosen = TokenSampler(distribution, columns).choose(target, 0, [0] * rows)
-    said = np.array([tokens.probabilities[0] for tokens in ranked])
-    right = np.array([tokens.token_ids[0] == token_id for tokens, token_id in zip(ranked, chosen, strict=True)])
+    said = np.array([probabilities_of(tokens)[0] for tokens in ranked])
+    right = np.array([ids_of(tokens)[0] == token_id for tokens, token_id in zip(ranked, chosen, strict=True)])
     assert np.std(said) > 0.1
     assert np.mean(right - said) == pytest.approx(0, abs=4 * np.std(right - said) / rows**0.5)
 
 
 @every
 def test_of_equal_ones_the_lowest_id_comes_first(make: Callable[..., Ranking]) -> None:
-    assert rank([1.0, 3.0, 2.0, 3.0, 3.0], number=4).token_ids == (1, 3, 4, 2)
+    assert ids_of(rank([1.0, 3.0, 2.0, 3.0, 3.0], number=4)) == (1, 3, 4, 2)
     ids = torch.tensor([5, 8, 9])
     tokens = make(GREEDY, 3, ids, number=3).rank(torch.zeros((1, 3)), [0])[0]
-    assert tokens == RankedTokens((5, 8, 9), pytest.approx((1 / 3, 1 / 3, 1 / 3)))
+    assert (ids_of(tokens), probabilities_of(tokens)) == ((5, 8, 9), pytest.approx((1 / 3, 1 / 3, 1 / 3)))
     if make is not make_on_device:  # where more are equal than are asked for, a device takes any
         tokens = make(GREEDY, 3, ids, number=2).rank(torch.zeros((1, 3)), [0])[0]
-        assert tokens == RankedTokens((5, 8), pytest.approx((1 / 3, 1 / 3)))
+        assert (ids_of(tokens), probabilities_of(tokens)) == ((5, 8), pytest.approx((1 / 3, 1 / 3)))
 
 
 def test_filters_leave_fewer_than_asked_for_unless_decoding_is_greedy() -> None:
     row = [2.0, 1.0, 0.0, -1.0]
-    assert rank(row, Distribution(temperature=1.0, top_k=1)) == RankedTokens((0,), (1.0,))
-    assert set(rank(row, Distribution(temperature=1.0, top_k=2)).token_ids) == {0, 1}
-    assert rank(row, Distribution(top_k=1)).token_ids == (0, 1, 2)
+    assert rank(row, Distribution(temperature=1.0, top_k=1)) == ((0, 1.0),)
+    assert set(ids_of(rank(row, Distribution(temperature=1.0, top_k=2)))) == {0, 1}
+    assert ids_of(rank(row, Distribution(top_k=1))) == (0, 1, 2)
 
 
 def test_what_has_no_probability_is_left_out() -> None:
-    assert rank([0.0, 300.0, 299.0, -np.inf]).token_ids == (1, 2)
+    assert ids_of(rank([0.0, 300.0, 299.0, -np.inf])) == (1, 2)
 
 
 @pytest.mark.parametrize("make", [make_for_filters, Ranking])
@@ -209,9 +218,9 @@ def test_the_smallest_and_the_largest_counters_give_finite_noise(monkeypatch: py
     extremes = np.array([2**32 - 1, 0, 1, 2**31], dtype=np.uint32)
     monkeypatch.setattr(amusd.sampling.ranking, "counters", lambda *_: extremes)
     tokens = Ranking(Distribution(temperature=1.0), 4, number=4).rank(torch.zeros((1, 4)), [0])[0]
-    assert tokens.token_ids == (1, 2, 3, 0)
+    assert ids_of(tokens) == (1, 2, 3, 0)
     weights = np.exp(gumbel(extremes))[[1, 2, 3]]
-    assert tokens.probabilities[:3] == pytest.approx(weights / weights.sum(), rel=1e-3)
+    assert probabilities_of(tokens)[:3] == pytest.approx(weights / weights.sum(), rel=1e-3)
 
 
 @every
@@ -245,12 +254,12 @@ def test_penalties_see_the_context_of_each_row(temperature: float) -> None:
     ranked = ranking.rank(
         torch.tensor([[40.0, 30.0, 20.0, 10.0]]).expand(3, -1), [3, 3, 4], [[2, 4, 2], [2, 4, 6], [4, 6, 2, 4]]
     )
-    assert [tokens.token_ids[0] for tokens in ranked] == [4, 2, 6]
+    assert [ids_of(tokens)[0] for tokens in ranked] == [4, 2, 6]
     sampler = TokenSampler(distribution, 4, ids, prompt=[2, 4])
     sampler.see([2, 4])
     assert sampler.choose(torch.tensor([[40.0, 30.0, 20.0, 10.0]]), 2, [2]) == [1]
     repeated = Ranking(Distribution(temperature=temperature, repetition_penalty=100.0), 4, ids, number=2)
-    assert repeated.rank(torch.tensor([[40.0, 30.0, 20.0, 10.0]]), [1], [[2]])[0].token_ids[0] == 4
+    assert ids_of(repeated.rank(torch.tensor([[40.0, 30.0, 20.0, 10.0]]), [1], [[2]])[0])[0] == 4
 
 
 def test_a_ranking_without_penalties_needs_no_contexts() -> None:
@@ -309,9 +318,9 @@ def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
         whole = torch.from_numpy(mixed_logits(logits[index], id_list, mixture, all_ids).astype(np.float32))
         tensor = torch.tensor(all_ids)
         (expected,) = Ranking(distribution, len(all_ids), tensor, number=4).rank(whole.unsqueeze(0), [7 + index])
-        assert ranked[index].probabilities == pytest.approx(expected.probabilities[:4], rel=2e-3, abs=1e-6)
-        said = dict(zip(expected.token_ids, expected.probabilities, strict=True))  # more: ties may change places
-        for token_id, probability in zip(ranked[index].token_ids, ranked[index].probabilities, strict=True):
+        assert probabilities_of(ranked[index]) == pytest.approx(probabilities_of(expected)[:4], rel=2e-3, abs=1e-6)
+        said = dict(zip(ids_of(expected), probabilities_of(expected), strict=True))  # more: ties may change places
+        for token_id, probability in zip(ids_of(ranked[index]), probabilities_of(ranked[index]), strict=True):
             assert said.get(token_id, 0.0) == pytest.approx(probability, rel=2e-3, abs=1e-5)
 
 
@@ -320,16 +329,16 @@ def test_a_token_that_the_draft_cannot_propose_gets_its_own_noise_and_its_own_pe
     row = torch.tensor([[1.0, 0.0, 0.5, -1.0]])
     distribution = Distribution(temperature=0.9, seed=3, presence_penalty=3.0)
     ranking = Ranking(distribution, 4, ids, number=5, num_prompt_tokens=1)
-    assert 40 not in ranking.rank(row, [9], [[2]])[0].token_ids
+    assert 40 not in ids_of(ranking.rank(row, [9], [[2]])[0])
     (mixed,) = ranking.rank(row, [9], [[2, 40]], [[(40, 0.5)]])
     all_ids = torch.tensor([2, 4, 6, 8, 40])
     whole = torch.from_numpy(mixed_logits(row[0], ids.tolist(), [(40, 0.5)], all_ids.tolist())).float()
     (expected,) = Ranking(distribution, 5, all_ids, number=5, num_prompt_tokens=1).rank(
         whole.unsqueeze(0), [9], [[2, 40]]
     )
-    assert mixed.token_ids == expected.token_ids
-    assert mixed.probabilities == pytest.approx(expected.probabilities, rel=1e-4)
-    assert 40 not in ranking.rank(row, [9], [[2]])[0].token_ids  # its column is left, its probability is not
+    assert ids_of(mixed) == ids_of(expected)
+    assert probabilities_of(mixed) == pytest.approx(probabilities_of(expected), rel=1e-4)
+    assert 40 not in ids_of(ranking.rank(row, [9], [[2]])[0])  # its column is left, its probability is not
 
 
 @every
@@ -374,5 +383,5 @@ def test_less_likely_ones_than_wanted_are_left_out(make: Callable[..., Ranking])
     row = np.log([0.5, 0.3, 0.15, 0.05])
     logits = torch.as_tensor(row, dtype=torch.float32).unsqueeze(0)
     ranked = make(GREEDY, 4, number=4, min_probability=0.1).rank(logits, [0])[0]
-    assert ranked.token_ids == (0, 1, 2)
-    assert ranked.probabilities == pytest.approx((0.5, 0.3, 0.15))
+    assert ids_of(ranked) == (0, 1, 2)
+    assert probabilities_of(ranked) == pytest.approx((0.5, 0.3, 0.15))

@@ -13,7 +13,7 @@ from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI, Rat
 from runtime.pair import PROMPT, oracle, pair, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving
 
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.testing.table import TableTokenizer
 from amusd.types import Mode
 

@@ -20,7 +20,7 @@ from runtime.table_tree import TableTreeDrafter, spread
 from serving.browser import NAMES, SECONDS, Browser, browsing, find_browser
 from serving.running import TEXT, Running, serving
 
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.testing.table import TableTokenizer
 
 FOUND = find_browser()

@@ -12,7 +12,7 @@ from simulation.builders import PLAIN, branching, chain, of_answers, synchronous
 from tracing.runs import Run
 
 from amusd.config import DecodingConfig
-from amusd.drafters.oracle import right_with_probability
+from amusd.drafters.synthetic import right_with_probability
 from amusd.errors import ConfigError
 from amusd.simulation.calibration import Calibration, calibrate
 from amusd.simulation.cost import Costs, Duration, Shared

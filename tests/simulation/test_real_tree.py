@@ -11,7 +11,7 @@ from simulation.builders import of_answers
 
 from amusd.config import DecodingConfig
 from amusd.drafters.base import Drafter
-from amusd.drafters.synthetic import SyntheticTreeDrafter
+from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.engine import SYNTHETIC
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.simulation.cost import Costs, Duration, Shared
@@ -34,18 +34,20 @@ class NoModel(Drafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """No time at all."""
+        self.length = len(token_ids)
 
     def expand(self, root: Node, nodes: Sequence[Node], num_tokens: int = 1) -> list[Guesses]:
         return []
 
     def follow(self, transition: Transition) -> None:
         """Nothing is kept."""
+        self.length = transition.committed_length
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-class ScriptedTreeDrafter(SyntheticTreeDrafter):
+class ScriptedTreeDrafter(SyntheticDrafter):
     """Has the target's token at the place that the simulated draft has it at."""
 
     def __init__(self, accept: float, places: Sequence[int]) -> None:

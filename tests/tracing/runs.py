@@ -14,8 +14,9 @@ from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig
-from amusd.drafters.oracle import OracleDrafter, Schedule, right_with_probability
+from amusd.drafters.synthetic import Schedule, right_with_probability
 from amusd.protocol.draft_session import Guesses, Node
+from amusd.testing.oracle import OracleDrafter
 from amusd.tracing.events import EVENTS, Event
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import Timeline

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, worth, worth_text
 from amusd.commands.simulate.inputs import Inputs, drawn
 from amusd.commands.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial, best_of, waiting_policies
 from amusd.config import RunConfig
@@ -50,6 +51,9 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
         "rows": _rows(trials, plain, can_branch=simulator.can_branch),
         "inputs": inputs.as_dict(),
     }
+    devices = equal_devices_of(config)
+    if devices is not None:
+        result["equal_devices"] = asdict(devices) | worth(devices, simulator, settings, config.decoding())
     if settings.grid:
         result |= {"grid": grid_of(config, simulator, console), "points": [asdict(point) for point in inputs.points]}
     console.clear_progress()
@@ -64,6 +68,10 @@ def simulate_text(result: dict[str, Any]) -> str:
     texts = [_table(result["rows"], in_batches=batch_size > 1)]
     if batch_size > 1:
         texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
+    if "equal_devices" in result:
+        found = result["equal_devices"]
+        devices = EqualDevices(**{field.name: found[field.name] for field in fields(EqualDevices)})
+        texts.append(worth_text(found, devices, batch_size))
     if "grid" in result:
         texts.append(grid_text(result["grid"]))
     texts.append(advice(result["rows"]))
@@ -181,23 +189,31 @@ def _row_name(row: dict[str, Any]) -> str:
 
 
 def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
-    """Return a cell for each acceptance and each ratio of speeds, or batch size if these are named.
+    """Return a cell for each acceptance and each ratio of speeds, batch size or number of devices, whichever is named.
 
-    A cell has the tuned schedules, which of those that a run can have wins, its lead, and `auto` beside them.
+    A cell has the tuned schedules, which of those that a run can have wins, its lead, and `auto` beside them. With
+    `rank_speedup` it has the uses of the draft's device in their place.
     """
     settings = config.simulate
+    keeps_ratio = bool(settings.grid_batch_sizes or settings.grid_target_devices)
+    ratios = (simulator.costs.steps_per_pass,) if keeps_ratio else settings.grid_ratios
     sizes = settings.grid_batch_sizes or (1,)
-    ratios = (simulator.costs.steps_per_pass,) if settings.grid_batch_sizes else settings.grid_ratios
-    cells = list(product(settings.grid_accepts, ratios, sizes))
+    numbers = settings.grid_target_devices or (settings.num_target_devices,)
+    devices = None if settings.rank_speedup is None else equal_devices_of(config)
+    cells = list(product(settings.grid_accepts, ratios, sizes, numbers))
     report = console.steps(len(cells))
     found = []
-    for accept, ratio, size in cells:
+    for accept, ratio, size, number in cells:
         report(f"acceptance {accept:g}, {ratio:.4g} draft steps a pass, batches of {size}")
-        machine = simulator if settings.grid_batch_sizes else _with_ratio(simulator, ratio, settings.jitter)
+        machine = simulator if keeps_ratio else _with_ratio(simulator, ratio, settings.jitter)
         machine = replace(machine, answers=drawn(settings, accept, size), batch_size=size)
-        bound = upper_bound(accept, ratio) if size == 1 else None
         place = {"accept": accept, "ratio": ratio, "batch_size": size}
-        found.append(place | _grid_cell(config, machine) | {"upper_bound": bound})
+        if devices is None:
+            bound = upper_bound(accept, ratio) if size == 1 else None
+            found.append(place | _grid_cell(config, machine) | {"upper_bound": bound})
+        else:
+            beside = replace(devices, num_target_devices=number)
+            found.append(place | {"num_target_devices": number} | worth(beside, machine, settings, config.decoding()))
     return found
 
 
@@ -237,10 +253,19 @@ def _grid_cell(config: RunConfig, simulator: Simulator) -> dict[str, Any]:
     }
 
 
+GRID_AXES = (
+    ("batch_size", "batch size", "number of answers at a time"),
+    ("num_target_devices", "target devices", "number of the target's devices"),
+    ("ratio", "verify/draft", "draft steps per pass"),
+)
+"""What a map may go over besides acceptance: key of a cell, name in the table, words for the legend."""
+
+
 def grid_text(cells: Sequence[dict[str, Any]]) -> str:
     """Return a table: for each acceptance the winners, their speed-ups and their leads over the next, and a legend."""
-    in_batches = any(cell["batch_size"] > 1 for cell in cells)
-    axis, name = ("batch_size", "batch size") if in_batches else ("ratio", "verify/draft")
+    axis, name, across = next(
+        (names for names in GRID_AXES if len({cell.get(names[0]) for cell in cells}) > 1), GRID_AXES[-1]
+    )
     by_place = {(cell["accept"], cell[axis]): cell for cell in cells}
     places = list(dict.fromkeys(cell[axis] for cell in cells))
     header = (f"accept \\ {name}", *(f"{place:g}" for place in places))
@@ -249,6 +274,5 @@ def grid_text(cells: Sequence[dict[str, Any]]) -> str:
         row = [by_place[accept, place] for place in places]
         shown = [f"{cell['winner']} {max(cell['speedups'].values()):.2f} (+{percent(cell['margin'])})" for cell in row]
         lines.append((f"{accept:g}", *shown))
-    across = "number of answers at a time" if in_batches else "draft steps per pass"
     legend = f"for each acceptance and {across}: the fastest, times plain decoding, its lead over the next"
     return f"{table(header, lines)}\n\n{legend}"

@@ -1,4 +1,4 @@
-"""Drafters that know the target's answer and are right exactly where they are told to be. For tests and experiments.
+"""Drafters that know the target's answer and are right exactly where they are told to be.
 
 A schedule says at which positions the proposal is right. Wrong proposals are ids of the vocabulary too, so nothing but
 the target's verdict tells them apart.
@@ -6,12 +6,10 @@ the target's verdict tells them apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from amusd.drafters.base import ChainDrafter
-
-Schedule = Callable[[int], bool]
-"""Position (absolute) -> whether the proposal for it is the target's own token."""
+from amusd.drafters.synthetic import Schedule
 
 
 def always_right() -> Schedule:
@@ -34,19 +32,6 @@ def right_except_every(period: int) -> Schedule:
     if period < 1:
         raise ValueError(f"period {period}: must be at least 1")
     return lambda position: position % period != 0
-
-
-def right_with_probability(probability: float, seed: int) -> Schedule:
-    """Right with this probability at each position, the same for the same seed."""
-    if not 0 <= probability <= 1:
-        raise ValueError(f"probability {probability}: must be between 0 and 1")
-
-    def schedule(position: int) -> bool:
-        mixed = ((position + 1) * 0x9E3779B97F4A7C15 ^ (seed + 1) * 0xC2B2AE3D27D4EB4F) & (2**64 - 1)
-        mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-        return (mixed ^ (mixed >> 32)) % 2**32 < probability * 2**32
-
-    return schedule
 
 
 class OracleDrafter(ChainDrafter):

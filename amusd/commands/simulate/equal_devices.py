@@ -1,0 +1,175 @@
+"""The worth of the draft's device: as a draft's, as one more rank of the target, or as a part of another replica.
+
+    draft      `auto`, on the target's N devices and the draft's one
+    rank       plain decoding or the best synchronous length, with each pass on all N + 1 devices
+    replica    the same on N devices each, with (N + 1) / N times as many engines: on N machines of N + 1 devices, the
+               devices of the drafts make one more engine
+
+All three have the same answers to compute at a time: `batch_size` in all. So several replicas have a part of them each,
+and a replica gains nothing where there is a single answer.
+
+The law of ranks has one parameter, the speed-up s of a pass on twice as many devices: n devices are n ** log2(s) times
+as fast as one. A device of speed v counts as v devices, as if a pass could be divided in proportion, which favours the
+rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from amusd.commands.simulate.schedules import Bench, Trial
+from amusd.config import DecodingConfig, RunConfig, SimulateConfig
+from amusd.console import table
+from amusd.simulation.simulator import Simulator
+from amusd.types import Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualDevices:
+    """The devices of a pair, and what splitting a pass over them brings."""
+
+    rank_speedup: float
+    """Speed-up of a target pass on twice as many devices."""
+    draft_rank_speedup: float = 1.0
+    """The same of a draft step where the target's ranks share the draft, too."""
+    num_target_devices: int = 1
+    draft_device_speed: float = 1.0
+    """Speed of the draft's device relative to one of the target's."""
+
+    @property
+    def more(self) -> float:
+        """All devices over the target's."""
+        return 1 + self.draft_device_speed / self.num_target_devices
+
+    @property
+    def pass_speedup(self) -> float:
+        """Speed-up of a target pass by one more rank."""
+        return float(self.more ** math.log2(self.rank_speedup))
+
+    @property
+    def draft_speedup(self) -> float:
+        """Speed-up of a draft step on all devices over one on a single device like the target's."""
+        return float((self.more * self.num_target_devices) ** math.log2(self.draft_rank_speedup))
+
+
+def equal_devices_of(config: RunConfig) -> EqualDevices | None:
+    """Return what the configuration says, or the run that calibrates has shown; None where neither says anything."""
+    settings = config.simulate
+    measured = None if config.calibration is None else measured_speedups(Path(config.calibration))
+    target, draft = measured or (None, None)
+    if settings.rank_speedup is not None:
+        target = settings.rank_speedup
+    if target is None:
+        return None
+    given = settings.draft_rank_speedup
+    return EqualDevices(
+        rank_speedup=target,
+        draft_rank_speedup=given if given is not None else draft or 1.0,
+        num_target_devices=settings.num_target_devices,
+        draft_device_speed=settings.draft_device_speed,
+    )
+
+
+def measured_speedups(run_directory: Path) -> tuple[float, float] | None:
+    """Return `rank_speedup` and `draft_rank_speedup` of a run of `compare.equal_devices`; None if it is no such run.
+
+    They are ratios of computing time, by plain and by synchronous decoding.
+    """
+    try:
+        rows = json.loads((run_directory / "result.json").read_text(encoding="utf-8"))["rows"]
+    except (OSError, ValueError, LookupError):
+        return None
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in rows:
+        if row.get("batch_size", 1) == 1:
+            found.setdefault((row.get("layout", "pair"), row["mode"]), row)
+    plain, split = (found.get((layout, Mode.AUTOREGRESSIVE.value)) for layout in ("pair", "ranks"))
+    if plain is None or split is None:
+        return None
+    more = math.log2(split["num_devices"] / plain["num_devices"])
+    target = (_pass_ms(plain) / _pass_ms(split)) ** (1 / more)
+    steps = [found.get((layout, Mode.SYNCHRONOUS.value), {}).get("draft_ms_per_token") for layout in ("pair", "ranks")]
+    alone_ms, split_ms = (float(ms) if ms else 1.0 for ms in steps)
+    if not all(steps):
+        return target, 1.0
+    return target, (alone_ms / split_ms) ** (1 / math.log2(split["num_devices"]))
+
+
+def _pass_ms(row: Mapping[str, Any]) -> float:
+    return float((1 - row["target_idle_fraction"]) * row["ms_per_token"])
+
+
+def worth(
+    devices: EqualDevices, simulator: Simulator, settings: SimulateConfig, decoding: DecodingConfig
+) -> dict[str, Any]:
+    """Return every use of the draft's device in tokens per second, which is the best, and the gain of drafting.
+
+    That gain is over the best other use.
+    """
+    costs, size = simulator.costs, simulator.num_slots
+    pair = replace(simulator, costs=costs.scaled(1.0, 1 / devices.draft_device_speed))
+    split = replace(simulator, costs=costs.scaled(1 / devices.pass_speedup, 1 / devices.draft_speedup))
+    of_each = max(1, round(size / devices.more))
+    replica = replace(simulator, batch_size=of_each)
+    draft = Bench(pair, decoding).asynchronous("auto")
+    rows = [_row("draft", draft, 1.0)]
+    for use, machine, num_engines in (("rank", split, 1.0), ("replica", replica, min(devices.more, size / of_each))):
+        bench = Bench(machine, decoding)
+        trials = [bench.plain(), *bench.synchronous(settings.synchronous_lengths)]
+        rows += [_row(use, trial, num_engines) for trial in trials]
+    best = {use: max(_speed(row) for row in rows if row["use"] == use) for use in ("draft", "rank", "replica")}
+    ranked = sorted(best, key=lambda use: best[use], reverse=True)
+    plain = Bench(simulator, decoding).plain().outcome.throughput.tokens_per_second
+    return {
+        "speedups": {use: speed / plain for use, speed in best.items()},
+        "winner": ranked[0],
+        "margin": best[ranked[0]] / best[ranked[1]] - 1,
+        "gain": best["draft"] / max(best["rank"], best["replica"]) - 1,
+        "pass_speedup": devices.pass_speedup,
+        "rows": rows,
+    }
+
+
+def worth_text(found: Mapping[str, Any], devices: EqualDevices, batch_size: int) -> str:
+    """Return the best row of each use, and what they mean."""
+    lines = []
+    for use in ("draft", "rank", "replica"):
+        best = max((row for row in found["rows"] if row["use"] == use), key=_speed)
+        length = best["num_speculative_tokens"]
+        how = best["policy"] or best["mode"]
+        lines.append(
+            (
+                f"as a {use}",
+                f"{best['tokens_per_second']:.1f}",
+                f"{found['speedups'][use]:.2f}",
+                how if length is None else f"{how}, {length} tokens",
+            )
+        )
+    legend = (
+        f"the draft's device beside {devices.num_target_devices} of the target, {batch_size} "
+        f"answer{'s' if batch_size > 1 else ''} at a time in all: the best of each use; as a rank\nit makes a pass "
+        f"{devices.pass_speedup:.2f} times as fast (twice the devices: {devices.rank_speedup:.2f}); as a draft it "
+        f"gains {100 * found['gain']:+.0f} % over the best other use"
+    )
+    return f"{table(('use', 'tokens/s', 'x plain', 'by'), lines)}\n\n{legend}"
+
+
+def _row(use: str, trial: Trial, num_engines: float) -> dict[str, Any]:
+    decoding = trial.decoding
+    is_synchronous = decoding.mode is Mode.SYNCHRONOUS
+    return {
+        "use": use,
+        "mode": decoding.mode.value,
+        "policy": "auto" if use == "draft" else None,
+        "num_speculative_tokens": decoding.num_speculative_tokens if is_synchronous else None,
+        "tokens_per_second": num_engines * trial.outcome.throughput.tokens_per_second,
+    }
+
+
+def _speed(row: Mapping[str, Any]) -> float:
+    return float(row["tokens_per_second"])

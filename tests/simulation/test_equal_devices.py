@@ -1,0 +1,145 @@
+"""What the draft's device is worth: as a draft, as a rank, as a replica."""
+
+from __future__ import annotations
+
+import io
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, measured_speedups
+from amusd.commands.simulate.inputs import inputs_of
+from amusd.commands.simulate.run import simulate, simulate_text
+from amusd.config import RunConfig
+from amusd.console import Console
+from amusd.errors import ConfigError
+from amusd.reporting.map import draw_map
+from amusd.settings import from_mapping
+
+SMALL = {"num_answers": 2, "num_tokens": 60, "synchronous_lengths": [2, 4], "min_candidates": [1]}
+
+
+def configured(accept: float = 0.7, draft_ms: float = 2.5, **simulate: Any) -> RunConfig:
+    given = {"accept": accept, "verify_ms": 20, "draft_ms": draft_ms, "simulate": SMALL | simulate}
+    return from_mapping(RunConfig, given)
+
+
+def predicted(config: RunConfig, folder: Path) -> dict[str, Any]:
+    console = Console(json_only=True, out=io.StringIO(), err=io.StringIO())
+    return simulate(config, inputs_of(config), console, folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "speed", "expected"), [(1, 1.0, 1.6), (2, 1.0, 1.6**0.585), (1, 0.5, 1.6**0.585), (8, 1.0, 1.6**0.17)]
+)
+def test_the_law_of_ranks(number: int, speed: float, expected: float) -> None:
+    devices = EqualDevices(rank_speedup=1.6, num_target_devices=number, draft_device_speed=speed)
+    assert devices.pass_speedup == pytest.approx(expected, rel=1e-3)
+    assert devices.draft_speedup == 1
+
+
+def test_ranks_that_scale_perfectly_are_as_fast_as_they_are_many() -> None:
+    assert EqualDevices(rank_speedup=2.0, num_target_devices=4).pass_speedup == pytest.approx(5 / 4)
+    assert EqualDevices(rank_speedup=1.0, num_target_devices=4).pass_speedup == 1
+    assert EqualDevices(rank_speedup=2.0, draft_rank_speedup=2.0, num_target_devices=3).draft_speedup == 4
+
+
+def of(use: str, result: dict[str, Any]) -> list[float]:
+    return [row["tokens_per_second"] for row in result["equal_devices"]["rows"] if row["use"] == use]
+
+
+def test_a_rank_speeds_up_passes_and_a_draft_is_auto(tmp_path: Path) -> None:
+    result = predicted(configured(rank_speedup=1.6), tmp_path)
+    found, rows = result["equal_devices"], result["rows"]
+    assert of("rank", result)[0] == pytest.approx(50 * 1.6)
+    blocks = [row["tokens_per_second"] for row in rows if row["mode"] == "synchronous"]
+    for split, alone, length in zip(of("rank", result)[1:], blocks, (2, 4), strict=True):
+        assert split == pytest.approx(alone * (20 + 2.5 * length) / (20 / 1.6 + 2.5 * length), rel=0.02)
+    (auto,) = (row["tokens_per_second"] for row in rows if row["policy"] == "auto")
+    assert of("draft", result) == [auto]
+    assert of("replica", result) == pytest.approx([50, *blocks])  # one answer: the other engine has none
+    speedups = found["speedups"]
+    assert speedups["rank"] == pytest.approx(max(of("rank", result)) / 50)
+    assert found["winner"] == max(speedups, key=lambda use: speedups[use])
+    assert found["gain"] == pytest.approx(speedups["draft"] / max(speedups["rank"], speedups["replica"]) - 1)
+    assert "as a replica" in simulate_text(result)
+
+
+def test_several_answers_are_divided_among_replicas(tmp_path: Path) -> None:
+    one = predicted(configured(num_answers=4, rank_speedup=1.6), tmp_path)
+    two = predicted(configured(num_answers=4, rank_speedup=1.6, batch_size=2, sequence_ms=4.0), tmp_path)
+    assert of("replica", two)[0] == pytest.approx(2 * of("replica", one)[0])
+    assert of("rank", two)[0] == pytest.approx(2 * of("rank", one)[0] * 20 / 24)
+    shared = predicted(configured(num_answers=5, rank_speedup=1.6, batch_size=5, num_target_devices=4), tmp_path)
+    assert of("replica", shared)[0] == pytest.approx(5 / 4 * 4 * 50, rel=0.02)
+
+
+def test_an_older_device_drafts_more_slowly_and_is_less_of_a_rank(tmp_path: Path) -> None:
+    whole = predicted(configured(rank_speedup=1.6), tmp_path)
+    half = predicted(configured(rank_speedup=1.6, draft_device_speed=0.5), tmp_path)
+    slow = predicted(configured(draft_ms=5.0, rank_speedup=1.6), tmp_path)
+    assert of("draft", half)[0] == pytest.approx(of("draft", slow)[0])
+    assert of("rank", half)[0] == pytest.approx(50 * 1.6**0.585, rel=1e-3)
+    assert of("rank", half)[0] < of("rank", whole)[0]
+
+
+def test_the_map_goes_over_devices_and_says_which_use_wins(tmp_path: Path) -> None:
+    config = configured(rank_speedup=1.6, grid=True, grid_accepts=[0.5, 0.8], grid_target_devices=[1, 8])
+    result = predicted(config, tmp_path)
+    cells = {(cell["accept"], cell["num_target_devices"]): cell for cell in result["grid"]}
+    assert set(cells) == {(0.5, 1), (0.5, 8), (0.8, 1), (0.8, 8)}
+    assert cells[0.8, 8]["winner"] == "draft"
+    assert cells[0.8, 8]["gain"] > cells[0.8, 1]["gain"]
+    assert "accept \\ target devices" in simulate_text(result)
+    picture = draw_map(result, config.simulate)
+    ET.fromstring(picture)
+    for words in ("What the draft's device is worth", "as a rank", "beside one for the draft", "1.6 times as fast"):
+        assert words in picture.replace("&#x27;", "'")
+
+
+def test_nothing_is_said_of_it_unasked(tmp_path: Path) -> None:
+    result = predicted(configured(), tmp_path)
+    assert "equal_devices" not in result
+
+
+def test_speed_ups_are_measured_by_a_comparison_at_equal_devices(tmp_path: Path) -> None:
+    def row(layout: str, mode: str, num_devices: int, ms: float, idle: float, draft_ms: float | None) -> dict[str, Any]:
+        return {
+            "layout": layout, "mode": mode, "num_devices": num_devices, "ms_per_token": ms,
+            "target_idle_fraction": idle, "draft_ms_per_token": draft_ms,
+        }  # fmt: skip
+
+    rows = [
+        row("pair", "autoregressive", 1, 40.0, 0.1, None),
+        row("pair", "synchronous", 2, 30.0, 0.2, 3.0),
+        row("ranks", "autoregressive", 2, 25.0, 0.1, None),
+        row("ranks", "synchronous", 2, 20.0, 0.2, 2.0),
+    ]
+    assert measured_speedups(tmp_path) is None
+    (tmp_path / "result.json").write_text(json.dumps({"rows": rows}))
+    assert measured_speedups(tmp_path) == pytest.approx((1.6, 1.5))
+    (tmp_path / "result.json").write_text(json.dumps({"rows": rows[:2]}))
+    assert measured_speedups(tmp_path) is None
+    assert equal_devices_of(configured(rank_speedup=1.7, draft_rank_speedup=1.2)) == EqualDevices(
+        rank_speedup=1.7, draft_rank_speedup=1.2
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rank_speedup": 3.0}, "simulate.rank_speedup=3.0: must be between 0.5 and 2"),
+        ({"draft_rank_speedup": 0.0}, "simulate.draft_rank_speedup=0.0: must be between 0.5 and 2"),
+        ({"draft_device_speed": 0.0}, "simulate.draft_device_speed=0.0: must be above 0, and at most 1"),
+        ({"num_target_devices": 0}, "simulate.num_target_devices=0: must be at least 1"),
+        ({"grid_target_devices": [2]}, "simulate.grid_target_devices=[2]: needs simulate.grid=true and"),
+        ({"grid": True, "grid_target_devices": [2]}, "simulate.grid_target_devices=[2]: needs simulate.grid=true and"),
+    ],
+)
+def test_a_mistake_is_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configured(**values)
+    assert str(caught.value).startswith(message)
