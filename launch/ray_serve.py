@@ -72,7 +72,7 @@ class Replica:
             self._resources.callback(drafts.followers.stop, STOP_SECONDS)
             drafts.prepare()
             drafts.followers.prepare(config.engine_for("serve"), Role.TARGET, allowed_cores())
-            config = claim_hardware(config, Role.TARGET, apart=False)
+            config = claim_hardware(config, Role.TARGET)
             engine_config, recorder = config.engine_for("serve"), make_recorder(Role.TARGET)
             engine = AsyncEngine(lambda: Engine.connect(engine_config, drafts, recorder))
             service = make_service(await self._resources.enter_async_context(engine), config, engine_config)

@@ -15,7 +15,7 @@ from amusd.commands.contestants import contestants_of
 from amusd.commands.doctor import _schedules
 from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, EngineConfig, RunConfig, capabilities
 from amusd.drafters import factory
-from amusd.drafters.base import DrafterKind as OfferedKind
+from amusd.drafters.base import Makers
 from amusd.errors import ConfigError
 from amusd.models.numerics import Numerics
 from amusd.settings import from_mapping
@@ -51,7 +51,7 @@ def test_what_is_offered_is_what_the_table_says(kind: DrafterKind, monkeypatch: 
     monkeypatch.setattr(factory, "load_draft_model", lambda *_args, **_options: (load()[1], None))
     engine = RunConfig(drafter=config).engine()
     loaded = factory.load_drafters(engine, "cpu")
-    offered = {drafts_trees: OfferedKind(kind, drafts_trees) in loaded.factories for drafts_trees in (False, True)}
+    offered = {drafts_trees: loaded.names(drafts_trees=drafts_trees) == (kind,) for drafts_trees in (False, True)}
     assert offered == {False: config.can.chain, True: config.can.tree}
 
 
@@ -87,7 +87,7 @@ def test_its_schedules_are_said_in_words(can: Capabilities, schedules: str) -> N
 
 def test_doctor_tells_the_schedules_of_what_is_offered() -> None:
     drafters = (DrafterConfig(kind="ngram"), DrafterConfig(kind="custom", factory="mine:make"))
-    offered = {OfferedKind("ngram"): lambda _: [], OfferedKind("custom", drafts_trees=True): lambda _: []}
+    offered = {"ngram": Makers(lambda _: []), "custom": Makers(None, lambda _: [])}
     found = _schedules(EngineConfig(drafters=drafters), factory.LoadedDrafters(offered, 0, ""))
     assert found.text == (
         "ngram: mode=synchronous (tree=false), asynchronous (policy=chain, windowed, auto); "

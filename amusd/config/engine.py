@@ -297,8 +297,13 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "")
-        require(self.max_verify_width >= 2, "max_verify_width", self.max_verify_width, "must be at least 2")
-        require(self.max_model_len >= 2, "max_model_len", self.max_model_len, "must be at least 2")
+        for name, least in (
+            ("max_verify_width", 2),
+            ("max_model_len", 2),
+            ("target_tensor_parallel_size", 1),
+            ("draft_tensor_parallel_size", 1),
+        ):
+            require(getattr(self, name) >= least, name, getattr(self, name), f"must be at least {least}")
         is_number = 1 <= self.max_num_seqs <= MAX_NUM_SEQS
         require(is_number, "max_num_seqs", self.max_num_seqs, f"must be between 1 and {MAX_NUM_SEQS}")
         batched = self.max_num_batched_tokens
@@ -309,18 +314,6 @@ class EngineConfig:
             f"must be a multiple of {PROMPT_STEP}, or null",
         )
         check_seconds("startup_timeout_seconds", self.startup_timeout_seconds)
-        require(
-            self.target_tensor_parallel_size >= 1,
-            "target_tensor_parallel_size",
-            self.target_tensor_parallel_size,
-            "must be at least 1",
-        )
-        require(
-            self.draft_tensor_parallel_size >= 1,
-            "draft_tensor_parallel_size",
-            self.draft_tensor_parallel_size,
-            "must be at least 1",
-        )
         devices = self.hardware.devices
         require(
             len(devices) in (0, self.num_ranks) or len(set(devices)) == 1,

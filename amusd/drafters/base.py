@@ -198,15 +198,18 @@ class ChainDrafter(Drafter):
             self.commit(transition.token_ids)
 
 
-class DrafterKind(NamedTuple):
-    """The kind of drafter that an `Open` asks for."""
-
-    name: str
-    drafts_trees: bool = False
-
-
 DrafterFactory = Callable[[int], Sequence[Drafter]]
 """Makes that many drafters of one class, which share their model and the memory of their caches. Called once."""
+
+
+class Makers(NamedTuple):
+    """The factories of one kind of drafter; None where it has no such shape.
+
+    The drafters of both share their caches: the i-th of chains and the i-th of trees take turns.
+    """
+
+    chains: DrafterFactory | None = None
+    trees: DrafterFactory | None = None
 
 
 def one_by_one(make: Callable[[], Drafter]) -> DrafterFactory:

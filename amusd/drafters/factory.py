@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from amusd.config import DrafterConfig, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import ChainDrafter, Drafter, DrafterFactory, DrafterKind, one_by_one
+from amusd.drafters.base import ChainDrafter, Drafter, DrafterFactory, Makers, one_by_one
 from amusd.drafters.block import BlockDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.custom import load_own
@@ -32,9 +32,8 @@ from amusd.protocol.draft_session import MAX_NODES
 class LoadedDrafters:
     """The drafters that a draft worker offers."""
 
-    factories: Mapping[DrafterKind, DrafterFactory]
-    """The makers of drafters. A name is the configuration's `kind`; those with a model draft trees, too.
-    Drafters of one name share their caches: the i-th of chains and the i-th of trees take turns."""
+    factories: Mapping[str, Makers]
+    """The makers of drafters, by the configuration's `kind`."""
     vocab_size: int
     """The models' vocabulary size; 0 without one."""
     tokenizer_hash: str
@@ -46,13 +45,11 @@ class LoadedDrafters:
 
     def names(self, *, drafts_trees: bool) -> tuple[str, ...]:
         """Return the names of the drafters of trees, or of chains."""
-        return tuple(kind.name for kind in self.factories if kind.drafts_trees == drafts_trees)
+        return tuple(name for name, makers in self.factories.items() if makers[drafts_trees] is not None)
 
 
 StartInner = Callable[[DrafterConfig, CachedModel, Tokenizer], DrafterFactory]
 """Starts the process of a cascade's inner drafters; returns what makes them. `CachedModel`: the one in the middle."""
-Makers = tuple[DrafterFactory | None, DrafterFactory | None]
-"""The makers of chains and of trees; None where the drafter has no such shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +80,23 @@ class _Loader:
 
     def ngram(self, config: DrafterConfig) -> _Loaded:
         """Prompt lookup. Chains and trees remember the same earlier answers."""
-        return _Loaded(_ngram_makers(config))
+        return _Loaded(Makers(*_ngram_makers(config)))
 
     def custom(self, config: DrafterConfig) -> _Loaded:
         """Drafters from outside of the package."""
         own = load_own(config, self.engine, self.device)
-        return _Loaded((own.chains, own.trees), num_ids=own.num_ids)
+        return _Loaded(Makers(own.chains, own.trees), num_ids=own.num_ids)
 
     def block(self, config: DrafterConfig) -> _Loaded:
         """Drafters that score a block at once, chains and trees alike."""
         model, tokenizer = load_block_draft(config, self.engine, self.device, self.ranks)
         make = one_by_one(functools.partial(BlockDrafter, model))
-        return _Loaded.over((make, make), model, tokenizer)
+        return _Loaded.over(Makers(make, make), model, tokenizer)
 
     def language_model(self, config: DrafterConfig) -> _Loaded:
         """Drafters with a language model of their own."""
         model, tokenizer = load_draft_model(config, self.engine, self.device, ranks=self.ranks)
-        return _Loaded.over(_model_makers(config, model), model, tokenizer)
+        return _Loaded.over(Makers(*_model_makers(config, model)), model, tokenizer)
 
     def cascade(self, config: DrafterConfig) -> _Loaded:
         """Chains of a model in the middle, for which inner drafters draft, here or in a process of their own."""
@@ -108,7 +105,7 @@ class _Loader:
             inner, num_inner_ids = self.start_inner(config, model, tokenizer), 0
         else:
             inner, num_inner_ids = self._inner(config, model, tokenizer)
-        return _Loaded.over((_cascade_maker(config, model, inner, num_inner_ids), None), model, tokenizer)
+        return _Loaded.over(Makers(_cascade_maker(config, model, inner, num_inner_ids)), model, tokenizer)
 
     def _inner(
         self, config: DrafterConfig, middle: CachedModel, tokenizer: Tokenizer | None
@@ -157,14 +154,12 @@ def load_drafters(
     it all is loaded here.
     """
     loader = _Loader(engine, device, ranks, start_inner)
-    factories: dict[DrafterKind, DrafterFactory] = {}
+    factories: dict[str, Makers] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
     notes = []
     for config in engine.drafters:
         loaded = LOADERS[config.kind](loader, config)
-        for is_tree, make in zip((False, True), loaded.makers, strict=True):
-            if make is not None:
-                factories[DrafterKind(config.kind, is_tree)] = make
+        factories[config.kind] = loaded.makers
         num_ids = min(num_ids or loaded.num_ids, loaded.num_ids or num_ids)
         model, tokenizer = loaded.model, loaded.tokenizer
         if model is None or tokenizer is None:

@@ -5,10 +5,10 @@ Those whose drafters were made together are a forest: one step serves them all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, DrafterKind
+from amusd.drafters.base import Drafter
 from amusd.errors import PeerProtocolError
 from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
@@ -24,8 +24,8 @@ class DraftSequence:
 
     manager: RollbackManager
     forest: Forest
-    drafters: Mapping[DrafterKind, Drafter]
-    """Its own and that of the other kind, which has the same cache."""
+    drafters: dict[bool, Drafter]
+    """Those of chains (False) and of trees (True), which have the same cache; one of them is its own."""
     drafter_name: str
     recorder: Recorder
     opened_ns: int
@@ -154,8 +154,8 @@ class DraftSequence:
 class Forest:
     """Drafters of one kind, which were made together, and what their steps cost."""
 
-    free: list[Mapping[DrafterKind, Drafter]]
-    """Those that no open sequence has, one of each kind of the same name."""
+    free: list[dict[bool, Drafter]]
+    """Those that no open sequence has, of chains (False) and of trees (True)."""
     step_cost: RowCost = field(default_factory=lambda: RowCost(DRAFT_ROW_SHARE))
 
     def step(self, sequences: Sequence[DraftSequence], recorder: Recorder) -> None:

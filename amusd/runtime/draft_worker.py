@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from amusd.drafters.base import Drafter, DrafterFactory, DrafterKind
+from amusd.drafters.base import Drafter, Makers
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
 from amusd.protocol.messages import Close, Features, Message, Open, Shutdown, Verdict
@@ -37,7 +37,8 @@ class DraftWorker:
     """Serves the sequences that the target opens over `link` until it is told to shut down or the target is gone."""
 
     link: Transport
-    drafters: Mapping[DrafterKind, DrafterFactory]
+    drafters: Mapping[str, Makers]
+    """By the names that an `Open` may ask for."""
     incarnation: int
     recorder: Recorder
     num_ids: int = 0
@@ -52,7 +53,8 @@ class DraftWorker:
     """The open sequences, by number."""
     _not_over: frozenset[int] = frozenset()
     """Numbers that no message has said to be over, up to the next one to begin."""
-    _forests: dict[DrafterKind, Forest] = field(default_factory=dict)
+    _forests: dict[tuple[str, bool], Forest] = field(default_factory=dict)
+    """By name, and whether they draft trees."""
     _running: bool = True
     _last_sent_ns: int = 0
 
@@ -76,11 +78,11 @@ class DraftWorker:
         """Make the drafters before the first sequence needs one: a GPU takes seconds to prepare. Idempotent."""
         if self._forests:
             return
-        for name in dict.fromkeys(kind.name for kind in self.drafters):
-            kinds = [kind for kind in self.drafters if kind.name == name]
-            made = zip(*(self.drafters[kind](self.max_num_seqs) for kind in kinds), strict=True)
-            free: list[Mapping[DrafterKind, Drafter]] = [dict(zip(kinds, each, strict=True)) for each in made]
-            self._forests |= {kind: Forest(free) for kind in kinds}
+        for name, makers in self.drafters.items():
+            shapes = ((False, makers.chains), (True, makers.trees))
+            made = {drafts_trees: make(self.max_num_seqs) for drafts_trees, make in shapes if make is not None}
+            free = [dict(zip(made, each, strict=True)) for each in zip(*made.values(), strict=True)]
+            self._forests |= {(name, drafts_trees): Forest(free) for drafts_trees in made}
 
     @property
     def has_work(self) -> bool:
@@ -164,9 +166,9 @@ class DraftWorker:
         try:
             check_opening(opening)
             self._check_ids((*opening.token_ids, *opening.reference, *biased))
-            kind = DrafterKind(opening.drafter, drafts_trees=opening.fan_out > 1)
-            forest = self._forest(opening, kind)
-            manager = self._manage(opening, forest.free[-1][kind])
+            drafts_trees = opening.fan_out > 1
+            forest = self._forest(opening, drafts_trees=drafts_trees)
+            manager = self._manage(opening, forest.free[-1][drafts_trees])
             drafters = forest.free.pop()
         except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
             self.num_ignored += 1
@@ -186,16 +188,16 @@ class DraftWorker:
         if self.num_ids and max(token_ids, default=0) >= self.num_ids:
             raise PeerProtocolError(f"token ids must be below {self.num_ids}")
 
-    def _forest(self, opening: Open, kind: DrafterKind) -> Forest:
+    def _forest(self, opening: Open, *, drafts_trees: bool) -> Forest:
         """Return where a free drafter of that name is.
 
         Raises `PeerProtocolError` for a name that there is not, and `NoRoomError` where none is free: the target has
         more sequences than this draft has drafters, or is ahead of this message. It asks again.
         """
-        forest = self._forests.get(kind)
+        forest = self._forests.get((opening.drafter, drafts_trees))
         if forest is None:
-            names = ", ".join(name for name, drafts_trees in self._forests if drafts_trees == kind.drafts_trees)
-            asked = f"the target asks for a drafter{' of trees' * kind.drafts_trees} {opening.drafter[:MAX_SHOWN]!r}"
+            names = ", ".join(name for name, has_trees in self._forests if has_trees == drafts_trees)
+            asked = f"the target asks for a drafter{' of trees' * drafts_trees} {opening.drafter[:MAX_SHOWN]!r}"
             raise PeerProtocolError(f"{asked}; this draft has: {names or 'none'}")
         if not forest.free:
             raise NoRoomError(f"all {self.max_num_seqs} drafters {opening.drafter!r} are at work")

@@ -9,7 +9,7 @@ from random import Random
 from typing import cast
 
 from amusd.config import DecodingConfig
-from amusd.drafters.base import DrafterKind
+from amusd.drafters.base import Makers
 from amusd.models.language_model import LanguageModel
 from amusd.policies.factory import make_policy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
@@ -245,9 +245,8 @@ class _Run:
             clock.to_target.send(clock.draft_ns, message)
 
         own_end, other_end = End(send_to_target, clock.receive_at_draft), End(send_to_draft, clock.receive_at_target)
-        kinds = (DrafterKind(DRAFTER, drafts_trees) for drafts_trees in (False, True))
         draft = DraftWorker(
-            cast("Transport", own_end), dict.fromkeys(kinds, make), 1, journal, max_num_seqs=simulator.num_slots
+            cast("Transport", own_end), {DRAFTER: Makers(make, make)}, 1, journal, max_num_seqs=simulator.num_slots
         )
         draft.prepare()
         clock.draft_acts.extend((draft.take_in, draft.propose))

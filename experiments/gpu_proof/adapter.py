@@ -18,7 +18,7 @@ from torch import Tensor
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
 from amusd.config.engine import ModelShape
-from amusd.drafters.base import Drafter, DrafterKind
+from amusd.drafters.base import Drafter
 from amusd.drafters.factory import load_drafters
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
@@ -101,7 +101,7 @@ def prepared_drafters(config: EngineConfig) -> PreparedDrafters:
     loaded = load_drafters(config, device)
     ready = time.perf_counter()
     kind = config.drafters[0].kind
-    (chain,), (tree,) = (loaded.factories[DrafterKind(kind, drafts_trees)](1) for drafts_trees in (False, True))
+    (chain,), (tree,) = (make(1) for make in loaded.factories[kind])
     _wait_for(torch.device(device))
     return PreparedDrafters(chain, tree, ready - started, time.perf_counter() - ready)
 

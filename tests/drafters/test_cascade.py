@@ -11,7 +11,7 @@ from models import tiny
 from amusd.commands import doctor
 from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, TargetConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import ChainDrafter, DrafterKind
+from amusd.drafters.base import ChainDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError, NoRoomError
@@ -98,7 +98,7 @@ def test_a_cascade_of_checkpoints_proposes_what_its_model_would(tmp_path: Path, 
     assert loaded.names(drafts_trees=False) == ("cascade", "hf")
     assert loaded.names(drafts_trees=True) == ("hf",)
     assert (loaded.vocab_size, loaded.num_ids) == (300, 300)
-    made: list[list[ChainDrafter]] = [list(loaded.factories[DrafterKind(name)](2)) for name in ("cascade", "hf")]  # type: ignore[arg-type]
+    made: list[list[ChainDrafter]] = [list(loaded.factories[name].chains(2)) for name in ("cascade", "hf")]  # type: ignore[arg-type]
     texts = []
     for drafters in made:
         for number, drafter in enumerate(drafters):

@@ -16,7 +16,7 @@ import pytest
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, RunConfig, SamplingParams, plugins
-from amusd.drafters.base import DrafterKind
+from amusd.drafters.base import DrafterFactory
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.engine import Engine, _kind_or_model
 from amusd.errors import ConfigError
@@ -148,6 +148,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def chains_of(made: LoadedDrafters) -> DrafterFactory:
+    chains = made.factories["custom"].chains
+    assert chains is not None
+    return chains
+
+
 def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDrafters:
     drafter = DrafterConfig(kind="custom", factory=factory, options=options or {})
     return load_drafters(EngineConfig(drafters=(drafter,), hardware=HardwareConfig(devices=("cpu", "cpu"))), "cpu")
@@ -178,18 +184,19 @@ def loaded(factory: str, options: Mapping[str, Any] | None = None) -> LoadedDraf
 def test_a_mistake_is_one_line_that_says_what_it_is(factory: str, message: str, files: Path) -> None:
     factory, message = factory.format(folder=files), message.format(folder=files)
     with pytest.raises(ConfigError) as caught:
-        loaded(factory).factories[DrafterKind("custom")](3)
+        chains_of(loaded(factory))(3)
     assert str(caught.value).startswith(f"drafter.factory={factory}: {message}")
     assert "\n" not in str(caught.value)
 
 
 def test_it_offers_what_the_factory_makes(files: Path) -> None:
     chains = loaded(f"{files}/nonsense.py:Names.make")
-    assert list(chains.factories) == [DrafterKind("custom")]
+    assert (list(chains.factories), chains.factories["custom"].trees) == (["custom"], None)
     assert (chains.num_ids, chains.vocab_size, chains.tokenizer_hash) == (0, 0, "")
-    assert len(chains.factories[DrafterKind("custom")](3)) == 3
+    assert len(chains_of(chains)(3)) == 3
     trees = loaded(f"{files}/nonsense.py:trees")
-    assert (list(trees.factories), trees.num_ids) == ([DrafterKind("custom", drafts_trees=True)], 7)
+    assert (list(trees.factories), trees.num_ids) == (["custom"], 7)
+    assert (trees.names(drafts_trees=False), trees.names(drafts_trees=True)) == ((), ("custom",))
 
 
 @pytest.fixture
@@ -210,7 +217,7 @@ def entry_point(files: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_an_entry_point_is_a_name_like_any_other(entry_point: str) -> None:
     config = compose_config([f"drafter={entry_point}", "drafter.options.x=3"])
     assert config.drafter == DrafterConfig(kind="custom", factory=entry_point, options={"x": 3})
-    assert list(loaded(entry_point).factories) == [DrafterKind("custom")]
+    assert loaded(entry_point).names(drafts_trees=False) == ("custom",)
     assert _kind_or_model(DrafterConfig, "drafter", entry_point) == {"kind": "custom", "factory": entry_point}
     with pytest.raises(ConfigError, match=r"^drafter=phrase: allowed: .*, odd, phrases; did you mean 'phrases'\?"):
         compose_config(["drafter=phrase"])

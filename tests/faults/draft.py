@@ -14,7 +14,7 @@ from faults.watch import Violation, Watch
 from faults.weather import Weather
 from faults.world import MS, World
 
-from amusd.drafters.base import Drafter, DrafterKind, one_by_one
+from amusd.drafters.base import Drafter, Makers, one_by_one
 from amusd.errors import PeerError, PeerLostError
 from amusd.protocol.draft_session import Transition
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Verdict
@@ -218,11 +218,9 @@ class DraftProcess:
         return WatchedDraft(
             link=link,
             drafters={
-                DrafterKind("test"): one_by_one(
-                    lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)
-                ),
-                DrafterKind("test", drafts_trees=True): one_by_one(
-                    lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)
+                "test": Makers(
+                    one_by_one(lambda: HashChainDrafter(self.spend, quality, silence, self.incarnation)),
+                    one_by_one(lambda: HashTreeDrafter(self.spend, quality, silence, self.incarnation)),
                 ),
             },
             incarnation=self.incarnation,

@@ -16,7 +16,7 @@ from runtime.table_tree import TableTreeDrafter, spread
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, EngineConfig, TransportConfig
-from amusd.drafters.base import DrafterKind, one_by_one
+from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
@@ -103,10 +103,10 @@ def draft_process(transport: TransportConfig, rendezvous: Rendezvous, incarnatio
         sys.exit(1)  # the target has closed
     drafters = LoadedDrafters(
         {
-            DrafterKind("oracle"): one_by_one(
-                Crashing if life == CRASHING else oracle(NUM_TOKENS, right_with_probability(0.8, 3))
-            ),
-            DrafterKind("oracle", drafts_trees=True): one_by_one(lambda: TableTreeDrafter(places=spread(3))),
+            "oracle": Makers(
+                one_by_one(Crashing if life == CRASHING else oracle(NUM_TOKENS, right_with_probability(0.8, 3))),
+                one_by_one(lambda: TableTreeDrafter(places=spread(3))),
+            )
         },
         vocab_size=0,
         tokenizer_hash="another" if life == FOREIGN else "",

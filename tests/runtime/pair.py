@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from amusd.config import DecodingConfig, SamplingParams
-from amusd.drafters.base import Drafter, DrafterKind, one_by_one
+from amusd.drafters.base import Drafter, Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters
 from amusd.drafters.synthetic import Schedule
 from amusd.engine import Engine
@@ -85,9 +85,10 @@ class DraftThread:
         tree_factories: Mapping[str, Callable[[], Drafter]] = NO_TREES,
         max_num_seqs: int = 1,
     ) -> None:
-        chains = {DrafterKind(name): one_by_one(make) for name, make in factories.items()}
-        trees = {DrafterKind(name, drafts_trees=True): one_by_one(make) for name, make in tree_factories.items()}
-        drafters = LoadedDrafters({**chains, **trees}, vocab_size=0, tokenizer_hash="")
+        chains = {name: one_by_one(make) for name, make in factories.items()}
+        trees = {name: one_by_one(make) for name, make in tree_factories.items()}
+        makers = {name: Makers(chains.get(name), trees.get(name)) for name in {**chains, **trees}}
+        drafters = LoadedDrafters(makers, vocab_size=0, tokenizer_hash="")
         try:
             serve(self.link, drafters, self.recorder, self.incarnation, TIMEOUT_SECONDS, max_num_seqs)
         except BaseException as error:  # noqa: BLE001 - handed to the test

@@ -12,7 +12,7 @@ from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
 from runtime.table_tree import TableTreeDrafter, spread
 
-from amusd.drafters.base import DrafterKind, one_by_one
+from amusd.drafters.base import Makers, one_by_one
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
@@ -57,8 +57,7 @@ class Draft:
 
         self.recorder = KeepingRecorder("draft", now_ns=self.clock)
         drafters = {
-            DrafterKind("test"): one_by_one(make),
-            DrafterKind("test", drafts_trees=True): one_by_one(lambda: TableTreeDrafter(places=spread(1))),
+            "test": Makers(one_by_one(make), one_by_one(lambda: TableTreeDrafter(places=spread(1)))),
         }
         self.worker = DraftWorker(
             self.link,  # type: ignore[arg-type]

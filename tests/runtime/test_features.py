@@ -12,7 +12,7 @@ from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
 from torch import Tensor
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import DrafterKind, one_by_one
+from amusd.drafters.base import Makers, one_by_one
 from amusd.engine import Engine
 from amusd.errors import PeerProtocolError
 from amusd.models.language_model import FeatureRows
@@ -138,7 +138,7 @@ def test_a_drafter_that_waits_for_features_has_no_work_before_them() -> None:
 def test_features_that_come_before_their_verdict_wait_for_it() -> None:
     target, draft = memory_pair()
     drafter = ReadingDrafter()
-    worker = DraftWorker(draft, {DrafterKind(NAME): one_by_one(lambda: drafter)}, 1, Recorder("draft"))
+    worker = DraftWorker(draft, {NAME: Makers(one_by_one(lambda: drafter))}, 1, Recorder("draft"))
     worker.prepare()
     target.send(Open(1, 1, PROMPT, 100, NAME, 8, 1, not_over=(1, 2)))
     target.send(features_of(0, 7))

@@ -12,7 +12,7 @@ from runtime.pair import KeepingRecorder
 
 from amusd.config import Distribution, EngineConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import DrafterKind, one_by_one
+from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.drafters.ngram import NgramDrafter
 from amusd.errors import NoRoomError, PeerFailedError, PeerProtocolError
@@ -38,7 +38,7 @@ from amusd.transport.base import Transport
 from amusd.types import FinishReason, Role
 
 VOCAB = 97
-LOOKUP = {DrafterKind("ngram"): one_by_one(lambda: NgramDrafter(2))}
+LOOKUP = {"ngram": Makers(one_by_one(lambda: NgramDrafter(2)))}
 OPENING = Open(1, 1, (1, 2, 1, 2), 20, "ngram", 4, 1, not_over=(1, 2))
 HOSTILE = {
     "an opening without tokens": dataclasses.replace(OPENING, sequence_id=2, token_ids=()),
@@ -97,7 +97,7 @@ def test_a_model_drafts_on_after_ids_that_it_does_not_have() -> None:
     model = tiny.wrapped_pair("LlamaConfig")[1]
     target, draft = memory_pair()
     drafters = LoadedDrafters(
-        {DrafterKind("hf"): one_by_one(lambda: AutoregressiveDrafter(model))},
+        {"hf": Makers(one_by_one(lambda: AutoregressiveDrafter(model)))},
         model.vocab_size,
         "",
         num_ids=model.num_ids,
@@ -228,7 +228,7 @@ def test_a_sequence_that_the_draft_has_no_room_for_is_one_line_and_the_next_one_
 
     target, draft = memory_pair()
     worker = DraftWorker(
-        OneByOne(draft), {DrafterKind("ngram"): one_by_one(lambda: Small(2))}, 1, Recorder("draft"), num_ids=VOCAB
+        OneByOne(draft), {"ngram": Makers(one_by_one(lambda: Small(2)))}, 1, Recorder("draft"), num_ids=VOCAB
     )
     small = dataclasses.replace(OPENING, sequence_id=2, max_length=10)
     for message in (OPENING, OPENING, small, Close(2, FinishReason.EOS), Shutdown()):

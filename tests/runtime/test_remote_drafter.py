@@ -25,7 +25,7 @@ from amusd.config import (
     TargetConfig,
 )
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import Drafter, DrafterKind, one_by_one
+from amusd.drafters.base import Drafter, Makers, one_by_one
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.engine import Engine
@@ -76,7 +76,7 @@ class Middle:
         self._its = its
         self.worker = DraftWorker(
             link=Link(its, rng, loss),  # type: ignore[arg-type]  # what a worker uses of one
-            drafters={DrafterKind("inner"): one_by_one(INNER[inner])},
+            drafters={"inner": Makers(one_by_one(INNER[inner]))},
             incarnation=1,
             recorder=Recorder("draft"),
             num_ids=6,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
-from amusd.drafters.base import DrafterKind
+from amusd.drafters.base import Makers
 from amusd.policies.fixed import ChainPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
 from amusd.protocol.wire import decode, encode
@@ -83,9 +83,7 @@ class Pair:
             caches = draft_model.new_caches(number, MAX_LENGTH)
             return [AutoregressiveDrafter(draft_model, cache=cache) for cache in caches]
 
-        self._draft = DraftWorker(
-            draft_end, {DrafterKind("d", drafts_trees=False): make}, 1, Quiet("draft"), max_num_seqs=number
-        )
+        self._draft = DraftWorker(draft_end, {"d": Makers(make)}, 1, Quiet("draft"), max_num_seqs=number)
         self._draft.prepare()
         target_end.on_receive = self._let_draft
         peer = Hello(PROTOCOL_VERSION, Role.DRAFT, 1, VOCAB_SIZE, "", ("d",))
