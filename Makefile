@@ -20,6 +20,9 @@ DEMO_COMPARE ?= experiment=demo
 # Two test processes, whatever the machine: the pairs of workers that tests start want two cores.
 PYTEST ?= -q -n 2 --dist worksteal
 
+# Without compiled files, each process would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 # Written last, so that an interrupted installation is repaired; its name keeps interpreters apart.

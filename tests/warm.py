@@ -4,9 +4,9 @@
 starts in turn is a fork of it. All else is real: process ids, parents, sessions, signals, descriptors, exit
 codes. A forked process has the server's modules, as they are after their import, and the server's seed of `hash`.
 
-A new interpreter is started as ever for other commands, by a process with more than one thread (locks of the others
-would stay held in a fork), on other systems than Linux, and everywhere with pytest's `--new-interpreters`, as in
-`make test-all`.
+A new interpreter is started as ever for other commands, by a process with threads that do more than wait (the locks
+that they hold would stay held in a fork), on other systems than Linux, and everywhere with pytest's
+`--new-interpreters`, as in `make test-all`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,6 +51,8 @@ IMPORTED = (
     "launch.compose",
 )
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_WAITING = ("watch-others", "RendezvousKeepAliveTimer", "pt_tcpstore_uv")
+"""Threads of `launch.run` and of torchrun, by the beginning of their names."""
 _MAX_BYTES = 2**20
 _start_interpreter: Callable[..., None] = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _PARAMETERS = inspect.signature(_start_interpreter)
@@ -105,7 +108,8 @@ def _is_forkable(asked: Mapping[str, Any]) -> bool:
     if isinstance(args, str | bytes | os.PathLike) or list(args)[:1] != [sys.executable] or asked["shell"]:
         return False
     first = next(iter(_program(args)), "-")
-    return (first == "-m" or not first.startswith("-")) and asked["executable"] is None and asked["umask"] < 0
+    is_program = first in ("-m", "-c") or not first.startswith("-")
+    return is_program and asked["executable"] is None and asked["umask"] < 0
 
 
 def _program(args: Sequence[str]) -> list[str]:
@@ -184,7 +188,7 @@ def main() -> None:
 def _fork_child(self: Any, *given: Any) -> None:
     """In the place of `subprocess.Popen._execute_child`, in the server's forks."""
     asked = _PARAMETERS.bind(self, *given).arguments
-    if len(list(Path("/proc/self/task").iterdir())) > 1 or not _is_forkable(asked):
+    if not _others_wait() or not _is_forkable(asked):
         _start_interpreter(self, *given)
         return
     sys.stdout.flush()
@@ -202,6 +206,15 @@ def _fork_child(self: Any, *given: Any) -> None:
         )
     self._child_created = True
     self._close_pipe_fds(*(asked[name] for name in _PIPES))
+
+
+def _others_wait() -> bool:
+    """Whether every other thread of this process is known to wait for a message, a timer or a process."""
+    own = {thread.native_id for thread in threading.enumerate() if thread.name.startswith(_WAITING)}
+    tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) not in (*own, os.getpid())]
+    return threading.current_thread() is threading.main_thread() and all(
+        (task / "comm").read_text().strip() in _WAITING for task in tasks
+    )
 
 
 def _become(
@@ -278,6 +291,10 @@ def _code_of(words: list[str]) -> int:
         if words[0] == "-m":
             sys.path[0], sys.argv = str(Path.cwd()), words[1:]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.path[0], sys.argv = "", ["-c", *words[2:]]
+            sys.modules["__main__"] = program = ModuleType("__main__")
+            exec(compile(words[1], "<string>", "exec"), vars(program))
         else:
             sys.path[0], sys.argv = str(Path(words[0]).resolve().parent), words
             runpy.run_path(words[0], run_name="__main__")

@@ -108,9 +108,12 @@ def test_it_says_how_much_of_the_vocabulary_a_draft_with_another_tokenizer_can_p
     assert "it can propose 100 of 340 token ids" in far["drafter"].text
 
 
-def test_at_changing_widths_it_only_tells_what_it_measured() -> None:
-    config = EngineConfig(verify_width="bucketed", drafters=(DrafterConfig(kind="ngram"),))
-    found = looked_at(config)
+def test_at_changing_widths_it_only_tells_what_it_measured(tmp_path: Path) -> None:
+    tokenizer = tiny.byte_tokenizer()
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config(vocab_size=len(tokenizer)), tokenizer)
+    target = TargetConfig(kind="hf", model=str(tmp_path), dtype="float32")
+    drafters = (DrafterConfig(kind="ngram"),)
+    found = looked_at(EngineConfig(target=target, verify_width="bucketed", drafters=drafters, max_model_len=256))
     assert found["exactness"].ok is None
     assert found["exactness"].text.startswith("verify_width=bucketed: ")
     assert found["answers"].ok is None
@@ -210,7 +213,11 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_is_looked_at(monkeyp
         run_doctor(config, Console())
 
 
-def test_it_says_how_ranks_share_the_draft_or_why_they_cannot() -> None:
+def test_it_says_how_ranks_share_the_draft_or_why_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> str:
+        raise ConfigError("the target is not looked at here")
+
+    monkeypatch.setattr("amusd.commands.doctor.explain_target", refuse)
     found = looked_at(EngineConfig(draft_tensor_parallel_size=2))
     assert found["drafter"].text.endswith(", 3 key heads shared by 2 ranks")
     refused = looked_at(EngineConfig(draft_tensor_parallel_size=4))["drafter"]

@@ -17,6 +17,7 @@ from amusd.tracing.timeline import read_events
 from launch.process_tree import descendants
 from tests.launch.processes import FAKE, SECONDS, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
+from tests.warm import Popen
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -74,7 +75,7 @@ class Running:
 
     def __init__(self, folder: Path, pair: Sequence[str], *more: str, num_tokens: int = 200) -> None:
         arguments = [TWO, f"prompt={PROMPT}", "run_dir=out", f"sampling.max_new_tokens={num_tokens}"]
-        self.process = subprocess.Popen(
+        self.process = Popen(
             amusd_command("generate", *pair, *arguments, *more),
             cwd=folder,
             env=environment(),

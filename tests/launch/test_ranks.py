@@ -16,6 +16,7 @@ import pytest
 from launch.process_tree import descendants
 from tests.launch.processes import FAKE, SECONDS, WAITING, amusd_command, environment, run, torchrun_command
 from tests.launch.small_pair import PROMPT, plain_answer, save_pair
+from tests.warm import Popen
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -76,7 +77,7 @@ class Running:
 
     def __init__(self, folder: Path, pair: Sequence[str], *, num_tokens: int = 200) -> None:
         arguments = [f"prompt={PROMPT}", "run_dir=out", f"sampling.max_new_tokens={num_tokens}", TWO]
-        self.process = subprocess.Popen(
+        self.process = Popen(
             amusd_command("generate", *pair, *arguments),
             cwd=folder,
             env=environment(),

@@ -17,6 +17,7 @@ import pytest
 
 from launch.process_tree import descendants
 from tests.launch.processes import FAKE, SECONDS, amusd_command, environment, run, torchrun_command
+from tests.warm import Popen
 
 STOP_SECONDS = 6.0
 """The promise is 2 seconds; a busy machine gets three times that here."""
@@ -154,10 +155,11 @@ def test_a_killed_target_ends_every_process_and_the_run_with_an_error(tmp_path: 
 
 def test_a_process_that_is_stopped_does_not_hold_up_the_end(tmp_path: Path) -> None:
     program = (
-        "from launch import main, process_tree\nprocess_tree.END_SECONDS = 2.0\nraise SystemExit(main.main())",
-        *amusd_command("generate", FAKE, "prompt=target is stopped", "run_dir=out")[3:],
+        "from launch import jobs, main, process_tree\njobs.END_SECONDS = process_tree.END_SECONDS = 2.0\n"
+        "raise SystemExit(main.main())"
     )
-    done = run([sys.executable, "-c", *program], tmp_path)
+    words = amusd_command("generate", FAKE, "prompt=target is stopped", "run_dir=out")[3:]
+    done = run([sys.executable, "-c", program, *words], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "generate target is stopped\n"
     killed = r"amusd: processes that had not ended 2 s after the result were killed \(pid ([\d, ]+)\)\n"
@@ -261,7 +263,7 @@ class started:  # noqa: N801 - reads as a function where it is used
     """A run whose target has produced its first line; ended in the end."""
 
     def __init__(self, folder: Path, prompt: str, *more: str) -> None:
-        self._process = subprocess.Popen(
+        self._process = Popen(
             amusd_command("generate", FAKE, f"prompt={prompt}", "run_dir=out", *more),
             cwd=folder,
             env=environment(TMPDIR=str(temporary(folder))),

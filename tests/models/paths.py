@@ -11,6 +11,7 @@ from models.blocks import random_ids
 from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
+from amusd.models.kv_cache import PreallocatedCache
 from amusd.protocol.verification import Tracks
 
 
@@ -56,11 +57,17 @@ def decoded_both_ways(model: CachedModel, num_tokens: int = 150, start: int = 20
     return torch.stack(expected), torch.stack(decode_in_paths(model, token_ids, start))
 
 
-def decode_in_paths(model: CachedModel, token_ids: Sequence[int], start: int, seed: int = 2) -> list[Tensor]:
-    """Logits behind each of `token_ids` from `start` on. Many of their rows were not in the first track."""
+def decode_in_paths(
+    model: CachedModel, token_ids: Sequence[int], start: int, seed: int = 2, cache: PreallocatedCache | None = None
+) -> list[Tensor]:
+    """Logits behind each of `token_ids` from `start` on. Many of their rows were not in the first track.
+
+    `cache`: one that holds the tokens before `start`, if there is one.
+    """
     rng = random.Random(seed)
-    cache = model.new_cache(len(token_ids) + model.width)
-    model.prefill(token_ids[:start], cache)
+    if cache is None:
+        cache = model.new_cache(len(token_ids) + model.width)
+        model.prefill(token_ids[:start], cache)
     logits: list[Tensor] = []
     num_moved = 0
     while cache.length < len(token_ids):

@@ -10,6 +10,7 @@ import pytest
 
 from amusd.errors import ConfigError, MissingDependencyError
 from amusd.models import embedded_target
+from tests.warm import Popen
 
 FOLDER = "smollm2-135m-instruct-v1"
 
@@ -164,7 +165,7 @@ def test_two_processes_at_once_convert_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-c", TWO_PROCESSES, str(tmp_path / "cache"), str(log)]
     root = Path(embedded_target.__file__).parents[2]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
+    processes = [Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
     try:
         outputs = [process.communicate(timeout=240)[0].strip() for process in processes]
     finally:

@@ -26,6 +26,7 @@ from amusd.models.process_group import EXCHANGE_SECONDS, Watch
 from amusd.models.ranks import Follower, Leader
 from amusd.models.sharding import ALONE, Ranks
 from amusd.types import Role
+from tests.warm import Popen
 
 DEADLINE_SECONDS = 30.0
 assert DEADLINE_SECONDS < EXCHANGE_SECONDS, "what is found by a deadline would pass for what is found at once"
@@ -216,7 +217,7 @@ def rank_process(*arguments: str) -> subprocess.Popen[str]:
     checkout = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, str(PROCESS), *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_follower_that_is_killed_amid_a_pass_is_named() -> None:

@@ -36,7 +36,7 @@ def test_text_is_the_targets_under_any_schedule(name: str, seed: int, max_lookah
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_really_happens(name: str) -> None:
     """The runs above prove something only if acceptances, rollbacks, gaps and stale messages occur in them."""
-    harnesses = [Harness(seed=seed, faults=FAULTS[name]) for seed in range(240)]
+    harnesses = [Harness(seed=seed, faults=FAULTS[name]) for seed in range(120)]
     for harness in harnesses:
         harness.run()
     receptions = {reception for harness in harnesses for reception in harness.receptions}

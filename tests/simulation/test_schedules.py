@@ -68,7 +68,7 @@ def test_auto_has_a_draft_rest_that_costs_more_than_it_brings(a: float, together
         assert speedup(chains, chain(0, max_lookahead=16)) < 1.03 / together
 
 
-@pytest.mark.parametrize("a", [0.05, 0.3, 0.6, 0.8])
+@pytest.mark.parametrize("a", [0.05, *(pytest.param(between, marks=pytest.mark.long) for between in (0.3, 0.6)), 0.8])
 @pytest.mark.parametrize("row_share", [0.1, 0.3, 1.0])
 def test_auto_verifies_no_more_than_is_worth_its_row(a: float, row_share: float) -> None:
     machine = simulator(a, costs(6, spread=0.05, row_ns=round(6e6 * row_share)), num_answers=8, num_tokens=128)
