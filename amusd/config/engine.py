@@ -212,10 +212,10 @@ class TransportConfig:
     keys: str | None = None
     """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only those whose key lies there."""
     interface: str | None = None
-    """The network interface, by name or IPv4 address, over which ranks of a target that is on several machines exchange
-    unencrypted numbers; each machine's own. None: the one on the way to the target's machine."""
+    """The interface, by name or IPv4 address, over which ranks of the target on several machines exchange numbers,
+    unencrypted. None: the one towards its first machine."""
     delay_ms: float = 0.0
-    """Hand over every message this long after it was sent: what distance costs. Both workers on one machine."""
+    """The delay of each message, to try what distance costs on one machine."""
 
     def __post_init__(self) -> None:
         convert_fields(self, "transport.")

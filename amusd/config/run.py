@@ -42,8 +42,8 @@ class RunConfig:
     """`generate`: answer all prompts of the workload, `max_num_seqs` at a time, into this file: a JSON object a line. A
     file that is there already is gone on with."""
     shard: str | None = None
-    """`generate` with `out`: `2/4` takes every fourth prompt from the second one on, so that four runs share a file of
-    prompts. Each writes a part, beside `out` and named after it; the same without `shard` makes the parts one file."""
+    """`generate` with `out`: `2/4` answers every fourth prompt, from the second on, into a part of `out`; without
+    `shard` the parts become one file."""
     output: Literal["text", "json"] = "text"
     view: Literal["plain", "live"] = "plain"
     """`generate` on a terminal: `live` shows below the text what both workers are doing."""
