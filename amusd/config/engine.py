@@ -212,8 +212,8 @@ class TransportConfig:
     keys: str | None = None
     """A folder of `amusd keys FOLDER`: encrypt the link at `address`, and let in only those whose key lies there."""
     interface: str | None = None
-    """The interface, by name or IPv4 address, over which ranks of the target on several machines exchange numbers,
-    unencrypted. None: the one towards its first machine."""
+    """The interface (name or IPv4 address) for the unencrypted exchanges of a target over several machines. None: the
+    one to the first machine."""
     delay_ms: float = 0.0
     """The delay of each message, to try what distance costs on one machine."""
 
