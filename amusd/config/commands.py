@@ -46,8 +46,8 @@ class CompareConfig:
     batch_sizes: tuple[int, ...] = (1,)
     """Answers at a time: each mode answers all prompts with so many at work, for each of these numbers."""
     equal_devices: bool = False
-    """Measure other uses of the same devices, too, by plain and synchronous decoding: all of them on each pass, and an
-    engine on each. Needs memory for these engines beside the pair's."""
+    """Measure plain and synchronous decoding also with all devices on each pass and with an engine on each, whose
+    memory is needed beside the pair's."""
 
     def __post_init__(self) -> None:
         for policy in self.policies:
