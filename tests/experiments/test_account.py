@@ -18,11 +18,11 @@ RESULTS = sorted((Path(__file__).parents[2] / "experiments").glob("*/results/*.j
 
 
 def comparisons(found: Any) -> Iterator[list[dict[str, Any]]]:
-    """Every table of a file of results whose rows say where their time went."""
+    """The rows of a pair in every table of a file of results that says where their time went."""
     if isinstance(found, dict):
         rows = found.get("rows")
         if isinstance(rows, list) and rows and "time" in rows[0]:
-            yield rows
+            yield [row for row in rows if row.get("layout", "pair") == "pair"]
         for value in found.values():
             yield from comparisons(value)
     elif isinstance(found, list):
