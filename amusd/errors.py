@@ -91,3 +91,8 @@ class RollbackError(AmusdError):
 
 class InvariantError(AmusdError):
     """An invariant of the protocol does not hold: a bug here, never a user's mistake."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

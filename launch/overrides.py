@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import Glob, Override, ValueType
 from hydra.errors import HydraException
 
 from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, first_line
 from amusd.settings import nearest
 
 from .keys import CONFIG_DIR, CONFIG_NAME, OPTIONS, TEXT_LISTS, groups, keys, sections
@@ -162,7 +162,7 @@ def _choices(key: str, value: str) -> list[str]:
         else:
             values = list(parsed.sweep_string_iterator())
     except HydraException as error:
-        raise ConfigError(f"{key}={value}: {_first_line(error)}") from None
+        raise ConfigError(f"{key}={value}: {first_line(error)}") from None
     if not values:
         raise ConfigError(f"{key}={value}: a sweep over nothing")
     return [f"{key}={one}" for one in values]
@@ -220,9 +220,5 @@ def _parse(key: str, value: str) -> Override:
     try:
         return OverridesParser.create().parse_override(f"{key}={value}")
     except HydraException as error:
-        reason = _first_line(error)
+        reason = first_line(error)
         raise ConfigError(f"{key}={value}: cannot be read ({reason}); quote text: {key}=\"'...'\"") from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

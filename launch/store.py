@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from amusd.errors import ConfigError, PeerLostError
+from amusd.errors import ConfigError, PeerLostError, first_line
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
@@ -243,5 +243,5 @@ def _loss_is_reported() -> Iterator[None]:
     try:
         yield
     except DistError as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise PeerLostError(f"the other worker cannot be reached through the store: {reason}") from None

@@ -38,7 +38,7 @@ from amusd.commands.contestants import Contestant, Layout, count_devices
 from amusd.commands.generate import in_flight
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams, TransportConfig
 from amusd.engine import Engine
-from amusd.errors import AmusdError, ConfigError, PeerFailedError
+from amusd.errors import AmusdError, ConfigError, PeerFailedError, first_line
 from amusd.runtime.cores import cores_for, cores_of_parent, pin_to
 from amusd.runtime.devices import devices_of
 from amusd.runtime.followers import Followers
@@ -272,7 +272,7 @@ def main() -> None:
                 answers = answer_load(engine, _load(each))
                 channel.report(answers=[_values(one) for one in answers.generations], seconds=answers.seconds)
     except Exception as error:
-        channel.report(failure=(str(error).splitlines() or [type(error).__name__])[0])
+        channel.report(failure=first_line(error))
         if not isinstance(error, AmusdError):
             raise
         sys.exit(1)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from amusd.errors import DeviceError
+from amusd.errors import DeviceError, first_line
 
 Work = Callable[[], None]
 Replay = Callable[[], None]
@@ -84,7 +84,7 @@ def _capture_errors(device: torch.device) -> Iterator[None]:
         except UserWarning as warning:  # what a capture on another device leaves
             raise DeviceError(f"a graph of {device} captured nothing: {warning}") from None
         except RuntimeError as error:
-            line = (str(error).splitlines() or [type(error).__name__])[0]
+            line = first_line(error)
             raise DeviceError(
                 f"a pass on {device} cannot be captured: {line}; try hardware.cuda_graphs=false"
             ) from error

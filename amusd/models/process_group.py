@@ -45,7 +45,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, distributed
 
-from amusd.errors import RankLostError
+from amusd.errors import RankLostError, first_line
 from amusd.types import Role
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
@@ -227,8 +227,3 @@ class Watch:
             ended = {number for number, _ in poller.poll()}
             self.is_lost = self._asked.fileno() not in ended
         abort()
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

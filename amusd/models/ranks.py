@@ -23,11 +23,11 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from amusd.errors import ConfigError, PeerFailedError, RankLostError
+from amusd.errors import ConfigError, PeerFailedError, RankLostError, first_line
 from amusd.models.kv_cache import KVMemory
 from amusd.models.language_model import LogitsDigest
 from amusd.models.passes import Part, Pass
-from amusd.models.process_group import Backend, ProcessGroup, Watch, first_line, join_store, open_store
+from amusd.models.process_group import Backend, ProcessGroup, Watch, join_store, open_store
 from amusd.models.rank_commands import PartCommand, RankCommand
 from amusd.models.sharding import Ranks, setting_of
 from amusd.types import Role

@@ -18,7 +18,7 @@ from amusd.child import command_of
 from amusd.child.fork_server import Channel, Orders, serve
 from amusd.child.lives import Lives
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError, PeerFailedError, RankLostError
+from amusd.errors import ConfigError, PeerFailedError, RankLostError, first_line
 from amusd.runtime.cores import pin_rank
 from amusd.runtime.devices import device_of
 from amusd.runtime.placement import RoleRank, num_ranks_of
@@ -149,7 +149,7 @@ def _live(channel: Channel, settings: Orders, orders: Orders, _prepared: object)
     try:
         importlib.import_module(settings["work"]).run_follower(*_parse(settings), orders["address"])
     except Exception as error:
-        channel.say((str(error).splitlines() or [type(error).__name__])[0])
+        channel.say(first_line(error))
         if isinstance(error, ConfigError):
             return _USERS_MISTAKE
         raise

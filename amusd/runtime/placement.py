@@ -81,7 +81,7 @@ def place_on(nodes: Sequence[Node]) -> tuple[str, ...]:
 
 
 def devices_on(nodes: Sequence[Node], devices: Sequence[_T]) -> list[list[_T]]:
-    """Of one value per rank of the world, those of each machine: its target's ranks, then its draft's."""
+    """The values of each machine's ranks, its target's first, from one value for each rank of the world."""
     targets = iter(devices[: sum(node.num_target_ranks for node in nodes)])
     drafts = iter(devices[sum(node.num_target_ranks for node in nodes) :])
     return [[*islice(targets, node.num_target_ranks), *islice(drafts, node.num_draft_ranks)] for node in nodes]

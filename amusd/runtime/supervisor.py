@@ -22,7 +22,7 @@ from amusd.child import command_of
 from amusd.child.fork_server import Channel, Orders, serve
 from amusd.child.lives import Ended, Lives
 from amusd.config import EngineConfig
-from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError
+from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError, first_line
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import device_of
@@ -244,7 +244,7 @@ def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orde
         code: int = run_draft(config, directories, rendezvous, orders["incarnation"], prepared, followers)
     except Exception as error:
         is_over.set()
-        channel.say((str(error).splitlines() or [type(error).__name__])[0])
+        channel.say(first_line(error))
         code = _exit_code_of(error)
         runs_own_code = any(drafter.factory is not None for drafter in config.drafters)
         if code == _FAILED or (runs_own_code and error.__cause__ is not None):  # its author wants more than a line
