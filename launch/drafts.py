@@ -134,15 +134,7 @@ class StoreDrafts:
 
     def start_failure(self) -> ConfigError | PeerError | None:
         """Why no draft can start, as its side has reported; None while one may. Does not wait."""
-        try:
-            if not self._store.has("failure"):
-                return None
-            failure = self._store.get("failure", _READ_SECONDS)
-        except PeerLostError:
-            return PeerLostError("the other worker's machine is gone")
-        except ConfigError as forged:
-            return forged
-        return (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"])
+        return reported_failure(self._store)
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Tell it where it finds the target; None: no further one is wanted."""
@@ -178,6 +170,19 @@ class StoreDrafts:
     def _newest(self) -> dict[str, Any]:
         values: dict[str, Any] = self._store.get("draft", _READ_SECONDS)
         return values
+
+
+def reported_failure(store: Store) -> ConfigError | PeerError | None:
+    """What another process has reported to have ended the run; None without a report. Does not wait."""
+    try:
+        if not store.has("failure"):
+            return None
+        failure = store.get("failure", _READ_SECONDS)
+    except PeerLostError:
+        return PeerLostError("the other worker's machine is gone")
+    except ConfigError as forged:
+        return forged
+    return (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"])
 
 
 def _start_followers(followers: Followers, rendezvous: Rendezvous | None) -> None:

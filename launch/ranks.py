@@ -10,6 +10,7 @@ import dataclasses
 import tempfile
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.runtime.cores import allowed_cores
@@ -18,11 +19,15 @@ from amusd.transport.factory import keys_of
 from amusd.types import Role
 
 from .devices import set_nccl
-from .drafts import OVER
+from .drafts import OVER, reported_failure
 from .job import Group, Options, store_secret
 from .nodes import join, left, own_transport, ranks_of, told_group, with_interface
 from .store import Place, Store
 from .terminal import tell
+
+if TYPE_CHECKING:
+    from amusd.transport.curve import Keys
+    from amusd.transport.tunnel import Tunnel
 
 _FINISH_SECONDS = 30.0
 """After the ranks here have ended without a failure: how long the target may take to say that all is over."""
@@ -84,12 +89,11 @@ def _follow(options: Options, place: Place, group: Group, store: Store) -> None:
             followers.start(address)
             tunnel = None
         else:
-            from amusd.models.ranks import COMMANDS
-            from amusd.transport.tunnel import Tunnel
-
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="amusd-ranks-"))
-            keys = keys_of(config.transport, Role.DRAFT)
-            tunnel = stack.enter_context(closing(Tunnel.connect(address, Path(folder) / COMMANDS, keys)))
+            tunnel = reach(store, address, folder, keys_of(config.transport, Role.DRAFT))
+            if tunnel is None:
+                return
+            stack.enter_context(closing(tunnel))
             followers.start(folder)
         failure = followers.await_end()
         is_lost = tunnel is not None and tunnel.is_lost
@@ -102,3 +106,20 @@ def _follow(options: Options, place: Place, group: Group, store: Store) -> None:
         is_lost = True
     if is_lost:
         raise _TargetGoneError("the target's machine is gone or out of reach, or its process was killed")
+
+
+def reach(store: Store, address: str, folder: str, keys: Keys | None) -> Tunnel | None:
+    """A way to the first rank's machine from a new socket file in `folder`; None where the run has ended meanwhile.
+
+    Raises what has ended it, and `ConfigError` where nobody answers at `address`.
+    """
+    from amusd.models.ranks import COMMANDS
+    from amusd.transport.tunnel import Tunnel
+
+    try:
+        return Tunnel.connect(address, Path(folder) / COMMANDS, keys)
+    except ConfigError as error:  # also where the port has ended with the run
+        failure = reported_failure(store)
+        if failure is None and store.has("finished"):
+            return None
+        raise failure or error from None

@@ -18,6 +18,7 @@ from launch.draft import own_transport
 from launch.job import Group, Job, Options, store_secret
 from launch.main import main
 from launch.nodes import await_members
+from launch.ranks import reach
 from launch.store import Place, Store
 from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_variables, run
 
@@ -147,3 +148,31 @@ def test_what_the_store_holds_is_no_prompt() -> None:
     group = Group(command="generate", jobs=(Job(config=RunConfig(prompt="a secret"), run_directory=Path("/runs")),))
     assert "a secret" in group.to_text()
     assert "a secret" not in group.without_prompts().to_text()
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (
+            {"failure": {"users_mistake": True, "line": "the keys do not fit"}, "finished": True},
+            "^the keys do not fit$",
+        ),
+        ({"finished": True}, None),
+        ({}, "the port is not reachable"),
+    ],
+    ids=["failed", "finished", "running"],
+)
+def test_ranks_that_find_nobody_say_what_has_ended_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: dict[str, Any], expected: str | None
+) -> None:
+    monkeypatch.setattr("amusd.transport.tunnel.CONNECT_SECONDS", 0.2)
+    store = Store(place(NODE, port=free_port()))
+    for name, value in told.items():
+        store.put(name, value)
+    address = f"tcp://{NODE}:{free_port()}"
+    if expected is None:
+        assert reach(store, address, str(tmp_path), None) is None
+    else:
+        with pytest.raises(ConfigError, match=expected):
+            reach(store, address, str(tmp_path), None)
+    assert list(tmp_path.iterdir()) == []
