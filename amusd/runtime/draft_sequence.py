@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from amusd.drafters.base import Drafter
 from amusd.errors import PeerProtocolError
-from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
+from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.messages import Candidate, Features, Progress, Verdict
 from amusd.runtime.rollback import Proposal, RollbackManager, propose

@@ -18,7 +18,7 @@ from launch.keys import keys
 from launch.overrides import expand_sweep
 
 CODE = """
-from amusd.policies.fixed import BranchingPolicy, ChainPolicy
+from amusd.policies.schedules import BranchingPolicy, ChainPolicy
 
 def chain(decoding, *, can_branch):
     return ChainPolicy(max_lookahead=decoding.max_lookahead, min_candidates=1 + can_branch, max_wait_passes=1.0)
