@@ -19,8 +19,7 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without type
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from amusd.files import cannot_write, error_file, write_whole
-from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE
+from amusd.files import ANSWERS_FILE, PROMPTS_FILE, cannot_write, error_file, write_whole
 from amusd.settings import from_mapping, to_mapping
 
 from .environment import describe_environment

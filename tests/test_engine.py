@@ -39,7 +39,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
-from amusd.reporting.answers import KEYS, MEASURES
+from amusd.files import KEYS, MEASURES
 from amusd.runtime.supervisor import DraftProcess
 from amusd.settings import from_mapping
 from amusd.testing.oracle import always_wrong

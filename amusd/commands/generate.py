@@ -16,8 +16,7 @@ from amusd.config import RunConfig
 from amusd.console import Console, percent
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import write_json
-from amusd.reporting.answers import Record
+from amusd.files import Record, write_json
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
 
 PARTIAL_FILE = "partial.txt"

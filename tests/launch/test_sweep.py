@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amusd.errors import ConfigError
-from amusd.reporting.answers import KEYS, MEASURES, answers_jsonl, prompts_csv
+from amusd.files import KEYS, MEASURES, answers_jsonl, prompts_csv
 from launch import sweep
 from launch.compose import compose_config
 from launch.job import Group
