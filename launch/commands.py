@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from amusd.config import RunConfig
-from amusd.console import Console
+from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.files import write_whole
 from amusd.reporting.comparison import REPORT_FILE, write_comparison_page
@@ -21,7 +21,6 @@ from amusd.runtime.devices import settle_devices
 
 from .devices import set_threads
 from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, create_run_directory, read_config
-from .terminal import tell
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
 """Errors of reading a file that is not what a run has written."""

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from amusd.config import EngineConfig
+from amusd.console import waiting_for
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
 from amusd.runtime.draft_restart import FIRST_INCARNATION
 from amusd.runtime.followers import Followers
@@ -38,7 +39,6 @@ from amusd.transport.base import Rendezvous
 from .run_directory import write_workers
 from .signals import continue_if_stopped
 from .store import Store
-from .terminal import waiting_for
 
 OVER = ("finished", "no_more_drafts")
 """Names of which each says that no further draft is wanted."""

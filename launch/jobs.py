@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amusd.config import RunConfig
+from amusd.console import tell
 from amusd.files import write_whole
 
 from .devices import NCCL_SETTINGS, THREAD_VARIABLES
@@ -19,7 +20,6 @@ from .job import GROUP_FILE, OUTCOME_FILE, Group, Job, Options
 from .process_tree import END_SECONDS, Ended, run_tree
 from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
 from .scratch import Outcome, read_outcome, scratch_folder
-from .terminal import tell
 
 _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PET_")
 

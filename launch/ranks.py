@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amusd.console import tell
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.followers import Followers
@@ -23,7 +24,6 @@ from .drafts import OVER, reported_failure
 from .job import Group, Options, store_secret
 from .nodes import join, left, own_transport, ranks_of, told_group, with_interface
 from .store import Place, Store
-from .terminal import tell
 
 if TYPE_CHECKING:
     from amusd.transport.curve import Keys

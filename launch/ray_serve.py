@@ -29,13 +29,14 @@ if __name__ == "__main__":  # the replicas import what they run from the install
 
     sys.exit(amusd_launch.ray_serve.main(sys.argv[1:]))
 
+from amusd.console import tell, waiting_for
+
 from .compose import compose_config
 from .devices import claim_hardware
 from .drafts import ChildDrafts
 from .main import with_api_key
 from .scratch import scratch_folder
 from .signals import exit_code_of
-from .terminal import tell, waiting_for
 
 APPLICATION, ENGINES, INGRESS = "amusd", "engines", "ingress"
 """Ray's names for the application and its two deployments."""

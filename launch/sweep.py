@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from amusd.console import Console
+from amusd.console import Console, tell
 from amusd.errors import ConfigError
 
 from .environment import describe_environment
@@ -19,7 +19,6 @@ from .jobs import run_group
 from .run_directory import clear_run, create_run_directory
 from .sweep_plan import Plan, SweepJob, groups_of, is_done, open_folder, plan_sweep
 from .sweep_summary import Summary, summarize, write_summary
-from .terminal import tell
 
 
 def run_sweep(command: str, arguments: Sequence[str], *, roles: str | None = None) -> int:
