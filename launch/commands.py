@@ -35,15 +35,15 @@ def run_bench(config: RunConfig) -> int:
     config = dataclasses.replace(config, hardware=settle_devices(config.engine(), tell))
     directory = create_run_directory(config)
     tell(f"run directory: {directory}")
-    from amusd.commands.bench.run import bench
+    from amusd.commands.bench import bench
 
     return bench(config, directory)
 
 
 def run_simulation(config: RunConfig) -> int:
     """Predict; returns the exit code. Raises `ConfigError` when inputs are missing or the run directory is in use."""
+    from amusd.commands.simulate import simulate, simulate_text
     from amusd.commands.simulate.inputs import inputs_of
-    from amusd.commands.simulate.run import simulate, simulate_text
 
     inputs = inputs_of(config)
     directory = create_run_directory(config)

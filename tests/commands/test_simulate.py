@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from amusd.commands.simulate import advice, simulate, simulate_text
 from amusd.commands.simulate.inputs import inputs_of
-from amusd.commands.simulate.run import advice, simulate, simulate_text
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from oracle import always_right
 from runtime.pair import PROMPT, oracle, pair, params, reference
 
 from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy, policy_name
 from amusd.settings import from_mapping
-from amusd.testing.oracle import always_right
 from amusd.types import Mode
 from launch.compose import compose_config
 from launch.keys import keys
