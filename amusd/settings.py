@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 import numbers
 import types
 import typing
@@ -29,6 +30,26 @@ def require(condition: bool, key: str, value: object, allowed: str) -> None:
     """Raise `ConfigError` unless the condition holds."""
     if not condition:
         raise ConfigError(f"{key}={shown(value)}: {allowed}")
+
+
+def check_range(
+    config: Any, prefix: str, *names: str, least: float | None = None, above: float = -math.inf, most: float = math.inf
+) -> None:
+    """Raise `ConfigError` unless these fields of `config` are finite and in a range; None is, and a tuple's values are.
+
+    The range begins with `least`, or behind `above`, and ends with `most`. `prefix`: of a field's name in the message.
+    """
+    words = f"above {above:g}" if least is None else f"at least {least:g}"
+    if most < math.inf:
+        words = f"{words} and at most {most:g}" if least is None else f"between {least:g} and {most:.7g}"
+    for name in names:
+        value = getattr(config, name)
+        numbers, shown_value = (value, list(value)) if isinstance(value, tuple) else ((value,), value)
+        for number in numbers:
+            fits = number is None or (
+                above < number <= most and number < math.inf and (least is None or least <= number)
+            )
+            require(fits, prefix + name, shown_value, f"{'each ' if numbers is value else ''}must be {words}")
 
 
 def check_seconds(key: str, value: float) -> None:
