@@ -86,9 +86,9 @@ class _Sweep:
             num_jobs=len(self.plan.jobs), num_done=num_done, num_timed=num_done - self._num_earlier, began=self.began
         )
         group = Group(command=self.plan.command, jobs=tuple(ready.values()), standing=standing)
-        outcome = run_group(group, roles=self.roles, json_only=group.config.output == "json")
-        self.exit_codes.update(zip(ready, outcome.exit_codes, strict=False))
-        return [job for job in jobs if job.number not in self.exit_codes], outcome.signum
+        codes, signum = run_group(group, roles=self.roles, json_only=group.config.output == "json")
+        self.exit_codes.update(zip(ready, codes, strict=False))
+        return [job for job in jobs if job.number not in self.exit_codes], signum
 
     def _prepare(self, jobs: Sequence[SweepJob]) -> dict[int, Job]:
         """Make the directories, by number; one that cannot be made is that job's failure."""

@@ -65,6 +65,12 @@ class Channel:
         threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
+def ignore_terminal() -> None:
+    """Ctrl-C and a lost terminal are for the parent, which ends this process."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 Life = Callable[[Channel, Orders, Orders, T | None], int]
 """Does the work of one life: gets settings, orders and what was prepared; returns an exit code."""
 

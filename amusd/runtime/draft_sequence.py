@@ -60,7 +60,7 @@ class DraftSequence:
     def roll_back(self) -> bool:
         """Apply the verdict that has come, if it is news: keep what it foresaw, drop the rest. Returns whether it was.
 
-        Raises `PeerProtocolError` for an impossible one, which changes nothing, and `RollbackError`.
+        Raises `PeerProtocolError` for an impossible one, which changes nothing, and `InvariantError`.
         """
         verdict, self.verdict = self.verdict, None
         if verdict is None:
