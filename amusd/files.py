@@ -52,6 +52,16 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
+def make_new_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make an empty folder. Raises `ConfigError` if it holds anything, or cannot be made."""
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder}: not empty; name a new folder")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be used: {error.strerror}") from None
+
+
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:
     """A line for the user about an output that failed: the disk is full, the folder read-only, the file too large."""
     return ConfigError(f"{path}: cannot be written ({error.strerror})")

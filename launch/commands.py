@@ -14,7 +14,7 @@ import yaml
 from amusd.config import RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
-from amusd.files import write_whole
+from amusd.files import make_new_folder, write_whole
 from amusd.reporting.comparison import REPORT_FILE, write_comparison_page
 from amusd.reporting.map import MAP_FILE, draw_map
 from amusd.runtime.devices import settle_devices
@@ -67,7 +67,7 @@ def run_simulation(config: RunConfig) -> int:
 
 def export_embedded_draft(folder: Path) -> int:
     """Write the embedded draft to `folder` as a transformers checkpoint. Raises `ConfigError`."""
-    from amusd.models.embedded_draft import export_draft, make_new_folder
+    from amusd.models.embedded_draft import export_draft
     from amusd.models.embedded_target import embedded_target_path
 
     console = Console(json_only=False)

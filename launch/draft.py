@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from amusd.child.lives import Lives
+from amusd.child import Lives
 from amusd.config import DrafterConfig, RunConfig
 from amusd.console import tell, waiting_for
 from amusd.errors import ConfigError, PeerError, PeerLostError

@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from amusd.child import command_of
+from amusd.child import Ended, Lives, command_of
 from amusd.child.fork_server import Channel, Orders, ignore_terminal, serve
-from amusd.child.lives import Ended, Lives
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError, first_line
 from amusd.files import keep_traceback

@@ -519,7 +519,7 @@ def settle(engine: Engine) -> None:
     gc.collect()
     engine.generate(PROMPT, params(2), decoding=PLAIN)
     assert not engine.worker._slots_in_use
-    assert not engine._turns._queue
+    assert not engine.turns._queue
 
 
 def resident_megabytes() -> float:

@@ -6,7 +6,7 @@ All measurements one after another, as one document and as tables for people.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def run_bench(config: RunConfig, console: Console) -> dict[str, Any]:
         "decoding": decoding,
         "context": context,
         "transport": links,
-        "transport_choice": asdict(recommend(choose_here(TransportConfig()), links)),
+        "transport_choice": recommend(choose_here(TransportConfig()), links),
         "peer": {"hf_generate_ms_per_token": decoding["ms_per_token"].get("peer")},
         "pair": pair,
     }
