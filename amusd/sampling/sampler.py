@@ -1,7 +1,7 @@
 """Chooses the tokens of one request from the logits of one model: the same code for the draft and for the target.
 
-The host chooses. Of logits on a device it sees a digest (`digest.py`), and a whole row only where that leaves the
-choice open: what it chooses is what it would choose from the whole row.
+The host chooses. It reads a digest of logits that are on a device (`digest.py`), and a whole row only where the digest
+leaves the choice open. So the choice is always that of the whole row.
 """
 
 from __future__ import annotations
