@@ -155,7 +155,7 @@ def test_the_child_takes_the_package_that_it_lies_in_and_all_else_as_usual(tmp_p
     own.mkdir()
     (own / "torch.py").write_text("import amusd\nraise SystemExit(amusd.__file__)")
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "amusd" / "child" / "run.py"), supervisor.__name__],
+        [sys.executable, str(tmp_path / "amusd" / "child" / "fork_server.py"), supervisor.__name__],
         env={**os.environ, "PYTHONPATH": str(own), "PYTHONSAFEPATH": is_safe},
         input=json.dumps({"config": {}, "run_directories": [], "work": "amusd.runtime.startup", "cores": [0]}) + "\n",
         capture_output=True,
