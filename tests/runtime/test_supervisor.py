@@ -97,7 +97,7 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
             super().__init__(*arguments, **options)  # type: ignore[call-overload]
             started.append(self)
 
-    monkeypatch.setattr(child.subprocess, "Popen", Noted)
+    monkeypatch.setattr("amusd.child.subprocess.Popen", Noted)
     monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
     before = num_descriptors()
     with pytest.raises(PeerLostError, match=r"the draft's process \(pid \d+\) ") as caught:
