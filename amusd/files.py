@@ -14,6 +14,9 @@ from typing import Any
 
 from amusd.errors import ConfigError
 
+PARTIAL_FILE = "partial.txt"
+"""The text of an unfinished answer; stays where the target is killed, and otherwise makes way for the result."""
+REPORT_FILE = "report.html"
 ANSWERS_FILE, PROMPTS_FILE = "answers.jsonl", "prompts.csv"
 """What was said, and what it took, as a comparison keeps them."""
 KEYS = ("prompt", "mode", "policy", "drafter", "length", "repeat")

@@ -14,8 +14,8 @@ import yaml
 from amusd.config import RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
-from amusd.files import make_new_folder, write_whole
-from amusd.reporting.comparison import REPORT_FILE, write_comparison_page
+from amusd.files import REPORT_FILE, make_new_folder, write_whole
+from amusd.reporting.comparison import write_comparison_page
 from amusd.reporting.map import MAP_FILE, draw_map
 from amusd.runtime.devices import settle_devices
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from amusd.config import RunConfig
 from amusd.console import tell
-from amusd.files import write_whole
+from amusd.files import PARTIAL_FILE, write_whole
 
 from .devices import NCCL_SETTINGS, THREAD_VARIABLES
 from .job import GROUP_FILE, OUTCOME_FILE, Group, Job, Options
 from .process_tree import END_SECONDS, Ended, run_tree
-from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
+from .run_directory import create_run_directory, discard_run
 from .scratch import Outcome, read_outcome, scratch_folder
 
 _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PET_")
