@@ -16,7 +16,7 @@ from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
-from amusd.simulation.closed_forms import best_synchronous, chain, synchronous
+from experiments.closed_forms import best_synchronous, chain, synchronous
 
 SMALL = {"num_answers": 2, "num_tokens": 100, "synchronous_lengths": [2, 4], "min_candidates": [0, 2, 3]}
 

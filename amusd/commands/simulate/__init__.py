@@ -7,6 +7,7 @@ no model, no process, no wait.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
@@ -20,7 +21,6 @@ from amusd.commands.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial
 from amusd.config import RunConfig
 from amusd.console import Console, percent, table
 from amusd.policies.factory import policy_name
-from amusd.simulation.closed_forms import upper_bound
 from amusd.simulation.cost import Shared
 from amusd.simulation.simulator import Simulator
 from amusd.types import Mode
@@ -220,6 +220,15 @@ def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[d
             beside = replace(devices, num_target_devices=number)
             found.append(place | {"num_target_devices": number} | worth(beside, machine, settings, config.decoding()))
     return found
+
+
+def upper_bound(accept: float, ratio: float) -> float:
+    """Return the speed-up that no schedule with one chain of candidates exceeds, with `ratio` draft steps per pass.
+
+    Every rejection needs a pass, and accepted tokens are drafted one after another.
+    """
+    by_passes = math.inf if accept == 1 else 1 / (1 - accept)
+    return min(by_passes, math.inf if accept == 0 else ratio / accept)
 
 
 def _with_ratio(simulator: Simulator, ratio: float, jitter: float) -> Simulator:
