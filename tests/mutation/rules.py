@@ -115,7 +115,7 @@ RULES = (
     Rule(
         "an unlikely guess is forgotten for good",
         DRAFT,
-        "                node.unmade.append((token_id, weight, step))",
+        "                unmade.append(guess)",
         "                pass",
         TREES,
     ),

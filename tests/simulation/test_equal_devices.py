@@ -81,7 +81,8 @@ def test_several_answers_are_divided_among_replicas(tmp_path: Path) -> None:
 def test_replicas_disturb_each_other_as_the_workers_of_a_pair_do() -> None:
     passes = {0: Shared(Duration.of_ms(20.0), Duration.of_ms(25.0))}
     costs = Costs(passes=passes, draft_token=Shared(Duration.of_ms(2.0), Duration.of_ms(3.0)))
-    assert costs.disturbed() == Costs(passes={0: Shared.of_ms(25.0)}, draft_token=Shared.of_ms(3.0))
+    assert costs.where_other(works=True) == Costs(passes={0: Shared.of_ms(25.0)}, draft_token=Shared.of_ms(3.0))
+    assert costs.where_other(works=False) == Costs(passes={0: Shared.of_ms(20.0)}, draft_token=Shared.of_ms(2.0))
 
 
 def test_an_older_device_drafts_more_slowly_and_is_less_of_a_rank(tmp_path: Path) -> None:
