@@ -108,7 +108,8 @@ class Estimates:
         self._token_rate = RunningRatio(MEMORY)
         self._waits_for_first = _Waits()
         self._waits_for_more = _Waits()
-        self._lead_gain = 0.0
+        self.lead_gain = 0.0
+        """The gain of one more candidate at the beginning of a pass, in tokens; 0 before the first pass."""
 
     @property
     def acceptance(self) -> float:
@@ -128,11 +129,6 @@ class Estimates:
         """Return the seconds after which one more than `num_candidates` is not expected any more."""
         return self._waits(num_candidates).longest
 
-    @property
-    def lead_gain(self) -> float:
-        """The gain of one more candidate at the beginning of a pass, in tokens; 0 before the first pass."""
-        return self._lead_gain
-
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
         """Return the chance of each candidate at hand. `weights`: the draft's own estimates, or nothing."""
         if not weights:
@@ -145,7 +141,7 @@ class Estimates:
 
         `gain`: tokens that one more candidate was expected to bring.
         """
-        self._lead_gain = MEMORY * self._lead_gain + (1 - MEMORY) * gain
+        self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * gain
         self._waits_for_first.passed()
         self._waits_for_more.passed()
         num_tested = num_accepted + (num_accepted < num_judged)
