@@ -35,21 +35,26 @@ def require(condition: bool, key: str, value: object, allowed: str) -> None:
 def check_range(
     config: Any, prefix: str, *names: str, least: float | None = None, above: float = -math.inf, most: float = math.inf
 ) -> None:
-    """Raise `ConfigError` unless these fields of `config` are finite and in a range; None is, and a tuple's values are.
+    """Raise `ConfigError` unless these fields of `config` are in a range; None is allowed, and infinity is not.
 
-    The range begins with `least`, or behind `above`, and ends with `most`. `prefix`: of a field's name in the message.
+    The range begins with `least`, or behind `above`, and ends with `most`; each value of a tuple has to be in it.
+    `prefix`: of the fields' names in the message.
     """
     words = f"above {above:g}" if least is None else f"at least {least:g}"
     if most < math.inf:
         words = f"{words} and at most {most:g}" if least is None else f"between {least:g} and {most:.7g}"
+
+    def fits(number: float | None) -> bool:
+        if number is None:
+            return True
+        return (number > above if least is None else number >= least) and number <= most and number < math.inf
+
     for name in names:
         value = getattr(config, name)
-        numbers, shown_value = (value, list(value)) if isinstance(value, tuple) else ((value,), value)
-        for number in numbers:
-            fits = number is None or (
-                above < number <= most and number < math.inf and (least is None or least <= number)
-            )
-            require(fits, prefix + name, shown_value, f"{'each ' if numbers is value else ''}must be {words}")
+        if isinstance(value, tuple):
+            require(all(map(fits, value)), prefix + name, list(value), f"each must be {words}")
+        else:
+            require(fits(value), prefix + name, value, f"must be {words}")
 
 
 def check_seconds(key: str, value: float) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -168,30 +167,27 @@ class CachedModel:
         if spare < 0:
             raise ValueError(f"spare={spare} must be at least 0")
         dtype = self._network.cache_dtype
-        allocated = self._numerics.allocation(capacity + spare)
+        sizes = {"capacity": capacity, "spare": spare, "allocated": self._numerics.allocation(capacity + spare)}
         if self._capture is None:
             dtype = stored_dtype(dtype, self._numerics.allocation(self.max_length))  # not of this cache: bits follow
-        else:
-            allocated += self.tokens_per_step
-        make = partial(
-            PreallocatedCache if self._capture is None else _CapturedCache, KVMemory(number * allocated, dtype)
+            memory = KVMemory(number * sizes["allocated"], dtype)
+            return [PreallocatedCache(memory, number=index, **sizes) for index in range(number)]
+        sizes["allocated"] += self.tokens_per_step
+        memory = KVMemory(number * sizes["allocated"], dtype)
+        caches = [_CapturedCache(memory, number=index, **sizes) for index in range(number)]
+        passes = CapturedPasses(
+            self._network,
+            self._numerics,
+            caches,
+            max_length=self.max_length,
+            max_steps=self.tokens_per_step,
+            output_ids=self.output_ids,
+            capture=self._capture,
+            ranks=self._ranks,
         )
-        caches = [make(capacity=capacity, allocated=allocated, spare=spare, number=index) for index in range(number)]
-        if self._capture is not None:
-            passes = CapturedPasses(
-                self._network,
-                self._numerics,
-                caches,
-                max_length=self.max_length,
-                max_steps=self.tokens_per_step,
-                output_ids=self.output_ids,
-                capture=self._capture,
-                ranks=self._ranks,
-            )
-            for cache in caches:
-                assert isinstance(cache, _CapturedCache)
-                cache.passes = passes
-        return caches
+        for cache in caches:
+            cache.passes = passes
+        return [*caches]
 
     def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
         """See `LanguageModel`, for the memory of `cache`. Then a captured pass of another shape is a `DeviceError`."""
