@@ -330,7 +330,7 @@ class CachedModel:
             return []
         digests = {part.wanted.digest: None for part in parts if part.wanted is not None}
         if len(digests) < 2 or self._eager is not None:
-            return [output.rows for output in self.run(Pass(parts))]
+            return [rows for rows, *_ in self.run(Pass(parts))]
         found: dict[int, ModelOutput] = {}
         first, *_ = digests
         for digest in digests:
@@ -339,8 +339,8 @@ class CachedModel:
                 for number, part in enumerate(parts)
                 if (first if part.wanted is None else part.wanted.digest) == digest
             ]
-            for number, output in zip(numbers, self.run(Pass([parts[number] for number in numbers])), strict=True):
-                found[number] = replace(output.rows, logits=output.rows.logits.clone())  # of the last pass
+            for number, (rows, *_) in zip(numbers, self.run(Pass([parts[number] for number in numbers])), strict=True):
+                found[number] = replace(rows, logits=rows.logits.clone())  # of the last pass
         return [found[number] for number in range(len(parts))]
 
     def _lay_out(self, token_ids: Sequence[int], parents: Sequence[int], cache: PreallocatedCache) -> PathRows:
@@ -369,8 +369,8 @@ class CachedModel:
             return self._replay_steps(chains)
         parts = [Part(self._check_chain(chain.token_ids, chain.cache), chain.token_ids) for chain in chains]
         chosen = []
-        for chain, output in zip(chains, self.run(Pass(parts)), strict=True):
-            last, chooser = ModelOutput(output.rows.logits[-1:]), chain.chooser
+        for chain, (rows, *_) in zip(chains, self.run(Pass(parts)), strict=True):
+            last, chooser = ModelOutput(rows.logits[-1:]), chain.chooser
             before = chain.cache.length - 1
             columns = last.choose() if chooser is None else chooser.choose(last.logits, before, chain.token_ids[-1:])
             chosen.append(self._tokens(columns))
@@ -402,7 +402,8 @@ class CachedModel:
     def _choose_steps(self, chain: ChainRows, start: int, output: PartOutput) -> list[int]:
         """The tokens of one chain that began at `start`: each step's, as long as it followed what is chosen."""
         chooser, end = chain.chooser, start + len(chain.token_ids)
-        steps = [output.rows.last_row(), *output.steps]
+        rows, *others = output
+        steps = [rows.last_row(), *others]
         if chooser is None:
             return self._tokens([column for step in steps for column in step.choose()])
         chosen: list[int] = []
