@@ -78,37 +78,6 @@ def test_without_ray_one_line_says_what_to_install(
     assert capsys.readouterr().err == "amusd: ray: needs ray; pip install 'amusd[ray]'\n"
 
 
-def test_a_replica_answers_as_a_server_does_and_ends_with_its_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("fastapi", reason="the server is not installed: pip install 'amusd[serve]'")
-    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="one"))
-    serve = SimpleNamespace(get_replica_context=lambda: context)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
-    monkeypatch.setattr("launch.ray_serve._see_all_gpus", lambda: asyncio.sleep(0))
-    monkeypatch.setattr(tempfile, "tempdir", None)  # which a replica sets
-    config = compose_config([*save_pair(tmp_path), "hardware.pin_cores=false"])
-    headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
-    before = {*descendants(os.getpid())}
-    body = json.dumps({"model": "target", "prompt": "a", "max_tokens": 4, "ignore_eos": True}).encode()
-
-    async def answer() -> list[Any]:
-        replica = Replica.__new__(Replica)
-        await replica.__init__(to_mapping(config))  # type: ignore[misc]
-        await replica.check_health()
-        messages = [message async for message in replica.answer(scope, body)]
-        await replica.__del__()
-        monkeypatch.delattr(Replica, "__del__")
-        return messages
-
-    taken, start, *parts = asyncio.run(answer())
-    assert taken["engine"] == f"one-{os.getpid()}"
-    assert start["status"] == 200, parts
-    assert json.loads(parts[0]["body"])["usage"]["completion_tokens"] == 4
-    assert {*descendants(os.getpid())} <= before
-
-
 class Engines:
     """The handle of the engines, as far as an ingress uses it: one answer, which may end with an error."""
 
@@ -238,6 +207,37 @@ def test_no_engine_keeps_to_cores_since_all_of_a_machine_would_to_the_same(monke
     name, engines, settings = application(config)
     assert settings["hardware"] == {**to_mapping(config)["hardware"], "pin_cores": False}
     assert (name, engines) == (INGRESS, (ENGINES, settings))
+
+
+def test_a_replica_answers_as_a_server_does_and_ends_with_its_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fastapi", reason="the server is not installed: pip install 'amusd[serve]'")
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="one"))
+    serve = SimpleNamespace(get_replica_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+    monkeypatch.setattr("launch.ray_serve._see_all_gpus", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # which a replica sets
+    config = compose_config([*save_pair(tmp_path), "hardware.pin_cores=false"])
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
+    before = {*descendants(os.getpid())}
+    body = json.dumps({"model": "target", "prompt": "a", "max_tokens": 4, "ignore_eos": True}).encode()
+
+    async def answer() -> list[Any]:
+        replica = Replica.__new__(Replica)
+        await replica.__init__(to_mapping(config))  # type: ignore[misc]
+        await replica.check_health()
+        messages = [message async for message in replica.answer(scope, body)]
+        await replica.__del__()
+        monkeypatch.delattr(Replica, "__del__")
+        return messages
+
+    taken, start, *parts = asyncio.run(answer())
+    assert taken["engine"] == f"one-{os.getpid()}"
+    assert start["status"] == 200, parts
+    assert json.loads(parts[0]["body"])["usage"]["completion_tokens"] == 4
+    assert {*descendants(os.getpid())} <= before
 
 
 @pytest.mark.long

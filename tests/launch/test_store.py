@@ -20,9 +20,10 @@ from amusd.transport.curve import read_keys, write_keys
 from amusd.transport.tunnel import Tunnel
 from amusd.types import Role
 from launch.draft import own_transport
+from launch.drafts import OVER
 from launch.job import Group, Job, Options, store_secret
 from launch.main import main
-from launch.nodes import await_members, left
+from launch.nodes import await_members, left, tell_no_group, told_group
 from launch.ranks import reach, run_further_ranks
 from launch.store import Place, Store
 from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_variables, run
@@ -188,6 +189,16 @@ def test_what_ends_a_further_rank_is_told_the_target(
     assert run_further_ranks(Options(), further) == 0
     assert target.get("failure", 5.0) == {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
     assert target.has(left(1))
+
+
+@pytest.mark.parametrize(("apart", "exit_code"), [(True, 2), (False, 0)])
+def test_with_nothing_to_do_other_machines_end_as_the_target_does(host: Place, apart: bool, exit_code: int) -> None:
+    target = Store(host)
+    tell_no_group(target, "no such model", 2)
+    other = dataclasses.replace(host, rank=1, local_rank=0 if apart else 1, apart=apart)
+    store = Store(other)
+    assert told_group(other, store) == exit_code
+    assert store.await_any(OVER, 5.0) == "finished"
 
 
 def test_ranks_elsewhere_reach_the_first_one_with_their_keys(host: Place, tmp_path: Path) -> None:
