@@ -29,6 +29,7 @@ from amusd.models.loading import (
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.advice import Machine, advise
+from amusd.runtime.core_speed import speed_beside
 from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, device_of, devices_of
 from amusd.runtime.gpus import look_at_gpus
@@ -42,6 +43,8 @@ PACKAGES = ("amusd", "torch", "transformers", "pyzmq", "hydra-core", "gguf", "fa
 SELF_TEST_TOKENS = 32
 SELF_TEST_PROMPT = "Count from one to thirty, with the words and the numbers, and say which of them are prime numbers."
 LINK_MESSAGES = 400
+APART = 0.8
+"""Least share of its speed that a core keeps beside another one where the two count as apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ def _devices(config: EngineConfig, machine: Machine) -> list[Finding]:
     return [
         Finding("devices", None, f"{gpus}; {len(cores)} CPU cores for this process"),
         _placement(config, places, machine, len(cores)),
+        *_core_speed(config, places, cores),
         *(Finding("advice", None, line) for line in advise(config, places, machine)),
     ]
 
@@ -106,6 +110,20 @@ def _placement(config: EngineConfig, places: Sequence[str], machine: Machine, nu
         them = "both, so the two" if len(places) == 2 else "all, so they"
         return Finding("placement", None, f"{text}: too few cores for {them} will slow each other")
     return Finding("placement", True, f"{text}, a core each")
+
+
+def _core_speed(config: EngineConfig, places: Sequence[str], cores: list[int]) -> list[Finding]:
+    """Whether the cores of a pair on CPUs are cores: two hardware threads of one look like two to the system."""
+    of_pair = [min(cores_for(role, cores, config.hardware), default=None) for role in Role]
+    target, draft = of_pair
+    if set(places) != {"cpu"} or target is None or draft is None:
+        return []
+    kept = speed_beside(target, draft)
+    text = f"while both compute, each has {100 * kept:.0f} % of the speed that it has alone"
+    if kept >= APART:
+        return [Finding("cores", True, text)]
+    text += ": two threads of one core, or other work; a draft that runs ahead slows its target"
+    return [Finding("cores", None, text)]
 
 
 def _place(device: str, machine: Machine) -> str:

@@ -210,6 +210,8 @@ class SimulateConfig:
 
     Without any, draft and target stay in step, so that how much of a step a rollback loses is the same every time.
     """
+    devices_apart: bool = False
+    """Take the times that were calibrated while the other worker rested, as on devices that share no core or memory."""
     tokens_per_step: int = 1
     """Tokens that the draft makes in one step where it runs ahead (several in one replay on GPUs)."""
     num_answers: int = 16

@@ -63,8 +63,10 @@ class Node:
     """The distribution that the token was drawn from, under the ratio test."""
     computed: bool = False
     children: list[Node] = field(default_factory=list)
-    unmade: list[tuple[int, float, int]] = field(default_factory=list)
-    """Guesses of what follows it that were not made (R2): token, weight, step."""
+    unmade: Guesses = ()
+    """Guesses of what follows it that were not made (R2)."""
+    unmade_step: int = 0
+    """Which step guessed those."""
 
     def child(self, token_id: int) -> Node | None:
         """The guess that `token_id` follows."""
@@ -132,6 +134,7 @@ class DraftSession:
         self._min_probability = min_probability
         self._max_nodes = opening.max_lookahead if self.is_chain else max_nodes
         self._prefix = CommittedPrefix(opening.token_ids)
+        self._limit = self._next_limit()
         self._epoch = 0
         self._next_number = 1
         self._root = self._new_root()
@@ -220,7 +223,7 @@ class DraftSession:
             node = computed[index]
             # A chain goes on however unlikely it is.
             weighted = [(token_id, 1.0) for token_id, _ in guesses] if self.is_chain else guesses
-            self._make(node, [(token_id, weight, self._num_steps) for token_id, weight in weighted])
+            self._make(node, weighted, self._num_steps)
             if index < len(rows):
                 node.children[0].row = rows[index]
             if len(computed) == index + 1 < len(found):
@@ -301,6 +304,7 @@ class DraftSession:
     def apply(self, transition: Transition) -> None:
         """Carry out what `preview` returned, with nothing in between."""
         self._prefix.append(tuple(node.token_id for node in transition.kept) + transition.token_ids)
+        self._limit = self._next_limit()
         self._root = transition.root or self._new_root()
         self._root.parent = None
         alive = transition.alive
@@ -323,15 +327,14 @@ class DraftSession:
         self._root.probability = 1.0
         for node in (self._root, *alive):
             if node.unmade:
-                self._make(node, node.unmade)
+                self._make(node, node.unmade, node.unmade_step)
         self._said_no_more = False
         self._num_steps_before = self._num_steps
 
     # Inside
 
-    @property
-    def _limit(self) -> int:
-        """Nodes stand before this position (R1)."""
+    def _next_limit(self) -> int:
+        """Nodes stand before this position until the next verdict (R1)."""
         return min(self.base + self._max_lookahead, self._max_length - 1)
 
     def _is_news(self, verdict: Verdict) -> bool:
@@ -367,17 +370,19 @@ class DraftSession:
         self._push(node)
         return node
 
-    def _make(self, node: Node, guesses: Sequence[tuple[int, float, int]]) -> None:
+    def _make(self, node: Node, guesses: Guesses, step: int) -> None:
         """Guess those that are worth it; what is known (by a lookup) is not guessed twice."""
-        node.unmade = []
         known = {child.token_id for child in node.children}
-        for token_id, weight, step in guesses:
+        unmade = []
+        for guess in guesses:
+            token_id, weight = guess
             if token_id in known:
                 continue
             if node.probability * weight >= self._min_probability and self._num_nodes < self._max_nodes:
                 self._guess(node, token_id, weight, step)
             else:
-                node.unmade.append((token_id, weight, step))
+                unmade.append(guess)
+        node.unmade, node.unmade_step = unmade, step
 
     def _push(self, node: Node) -> None:
         self._num_guessed += 1

@@ -167,13 +167,20 @@ class Costs:
             rollback=self.rollback.times(draft),
         )
 
-    def disturbed(self) -> Costs:
-        """Return the costs where another engine always works beside this one, as `together` has it."""
+    def where_other(self, works: bool) -> Costs:
+        """Return the costs where the other worker, or another engine, always works beside this one, or never disturbs.
+
+        The first is as if `together` were always so, the second as if each device shared nothing with the other.
+        """
+
+        def always(shared: Shared) -> Shared:
+            return Shared.same(shared.when(works))
+
         return replace(
             self,
-            passes={number: Shared.same(shared.together) for number, shared in self.passes.items()},
-            draft_token=Shared.same(self.draft_token.together),
-            tree_steps={number: Shared.same(shared.together) for number, shared in self.tree_steps.items()},
+            passes={number: always(shared) for number, shared in self.passes.items()},
+            draft_token=always(self.draft_token),
+            tree_steps={number: always(shared) for number, shared in self.tree_steps.items()},
         )
 
     def _below_knee(self, num_rows: int) -> int:

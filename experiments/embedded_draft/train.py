@@ -125,10 +125,10 @@ class Run:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * schedule(self.step, self.num_steps)
-        token_ids, target_states, real, known_ids, shares = self._load(rows)
+        token_ids, target_states, counted, known_ids, shares = self._load(rows)
         with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
-            hidden = self._student(token_ids)[real]
-        columns = torch.from_numpy(self._column_of)[known_ids].to(real.device)
+            hidden = self._student(token_ids)[counted]
+        columns = torch.from_numpy(self._column_of)[known_ids].to(hidden.device)
         columns[shares == 0] = -1
         loss = divergence(hidden, target_states, self._student_head, columns, shares) / len(hidden)
         loss.backward()
@@ -153,21 +153,10 @@ class Run:
         """Agreement and acceptance of the mixture over the answers in the rows held out; a point of the curve."""
         greedy, sampled = [], []
         for rows in np.array_split(self._held_out, math.ceil(len(self._held_out) / 8)):
-            token_ids, target_states, real, known_ids, shares = self._load(rows)
+            token_ids, target_states, counted, known_ids, shares = self._load(rows)
             with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
-                hidden = self._student(token_ids)[real]
-            # A state predicts the token behind it: those count whose next token belongs to an answer.
-            answer = np.zeros(real.shape, dtype=bool)
-            answer[:, :-1] = self._text.answer[rows, 1 : real.shape[1]]
-            counted = torch.from_numpy(answer).to(real.device)[real]
-            parts = agreement(
-                hidden[counted],
-                target_states[counted],
-                self._head,
-                self._ids,
-                known_ids.to(real.device)[counted],
-                shares[counted],
-            )
+                hidden = self._student(token_ids)[counted]
+            parts = agreement(hidden, target_states, self._head, self._ids, known_ids.to(hidden.device), shares)
             greedy.append(parts[0])
             sampled.append(parts[1])
         point = {
@@ -226,21 +215,29 @@ class Run:
         print()
 
     def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Tokens [rows, width], the target's states [real tokens, hidden], and which of the tokens are real.
+        """Tokens [rows, width], the target's states [counted, hidden], and which of the tokens are counted.
 
-        Then what the n-gram cache says behind the real ones: ids, on the host, and shares.
+        Those are the tokens that an answer's token follows, since nothing else is ever drafted. Then what the n-gram
+        cache says behind them: ids, on the host, and shares.
         """
         text, device = self._text, self._arguments.device
         width = int(text.length[rows].max())
         token_ids = torch.from_numpy(text.token_ids[rows, :width])
-        real = torch.arange(width) < torch.from_numpy(text.length[rows]).unsqueeze(1)
-        real[:, : text.prefix_length] = False  # the same in every row: nothing to learn
-        starts = self._starts
-        parts = [slice(starts[row] + text.prefix_length, starts[row + 1]) for row in rows]
-        states = torch.cat([self._states[part] for part in parts])
-        known_ids = torch.from_numpy(np.concatenate([self._known.token_ids[part] for part in parts]))
-        shares = torch.from_numpy(np.concatenate([self._known.shares[part] for part in parts]))
-        return token_ids.to(device), states.to(device), real.to(device), known_ids, shares.to(device)
+        counted = np.zeros((len(rows), width), dtype=bool)
+        counted[:, :-1] = text.answer[rows, 1:width]
+        places = np.concatenate(
+            [self._starts[row] + np.flatnonzero(own) for row, own in zip(rows, counted, strict=True)]
+        )
+        states = self._states[torch.from_numpy(places)]
+        known_ids = torch.from_numpy(self._known.token_ids[places])
+        shares = torch.from_numpy(self._known.shares[places])
+        return (
+            token_ids.to(device),
+            states.to(device),
+            torch.from_numpy(counted).to(device),
+            known_ids,
+            shares.to(device),
+        )
 
     def _recent_loss(self) -> float:
         recent = self._losses[-100:]

@@ -20,6 +20,8 @@ from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.linear import fastest_dtype
 from amusd.models.loading import explain_target, load_target
 from amusd.runtime.advice import Machine
+from amusd.runtime.core_speed import speed_beside
+from amusd.runtime.cores import allowed_cores
 from amusd.runtime.gpus import Gpu
 from amusd.transport.factory import Choice
 from amusd.transport.latency import OneWayTime
@@ -204,6 +206,28 @@ def test_ranks_that_share_cores_are_said_to_be_slow(monkeypatch: pytest.MonkeyPa
     placement = placed(config, Machine())["placement"]
     assert placement.ok is None
     assert "too few cores for all, so they" in placement.text
+
+
+@pytest.mark.parametrize(("kept", "ok"), [(0.97, True), (0.55, None)])
+def test_it_says_whether_two_cores_are_two(monkeypatch: pytest.MonkeyPatch, kept: float, ok: bool | None) -> None:
+    monkeypatch.setattr("amusd.commands.doctor.allowed_cores", lambda: [4, 5])
+    measured: list[tuple[int, int]] = []
+
+    def speed_beside(*cores: int) -> float:
+        measured.append(cores)
+        return kept
+
+    monkeypatch.setattr("amusd.commands.doctor.speed_beside", speed_beside)
+    found = placed(EngineConfig(hardware=HardwareConfig(devices=("cpu", "cpu"))), Machine())["cores"]
+    assert (found.ok, measured) == (ok, [(4, 5)])
+    assert found.text.startswith(f"while both compute, each has {100 * kept:.0f} % of the speed that it has alone")
+    assert "cores" not in placed(EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:1"))), TWO)
+
+
+def test_measuring_two_cores_leaves_this_thread_as_it_was() -> None:
+    cores, threads = allowed_cores(), torch.get_num_threads()
+    assert speed_beside(cores[0], cores[-1]) > 0
+    assert (allowed_cores(), torch.get_num_threads()) == (cores, threads)
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

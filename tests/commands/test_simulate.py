@@ -16,7 +16,9 @@ from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
+from amusd.simulation.calibration import Calibration
 from amusd.simulation.closed_forms import best_synchronous, chain, synchronous
+from amusd.simulation.cost import Costs, Duration, Shared
 
 SMALL = {"num_answers": 2, "num_tokens": 100, "synchronous_lengths": [2, 4], "min_candidates": [0, 2, 3]}
 
@@ -194,6 +196,19 @@ def test_a_run_is_simulated_from_its_own_events(tmp_path: Path) -> None:
         assert after["speedup"] == pytest.approx(before["speedup"], rel=0.15)  # one answer instead of two
 
 
+def test_devices_apart_take_the_times_that_were_measured_while_the_other_worker_rested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = {0: Shared(Duration.of_ms(20.0), Duration.of_ms(30.0))}
+    costs = Costs(passes=passes, draft_token=Shared(Duration.of_ms(2.0), Duration.of_ms(3.0)))
+    calibration = Calibration(costs, ((True, False),), "embedded")
+    monkeypatch.setattr("amusd.commands.simulate.inputs.load_calibration", lambda *_: calibration)
+    known = {"verify_ms": None, "draft_ms": None, "calibration": "run"}
+    shared, apart = (inputs_of(configured({"devices_apart": each}, **known)).simulator.costs for each in (False, True))
+    assert (shared.passes, shared.draft_token) == (costs.passes, costs.draft_token)
+    assert (apart.passes, apart.draft_token) == ({0: Shared.of_ms(20.0)}, Shared.of_ms(2.0))
+
+
 def test_what_is_given_wins_over_what_was_measured(tmp_path: Path) -> None:
     predicted(configured(), run_directory(tmp_path / "run"))
     config = configured(
@@ -336,6 +351,7 @@ def test_a_replay_fills_no_more_places_than_it_has_answers(tmp_path: Path) -> No
 MISTAKES = [
     ({"accept": None, "verify_ms": 1.0}, "accept: required to simulate without calibration=RUN_DIR"),
     ({"draft_ms": None}, "draft_ms: required to simulate without calibration=RUN_DIR"),
+    ({"simulate": {"devices_apart": True}}, "simulate.devices_apart=true: needs calibration=RUN_DIR"),
     ({"verify_ms": 0}, "verify_ms=0.0: must be above 0"),
     ({"draft_ms": -1}, "draft_ms=-1.0: must be above 0"),
     ({"delay_ms": -1}, "delay_ms=-1.0: must be at least 0"),

@@ -115,6 +115,13 @@ RULES = (
         SESSIONS,
     ),
     Rule(
+        "the draft runs no further ahead after a verdict",
+        DRAFT,
+        "transition.token_ids)\n        self._limit = self._next_limit()\n",
+        "transition.token_ids)\n",
+        SESSIONS,
+    ),
+    Rule(
         "what was looked up is guessed again",
         DRAFT,
         "            if token_id in known:\n                continue\n",
@@ -124,7 +131,7 @@ RULES = (
     Rule(
         "an unlikely guess is forgotten for good",
         DRAFT,
-        "                node.unmade.append((token_id, weight, step))",
+        "                unmade.append(guess)",
         "                pass",
         TREES,
     ),
@@ -1173,7 +1180,7 @@ RULES = (
     Rule(
         "replicas compute as if each were alone",
         DEVICES,
-        "costs=costs.disturbed() if num_engines > 1 else costs, ",
+        "costs=costs.where_other(works=True) if num_engines > 1 else costs, ",
         "",
         DEVICE_TESTS,
     ),

@@ -87,7 +87,8 @@ def test_several_answers_are_divided_among_replicas(tmp_path: Path) -> None:
 def test_replicas_disturb_each_other_as_the_workers_of_a_pair_do() -> None:
     passes = {0: Shared(Duration.of_ms(20.0), Duration.of_ms(25.0))}
     costs = Costs(passes=passes, draft_token=Shared(Duration.of_ms(2.0), Duration.of_ms(3.0)))
-    assert costs.disturbed() == Costs(passes={0: Shared.of_ms(25.0)}, draft_token=Shared.of_ms(3.0))
+    assert costs.where_other(works=True) == Costs(passes={0: Shared.of_ms(25.0)}, draft_token=Shared.of_ms(3.0))
+    assert costs.where_other(works=False) == Costs(passes={0: Shared.of_ms(20.0)}, draft_token=Shared.of_ms(2.0))
     answers = drawn_answers(0.7, num_answers=2, num_tokens=60, seed=3)
     machine = Simulator(costs=costs, answers=answers, max_candidates=64, batch_size=2)
     config = configured()

@@ -116,7 +116,7 @@ def worth(
     split = replace(simulator, costs=costs.scaled(1 / devices.pass_speedup, 1 / devices.draft_speedup))
     of_each = max(1, round(size / devices.more))
     num_engines = min(devices.more, size / of_each)
-    replica = replace(simulator, costs=costs.disturbed() if num_engines > 1 else costs, batch_size=of_each)
+    replica = replace(simulator, costs=costs.where_other(works=True) if num_engines > 1 else costs, batch_size=of_each)
     draft = Bench(pair, decoding).asynchronous("auto")
     rows = [_row("draft", draft, 1.0)]
     for use, machine, number in (("rank", split, 1.0), ("replica", replica, num_engines)):

@@ -104,6 +104,8 @@ def _accept_next(config: RunConfig, calibration: Calibration | None) -> float:
 
 def _costs(config: RunConfig, measured: Costs | None) -> Costs:
     settings = config.simulate
+    if settings.devices_apart and measured is None:
+        raise ConfigError("simulate.devices_apart=true: needs calibration=RUN_DIR, a run that shows what workers share")
     costs = _with_spread(measured, settings.jitter) if measured else Costs(passes={}, draft_token=Shared.of_ms(0.0))
     given: dict[str, Any] = {
         "row_ns": round(settings.row_ms * 1e6),
@@ -124,7 +126,7 @@ def _costs(config: RunConfig, measured: Costs | None) -> Costs:
     costs = replace(costs, **given)
     if settings.draft_row_ms is None and not costs.tree_steps:
         costs = replace(costs, tree_row_ns=round(TREE_ROW_SHARE * costs.draft_token.alone.mean_ms * 1e6))
-    return costs
+    return costs.where_other(works=False) if settings.devices_apart else costs
 
 
 def _with_spread(costs: Costs, spread: float) -> Costs:
