@@ -249,6 +249,20 @@ RULES = (
         POLICIES,
     ),
     Rule(
+        "a row costs what is committed with the draft, though alone it is more",
+        "amusd/policies/auto.py",
+        "max(view.tokens_per_second, view.plain_tokens_per_second)",
+        "view.tokens_per_second",
+        POLICIES,
+    ),
+    Rule(
+        "a wait costs a sequence more than its time",
+        "amusd/policies/auto.py",
+        "max(view.gain - loss, -delay)",
+        "view.gain - loss",
+        POLICIES,
+    ),
+    Rule(
         "the synchronous target has no deadline",
         "amusd/policies/fixed.py",
         "not is_whole and seconds_left > 0",
@@ -831,6 +845,28 @@ RULES = (
         "if self.service.is_closing and scope",
         "if False and scope",
         LEAVING,
+    ),
+    # passes
+    Rule(
+        "a track reaches beyond the border of keys",
+        "amusd/models/numerics.py",
+        "1 + num_free // self.track_stride",
+        "2 + num_free // self.track_stride",
+        "tests/models/test_numerics.py",
+    ),
+    Rule(
+        "rows of a tree see each other",
+        "amusd/models/passes.py",
+        "row[list(path)] = True",
+        "seen[:, list(path)] = True",
+        "tests/models/test_tree_pass.py",
+    ),
+    Rule(
+        "passes with a fixed width have as many rows as there are tokens",
+        "amusd/models/eager.py",
+        "self._row_counts.least(rows) if is_padded else rows",
+        "rows",
+        "tests/models/test_batch.py",
     ),
     # drafters
     Rule(
