@@ -236,18 +236,15 @@ class AsyncAnswer:
         answer = await self._with_news()
         return list(islice(answer, answer.num_unread or 1))
 
-    async def submit(self) -> None:
-        """Have the answer computed from now on. Raises what is wrong with its arguments."""
-        await self._submitted()
-
-    async def _submitted(self) -> Answer:
+    async def submit(self) -> Answer:
+        """Have the answer computed from now on; returns the engine's. Raises what is wrong with its arguments."""
         if self._answer is None:
             self._answer = await asyncio.to_thread(self._submit)  # taking a long prompt apart takes its time
         return self._answer
 
     async def _with_news(self) -> Answer:
         """The answer, once a token of it can be read, or it is over."""
-        answer = await self._submitted()
+        answer = await self.submit()
         try:
             await self._engine.await_news(answer)
         except asyncio.CancelledError:

@@ -1,4 +1,7 @@
-"""The one object that writes to the terminal: results to standard output, all about the run to standard error."""
+"""All that is written to the terminal: results to standard output, all about the run to standard error.
+
+Results go through a `Console`; the launcher tells of processes with `tell` and `waiting_for`.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,18 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from amusd.errors import ConfigError
 from amusd.files import cannot_write
+
+WAIT_LINE_SECONDS = 10.0
+"""Between two lines about the same wait."""
+_END_SECONDS = 1.0
 
 
 class Console:
@@ -52,27 +62,19 @@ class Console:
             if not has_left:
                 raise cannot_write("standard output", error) from None
 
-    def _tell(self, text: str) -> None:
-        """Write to standard error; a failure is passed over, since nobody could be told of it."""
-        try:
-            self._err.write(text)
-            self._err.flush()
-        except OSError:
-            discard(self._err)
-
     def note(self, line: str) -> None:
         """One line about the run."""
         self.clear_progress()
-        self._tell(line + "\n")
+        _write(self._err, line + "\n")
 
     def progress(self, label: str, done: int, num_steps: int) -> None:
         """Report how far long work is: one line that is rewritten on a terminal, a line for each tenth elsewhere."""
         if self._err.isatty():
             line = progress_line(label, done, num_steps)[:110]
-            self._tell("\r" + line.ljust(self._progress_width))
+            _write(self._err, "\r" + line.ljust(self._progress_width))
             self._progress_width = len(line)
         elif 10 * done // num_steps != 10 * (done - 1) // num_steps:
-            self._tell(f"{done}/{num_steps}  {label}\n")
+            _write(self._err, f"{done}/{num_steps}  {label}\n")
 
     def steps(self, num_steps: int) -> Callable[[str], None]:
         """Return what is called with a step's label when it begins; steps beyond `num_steps` count as the last."""
@@ -82,7 +84,7 @@ class Console:
     def clear_progress(self) -> None:
         """Wipe the progress line, if one is shown."""
         if self._progress_width:
-            self._tell("\r" + " " * self._progress_width + "\r")
+            _write(self._err, "\r" + " " * self._progress_width + "\r")
             self._progress_width = 0
 
 
@@ -106,6 +108,46 @@ def discard(out: TextIO) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, out.fileno())
     os.close(nowhere)
+
+
+def tell(line: str) -> None:
+    r"""Write one line of the launcher's to standard error; line breaks inside it are shown as `\n`."""
+    escaped = "\\n".join(line.splitlines())
+    _write(sys.stderr, f"amusd: {escaped}\n")
+
+
+def _write(err: TextIO, text: str) -> None:
+    """Write to standard error; a failure is passed over, since nobody could be told of it."""
+    try:
+        err.write(text)
+        err.flush()
+    except OSError:
+        discard(err)
+
+
+@contextmanager
+def waiting_for(what: str, seconds: float | None = None) -> Iterator[None]:
+    """Say what is waited for and how much longer, at once and every few seconds while inside; then, that it is done.
+
+    `seconds`: the deadline, if it is known. A wait that an exception ends says no more. Leaves no thread.
+    """
+    began, over = time.monotonic(), threading.Event()
+
+    def go_on_telling() -> None:
+        while not over.wait(WAIT_LINE_SECONDS):
+            passed = time.monotonic() - began
+            how_long = f"{passed:.0f} s so far" if seconds is None else f"{max(0.0, seconds - passed):.0f} s left"
+            tell(f"still waiting for {what}: {how_long}")
+
+    tell(f"waiting for {what}{'' if seconds is None else f': {seconds:.0f} s at most'}")
+    thread = threading.Thread(target=go_on_telling, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_END_SECONDS)
+    tell(f"waited {time.monotonic() - began:.0f} s for {what}: done")
 
 
 def progress_line(label: str, done: int, num_steps: int) -> str:

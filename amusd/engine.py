@@ -95,12 +95,15 @@ class Engine:
         process: DraftProcess | None = None,
         leader: Leader | None = None,
     ) -> None:
-        self._worker = worker
-        self._tokenizer = tokenizer
+        self.worker = worker
+        """The target's worker, which decodes."""
+        self.tokenizer = tokenizer
+        """The target's."""
         self._drafters = tuple(drafters)
         self._process = process
         self._leader = leader
-        self._turns = Turns(worker)
+        self.turns = Turns(worker)
+        """The order in which answers are computed."""
         self._plain: OrderedDict[tuple[tuple[int, ...], SamplingParams], tuple[int, ...]] = OrderedDict()
         """Answers of plain decoding, by prompt and parameters."""
 
@@ -178,22 +181,22 @@ class Engine:
     @property
     def draft_failure(self) -> str | None:
         """Why no draft is used any more; None while there is one, or the next one is looked for."""
-        return self._worker.client.failure
+        return self.worker.client.failure
 
     @property
     def draft_losses(self) -> tuple[str, ...]:
         """Why drafts were lost, each in one line."""
-        return tuple(self._worker.client.losses)
+        return tuple(self.worker.client.losses)
 
     @property
     def num_draft_restarts(self) -> int:
         """How many drafts took the place of a lost one."""
-        return self._worker.client.num_restarts
+        return self.worker.client.num_restarts
 
     @property
     def status(self) -> EngineStatus:
         """Figures for a monitor; for any thread, and without waiting for a pass."""
-        client = self._worker.client
+        client = self.worker.client
         if not self._drafters:
             draft = DraftPresence.NONE
         elif client.failure is not None:
@@ -201,33 +204,18 @@ class Engine:
         else:
             draft = DraftPresence.PRESENT if client.has_draft else DraftPresence.AWAY
         return EngineStatus(
-            num_running=self._turns.num_running,
-            num_waiting=self._turns.num_waiting,
+            num_running=self.turns.num_running,
+            num_waiting=self.turns.num_waiting,
             draft=draft,
             draft_failure=client.failure,
             num_draft_restarts=client.num_restarts,
-            counts=replace(self._worker.counts),
+            counts=replace(self.worker.counts),
         )
 
     @property
     def draft_pid(self) -> int | None:
         """Process id of a draft that this engine has started."""
         return None if self._process is None else self._process.pid
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The target's."""
-        return self._tokenizer
-
-    @property
-    def worker(self) -> TargetWorker:
-        """The target's worker, which decodes."""
-        return self._worker
-
-    @property
-    def turns(self) -> Turns:
-        """The order in which answers are computed."""
-        return self._turns
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts, too
@@ -283,7 +271,7 @@ class Engine:
         ]
         try:
             for answer in answers:
-                self._turns.enqueue(answer)
+                self.turns.enqueue(answer)
             return [answer.result() for answer in answers]
         finally:
             for answer in answers:
@@ -300,7 +288,7 @@ class Engine:
     ) -> Answer:
         """As `stream`; the answer is computed from now on, whenever any answer of this engine is read."""
         answer = self.stream(prompt, params, decoding=decoding, drafter=drafter, raw=raw)
-        self._turns.enqueue(answer)
+        self.turns.enqueue(answer)
         return answer
 
     def stream(
@@ -321,7 +309,7 @@ class Engine:
         and `StateError` when it is closed. A request to the synthetic drafter is first answered by plain decoding,
         outside all figures.
         """
-        self._turns.check()
+        self.turns.check()
         _check_default_device()
         params = _checked_params(params)
         decoding = self._checked_decoding(decoding, drafter)
@@ -329,7 +317,7 @@ class Engine:
         name = self._drafter_name(decoding, drafter)
         check_runs_ahead(name, decoding)
         self._check_sampling(params, name)
-        max_length = min(len(prompt_ids) + params.max_new_tokens, self._worker.model.max_length)
+        max_length = min(len(prompt_ids) + params.max_new_tokens, self.worker.model.max_length)
         request = Request(
             prompt=prompt_ids,
             max_length=max_length,
@@ -342,13 +330,13 @@ class Engine:
             reference=self._plain_answer(prompt_ids, params, decoding) if self._tells_answer(name) else (),
         )
         stop = StopChecker(
-            eos_token_ids=() if params.ignore_eos else self._tokenizer.eos_token_ids,
+            eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
             stop=params.stop,
             max_new_tokens=max_length - len(prompt_ids),
-            push_text=IncrementalDecoder(self._tokenizer).push,
+            push_text=IncrementalDecoder(self.tokenizer).push,
         )
-        text = AnswerText(IncrementalDecoder(self._tokenizer), params.stop)
-        return Answer(request, stop, text, partial(self._generation, request, params, decoding), self._turns)
+        text = AnswerText(IncrementalDecoder(self.tokenizer), params.stop)
+        return Answer(request, stop, text, partial(self._generation, request, params, decoding), self.turns)
 
     def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
         """Return the log-probability of each token of a prompt behind those before it, and the `top` likeliest ones.
@@ -360,32 +348,32 @@ class Engine:
 
     def submit_prompt(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptScores:
         """As `prompt_logprobs`, computed from now on, whenever any answer of this engine is read."""
-        self._turns.check()
+        self.turns.check()
         _check_default_device()
         if not (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS):
             raise ConfigError(f"top={shown(top)}: must be between 0 and {MAX_TOP_LOGPROBS}")
-        scores = PromptScores(self.encode(prompt, raw=raw), top, self._turns)
-        self._turns.enqueue(scores)
+        scores = PromptScores(self.encode(prompt, raw=raw), top, self.turns)
+        self.turns.enqueue(scores)
         return scores
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""
         token_ids = self._token_ids(prompt, raw=raw)
-        limit = self._worker.model.max_length
+        limit = self.worker.model.max_length
         if not token_ids:
             raise ConfigError("prompt: has no tokens")
         if len(token_ids) >= limit:
             message = f"prompt: {len(token_ids)} tokens leave no room in a context of {limit} (max_model_len)"
             raise ContextLengthError(message)
-        vocab_size = self._worker.model.vocab_size
+        vocab_size = self.worker.model.vocab_size
         if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             raise ConfigError(f"prompt: token ids must be in [0, {vocab_size})")
         return token_ids
 
     def logit_gap(self, prefix: Sequence[int], token_id: int, other_id: int) -> float:
         """Return how much the target prefers `token_id` to `other_id` behind `prefix`, or how near to a tie it was."""
-        model = self._worker.model
-        with self._turns.alone():
+        model = self.worker.model
+        with self.turns.alone():
             cache = model.new_cache(len(prefix))
             model.prefill(prefix[:-1], cache)
             logits = model.forward(prefix[-1:], cache).logits[0]
@@ -393,14 +381,14 @@ class Engine:
 
     def begin_run(self, number: int) -> None:
         """Count requests from now on to this run, of those that the recorder keeps apart."""
-        self._worker.begin_run(number)
+        self.worker.begin_run(number)
 
     def close(self) -> None:
         """End the draft and the target's other ranks, and release the link; for any thread. Idempotent.
 
         Unfinished answers are ended. A pass that is being computed is waited for (see `Turns.close`).
         """
-        self._turns.close(self._release)
+        self.turns.close(self._release)
 
     def __enter__(self) -> Self:
         return self
@@ -416,7 +404,7 @@ class Engine:
                 stack.callback(self._process.stop)
             if self._leader is not None:
                 stack.callback(self._leader.close)
-            stack.callback(self._worker.shut_down)
+            stack.callback(self.worker.shut_down)
 
     def _generation(
         self,
@@ -450,7 +438,7 @@ class Engine:
             raise ConfigError(
                 "sampling.acceptance=rejection: not with drafter=synthetic, which is told the answer; allowed: matching"
             )
-        vocab_size = self._worker.model.vocab_size
+        vocab_size = self.worker.model.vocab_size
         for token_id, bias in params.logit_bias:
             if token_id >= vocab_size:
                 raise ConfigError(
@@ -460,7 +448,7 @@ class Engine:
 
     def _policy_of(self, params: SamplingParams, drafter: str | None, decoding: DecodingConfig) -> Policy:
         """The policy of a request. Raises `ConfigError` for trees or chains that drafter or acceptance rule forbid."""
-        peer = self._worker.client.peer
+        peer = self.worker.client.peer
         trees = () if peer is None else peer.tree_drafters
         policy = make_policy(decoding, can_branch=drafter in trees and params.rule != "rejection")
         if decoding.mode is Mode.SYNCHRONOUS:
@@ -486,7 +474,7 @@ class Engine:
         return policy
 
     def _tells_answer(self, drafter: str | None) -> bool:
-        return drafter == SYNTHETIC and self._worker.client.has_draft
+        return drafter == SYNTHETIC and self.worker.client.has_draft
 
     def _checked_decoding(self, decoding: DecodingConfig | None, drafter: object) -> DecodingConfig:
         """The schedule that is asked for, or the default for `drafter`. Raises `ConfigError` for what is none."""
@@ -530,7 +518,7 @@ class Engine:
     def _token_ids(self, prompt: object, *, raw: bool) -> tuple[int, ...]:
         if isinstance(prompt, str):
             _check_text("prompt", prompt)
-            return tuple(self._tokenizer.encode(prompt) if raw else self._tokenizer.encode_chat(user_turn(prompt)))
+            return tuple(self.tokenizer.encode(prompt) if raw else self.tokenizer.encode_chat(user_turn(prompt)))
         if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
             raise ConfigError(
                 f"prompt: expected text, a list of token ids, or a conversation, not {type(prompt).__name__}"
@@ -540,8 +528,8 @@ class Engine:
             for number, turn in enumerate(turns):
                 _check_turn(f"prompt: turn {number}", turn)
             if raw:
-                return tuple(self._tokenizer.encode("\n\n".join(turn["content"] for turn in turns)))
-            return tuple(self._tokenizer.encode_chat(turns))
+                return tuple(self.tokenizer.encode("\n\n".join(turn["content"] for turn in turns)))
+            return tuple(self.tokenizer.encode_chat(turns))
         try:
             return tuple(operator.index(cast("int", token_id)) for token_id in prompt)
         except TypeError:

@@ -15,8 +15,7 @@
     +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
     +-- NoRoomError            the draft's: it cannot take a sequence, which the target decodes alone
     +-- DeviceError            the device's: it is there but does not answer
-    +-- RollbackError          ours: stream, cache and drafter disagree after a rollback
-    +-- InvariantError         ours: an invariant of docs/protocol.md does not hold
+    +-- InvariantError         ours: an invariant of docs/protocol.md does not hold, or a rollback went wrong
 
 The command line turns a `ConfigError` into one line and exit code 2, a `PeerLostError` or a `PeerFailedError` into one
 line and exit code 1, and lets everything else show its traceback.
@@ -85,12 +84,8 @@ class DeviceError(AmusdError):
     """A device did not finish its work within the deadline."""
 
 
-class RollbackError(AmusdError):
-    """Token stream, cache and drafter state disagree after a rollback: a bug here, never a user's mistake."""
-
-
 class InvariantError(AmusdError):
-    """An invariant of the protocol does not hold: a bug here, never a user's mistake."""
+    """An invariant of the protocol does not hold, or session and drafter disagree after a rollback: a bug here."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,15 +1,35 @@
-"""Files that a reader sees whole or not at all."""
+"""Files that a reader sees whole or not at all, and the two that keep the answers of a comparison one by one."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from amusd.errors import ConfigError
+
+PARTIAL_FILE = "partial.txt"
+"""The text of an unfinished answer; stays where the target is killed, and otherwise makes way for the result."""
+REPORT_FILE = "report.html"
+ANSWERS_FILE, PROMPTS_FILE = "answers.jsonl", "prompts.csv"
+"""What was said, and what it took, as a comparison keeps them."""
+KEYS = ("prompt", "mode", "policy", "drafter", "length", "repeat")
+"""Columns that name an answer: line of the workload, how it was decoded, which time it was asked for; and `batch_size`
+where several were made at a time."""
+MEASURES = ("tokens", "ms", "accepted", "identical")
+"""Columns of `prompts.csv`: tokens of the answer, its time, candidates accepted, whether it is plain decoding's."""
+
+CONTENT = ("text", "token_ids", "finish_reason")
+"""Columns that `prompts.csv` leaves out."""
+
+Record = Mapping[str, Any]
+"""One answer: `KEYS`, `CONTENT` and `MEASURES`."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -35,6 +55,16 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
+def make_new_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make an empty folder. Raises `ConfigError` if it holds anything, or cannot be made."""
+    try:
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder}: not empty; name a new folder")
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be used: {error.strerror}") from None
+
+
 def cannot_write(path: Path | str, error: OSError) -> ConfigError:
     """A line for the user about an output that failed: the disk is full, the folder read-only, the file too large."""
     return ConfigError(f"{path}: cannot be written ({error.strerror})")
@@ -49,3 +79,27 @@ def keep_traceback(folder: Path, worker: str, error: BaseException) -> None:
 def error_file(worker: str) -> str:
     """Name of the file in a run directory that says what ended this worker."""
     return f"{worker}_error.txt"
+
+
+def answers_jsonl(records: Sequence[Record]) -> str:
+    """An object a line: all but the measures."""
+    return json_lines([{name: value for name, value in record.items() if name not in MEASURES} for record in records])
+
+
+def json_lines(records: Sequence[Record]) -> str:
+    """An object a line."""
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def prompts_csv(records: Sequence[Record]) -> str:
+    """A line for each answer, without its text."""
+    return csv_text([{name: value for name, value in record.items() if name not in CONTENT} for record in records])
+
+
+def csv_text(records: Sequence[Record]) -> str:
+    """A table with a column for every name in any of the records."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for record in records for name in record)))
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import math
 import numbers
 import types
 import typing
@@ -29,6 +30,31 @@ def require(condition: bool, key: str, value: object, allowed: str) -> None:
     """Raise `ConfigError` unless the condition holds."""
     if not condition:
         raise ConfigError(f"{key}={shown(value)}: {allowed}")
+
+
+def check_range(
+    config: Any, prefix: str, *names: str, least: float | None = None, above: float = -math.inf, most: float = math.inf
+) -> None:
+    """Raise `ConfigError` unless these fields of `config` are in a range; None is allowed, and infinity is not.
+
+    The range begins with `least`, or behind `above`, and ends with `most`; each value of a tuple has to be in it.
+    `prefix`: of the fields' names in the message.
+    """
+    words = f"above {above:g}" if least is None else f"at least {least:g}"
+    if most < math.inf:
+        words = f"{words} and at most {most:g}" if least is None else f"between {least:g} and {most:.7g}"
+
+    def fits(number: float | None) -> bool:
+        if number is None:
+            return True
+        return (number > above if least is None else number >= least) and number <= most and number < math.inf
+
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, tuple):
+            require(all(map(fits, value)), prefix + name, list(value), f"each must be {words}")
+        else:
+            require(fits(value), prefix + name, value, f"must be {words}")
 
 
 def check_seconds(key: str, value: float) -> None:

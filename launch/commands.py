@@ -12,16 +12,15 @@ from pathlib import Path
 import yaml
 
 from amusd.config import RunConfig
-from amusd.console import Console
+from amusd.console import Console, tell
 from amusd.errors import ConfigError
-from amusd.files import write_whole
-from amusd.reporting.comparison import REPORT_FILE, write_comparison_page
+from amusd.files import REPORT_FILE, make_new_folder, write_whole
+from amusd.reporting.comparison import write_comparison_page
 from amusd.reporting.map import MAP_FILE, draw_map
 from amusd.runtime.devices import settle_devices
 
 from .devices import set_threads
 from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, create_run_directory, read_config
-from .terminal import tell
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
 """Errors of reading a file that is not what a run has written."""
@@ -36,15 +35,15 @@ def run_bench(config: RunConfig) -> int:
     config = dataclasses.replace(config, hardware=settle_devices(config.engine(), tell))
     directory = create_run_directory(config)
     tell(f"run directory: {directory}")
-    from amusd.commands.bench.run import bench
+    from amusd.commands.bench import bench
 
     return bench(config, directory)
 
 
 def run_simulation(config: RunConfig) -> int:
     """Predict; returns the exit code. Raises `ConfigError` when inputs are missing or the run directory is in use."""
+    from amusd.commands.simulate import simulate, simulate_text
     from amusd.commands.simulate.inputs import inputs_of
-    from amusd.commands.simulate.run import simulate, simulate_text
 
     inputs = inputs_of(config)
     directory = create_run_directory(config)
@@ -68,7 +67,7 @@ def run_simulation(config: RunConfig) -> int:
 
 def export_embedded_draft(folder: Path) -> int:
     """Write the embedded draft to `folder` as a transformers checkpoint. Raises `ConfigError`."""
-    from amusd.models.embedded_draft import export_draft, make_new_folder
+    from amusd.models.embedded_draft import export_draft
     from amusd.models.embedded_target import embedded_target_path
 
     console = Console(json_only=False)

@@ -14,13 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from amusd.config import RunConfig, TransportConfig
+from amusd.console import tell
 from amusd.runtime.cores import allowed_cores, pin_rank
 from amusd.runtime.devices import devices_of, settle_devices
 from amusd.runtime.placement import Node
 from amusd.transport.addresses import interface_name
 from amusd.types import Role
-
-from .terminal import tell
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 NCCL_SETTINGS = {

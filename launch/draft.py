@@ -12,8 +12,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from amusd.child.lives import Lives
+from amusd.child import Lives
 from amusd.config import DrafterConfig, RunConfig
+from amusd.console import tell, waiting_for
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.draft_restart import FIRST_INCARNATION
@@ -25,7 +26,6 @@ from .drafts import BOTH_LOADED, await_rendezvous, pids_of
 from .job import Group, Options, store_secret
 from .nodes import join, left, own_transport, told_group
 from .store import LOOK_SECONDS, Place, Store
-from .terminal import tell, waiting_for
 
 _RETURN_SECONDS = 2.0
 """After the target has finished: how long the draft may take to notice by itself."""

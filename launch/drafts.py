@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from amusd.config import EngineConfig
+from amusd.console import waiting_for
 from amusd.errors import ConfigError, PeerError, PeerFailedError, PeerLostError
 from amusd.runtime.draft_restart import FIRST_INCARNATION
 from amusd.runtime.followers import Followers
@@ -38,7 +39,6 @@ from amusd.transport.base import Rendezvous
 from .run_directory import write_workers
 from .signals import continue_if_stopped
 from .store import Store
-from .terminal import waiting_for
 
 OVER = ("finished", "no_more_drafts")
 """Names of which each says that no further draft is wanted."""
@@ -62,19 +62,12 @@ class ChildDrafts(DraftProcess):
     ) -> None:
         """See `DraftProcess`."""
         super().__init__(config, run_directories, work=work, tell_loss=tell_loss)
-        self.followers = Followers(tell_loss)
-        """The target's."""
         self._directory: Path | None = None
 
     def record(self, directory: Path) -> None:
         """Keep `workers.json` true in this run directory from now on."""
         self._directory = directory
         self._write()
-
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """See `DraftSource`; the target's other ranks are told with the first draft."""
-        _start_followers(self.followers, rendezvous)
-        super().tell(incarnation, rendezvous)
 
     def met(self) -> None:
         """Its processes are known by now, and `workers.json` names them."""
@@ -138,13 +131,13 @@ class StoreDrafts:
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
         """Tell it where it finds the target; None: no further one is wanted."""
-        _start_followers(self.followers, rendezvous)
-        if rendezvous is not None and rendezvous.ranks is not None and self._open_ranks is not None:
-            self._store.put("ranks", self._open_ranks(rendezvous.ranks))
         if rendezvous is None:
             with suppress(PeerLostError):  # nobody is left to tell
                 self._store.put("no_more_drafts", True)
             return
+        self.followers.meet(rendezvous)
+        if rendezvous.ranks is not None and self._open_ranks is not None:
+            self._store.put("ranks", self._open_ranks(rendezvous.ranks))
         self._told = incarnation
         if incarnation == FIRST_INCARNATION and self._are_away:
             self._wait.enter_context(waiting_for(BOTH_LOADED))
@@ -183,11 +176,6 @@ def reported_failure(store: Store) -> ConfigError | PeerError | None:
     except ConfigError as forged:
         return forged
     return (ConfigError if failure["users_mistake"] else PeerFailedError)(failure["line"])
-
-
-def _start_followers(followers: Followers, rendezvous: Rendezvous | None) -> None:
-    if rendezvous is not None and rendezvous.ranks is not None:
-        followers.start(rendezvous.ranks)
 
 
 def pids_of(incarnation: int) -> str:

@@ -5,9 +5,10 @@ A run has one job. A sweep has many, and those whose engines are alike share a p
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,25 +154,18 @@ class Options:
 
     def arguments(self) -> list[str]:
         """The inverse of `parse`."""
-        named = {
-            "--group-file": self.group_file,
-            "--roles": self.roles,
-        }
+        named = {"--group-file": self.group_file, "--roles": self.roles}
         flags = [f"{flag}={value}" for flag, value in named.items() if value is not None]
         return [*flags, self.command, *self.overrides]
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Options:
         """Read the arguments. Raises `ConfigError` on what no rank can do."""
-        values: dict[str, Any] = {}
-        readers: dict[str, Callable[[str], Any]] = {
-            "--group-file": Path,
-            "--roles": str,
-        }
-        rest = list(arguments)
-        while rest and rest[0].partition("=")[0] in readers:
-            flag, _, value = rest.pop(0).partition("=")
-            values[flag[2:].replace("-", "_")] = readers[flag](value)
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--group-file", type=Path)
+        parser.add_argument("--roles")
+        named, rest = parser.parse_known_args(arguments)
+        values: dict[str, Any] = vars(named)
         if {"-m", "--multirun"} & set(rest):
             raise ConfigError("-m: a sweep starts its own pairs of workers; use `amusd compare -m ...`, not torchrun")
         if rest and "=" not in rest[0]:

@@ -8,45 +8,37 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from amusd.config import RunConfig
-from amusd.files import write_whole
+from amusd.console import tell
+from amusd.files import PARTIAL_FILE, write_whole
 
 from .devices import NCCL_SETTINGS, THREAD_VARIABLES
 from .job import GROUP_FILE, OUTCOME_FILE, Group, Job, Options
 from .process_tree import END_SECONDS, Ended, run_tree
-from .run_directory import PARTIAL_FILE, create_run_directory, discard_run
+from .run_directory import create_run_directory, discard_run
 from .scratch import Outcome, read_outcome, scratch_folder
-from .terminal import tell
 
 _OF_AN_OUTER_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_", "LOCAL_", "GROUP_", "ROLE_", "TORCHELASTIC_", "PET_")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupOutcome:
-    """The end of a group."""
-
-    exit_codes: tuple[int, ...]
-    """The exit codes of its first jobs, at least one. The others were not begun: their pair of workers ended before."""
-    signum: int | None = None
-    """The signal that interrupted it."""
 
 
 def run_job(command: str, config: RunConfig, *, roles: str | None = None) -> int:
     """Run one job to its end; return its exit code. Raises `ConfigError` when the run directory cannot be used."""
     directory = create_run_directory(config)
     tell(f"run directory: {directory}")
-    outcome = run_group(Group(command=command, jobs=(Job(config=config, run_directory=directory),)), roles=roles)
-    if outcome.signum is not None:
+    codes, signum = run_group(Group(command=command, jobs=(Job(config=config, run_directory=directory),)), roles=roles)
+    if signum is not None:
         tell(f"interrupted; what was measured so far is in {directory}")
-        return 128 + outcome.signum
-    return outcome.exit_codes[0]
+        return 128 + signum
+    return codes[0]
 
 
-def run_group(group: Group, *, roles: str | None = None, json_only: bool = False) -> GroupOutcome:
+def run_group(group: Group, *, roles: str | None = None, json_only: bool = False) -> tuple[tuple[int, ...], int | None]:
     """Run the jobs, whose directories are made, with one pair of workers, until the last ends or the pair does.
+
+    Returns the exit codes of the first jobs, at least one (the others were not begun: their pair of workers ended
+    before), and the signal that interrupted the group.
 
     A directory in which nothing was measured is taken back. `json_only` keeps the workers off standard output.
     """
@@ -80,7 +72,7 @@ def run_group(group: Group, *, roles: str | None = None, json_only: bool = False
     for job, code in zip(group.jobs, [*codes, *[None] * (len(group.jobs) - len(codes))], strict=True):
         if code in (2, None):
             discard_run(job.run_directory)
-    return GroupOutcome(exit_codes=codes, signum=ended.signum)
+    return codes, ended.signum
 
 
 def _exit_codes(ended: Ended, told: Outcome, num_jobs: int) -> tuple[int, ...]:

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import amusd
 from amusd.config import HIDDEN, RunConfig
-from amusd.console import Console
+from amusd.console import Console, tell
 from amusd.errors import ConfigError
 from amusd.settings import nearest
 
 from .keys import CONFIG_DIR, CONFIG_NAME
 from .manual import COMMANDS, EXPORT, KEYS, TRACE, overview, reference
-from .terminal import tell
 
 _SHORT = {"-h": "--help", "-m": "--multirun", "-c": "--cfg", "-cd": CONFIG_DIR, "-cn": CONFIG_NAME}
 _FLAGS = ("--help", "--multirun", "--version")

@@ -16,6 +16,7 @@ from itertools import groupby
 
 from amusd import __version__
 from amusd.config import EngineConfig, RunConfig, TransportConfig
+from amusd.console import tell, waiting_for
 from amusd.errors import ConfigError, PeerLostError
 from amusd.runtime.placement import Node, devices_on, in_role
 from amusd.transport.addresses import address_towards
@@ -23,7 +24,6 @@ from amusd.types import Role
 
 from .job import Group, Options
 from .store import CONNECT_SECONDS, Place, Store
-from .terminal import tell, waiting_for
 
 _JOB_SECONDS = 2 * CONNECT_SECONDS
 """Longest wait for the job, where the target awaits all others first."""

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from amusd.console import tell
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.runtime.cores import allowed_cores
 from amusd.runtime.followers import Followers
@@ -23,7 +24,6 @@ from .drafts import OVER, reported_failure
 from .job import Group, Options, store_secret
 from .nodes import join, left, own_transport, ranks_of, told_group, with_interface
 from .store import Place, Store
-from .terminal import tell
 
 if TYPE_CHECKING:
     from amusd.transport.curve import Keys
@@ -35,25 +35,18 @@ _RETURN_SECONDS = 2.0
 """After the first rank has ended: how long the others may take."""
 
 
-class _TargetGoneError(PeerLostError):
-    """Nobody is there any more who could be told of anything, and the store may not answer."""
-
-
 def run_further_ranks(options: Options, place: Place) -> int:
     """Keep the ranks running until the first one ends; return the exit code, which is 0 where that one says the reason.
 
     On another machine what ended a rank here is raised.
     """
-    store, is_gone = None, False
+    store, is_target_gone = None, False
     try:
         store = join(place, store_secret(options))
         group = told_group(place, store)
         if isinstance(group, int):
             return group
-        _follow(options, place, group, store)
-    except _TargetGoneError:
-        is_gone = True
-        raise
+        is_target_gone = _follow(options, place, group, store)
     except (ConfigError, PeerError) as error:
         if store is not None:
             with suppress(PeerLostError):  # nobody is left to tell
@@ -63,15 +56,17 @@ def run_further_ranks(options: Options, place: Place) -> int:
         return 0
     finally:
         with suppress(PeerLostError):
-            if store is not None and not is_gone:
+            if store is not None and not is_target_gone:  # else the store may not answer
                 store.put(left(place.rank), True)
+    if is_target_gone:
+        raise PeerLostError("the target's machine is gone or out of reach, or its process was killed")
     if place.is_away:
         tell("the target has finished, and so have its ranks on this machine")
     return 0
 
 
-def _follow(options: Options, place: Place, group: Group, store: Store) -> None:
-    """Raises why a rank has failed, `PeerLostError` where the target's machine is gone."""
+def _follow(options: Options, place: Place, group: Group, store: Store) -> bool:
+    """Keep the ranks running; return whether the target's machine is gone. Raises why a rank has failed."""
     config = group.config
     if config.transport.interface is not None:  # whatever it is told: a process decides by itself how it connects
         config = dataclasses.replace(config, transport=with_interface(own_transport(options), place))
@@ -83,7 +78,7 @@ def _follow(options: Options, place: Place, group: Group, store: Store) -> None:
         ranks = ranks_of(place.rank, place.size, engine.target_tensor_parallel_size)
         followers.prepare(engine, Role.TARGET, allowed_cores(), options.roles, ranks)
         if store.await_any(("ranks", *OVER), config.startup_timeout_seconds) != "ranks":
-            return
+            return False
         address = store.get("ranks", config.startup_timeout_seconds)
         if config.transport.interface is None:
             followers.start(address)
@@ -92,7 +87,7 @@ def _follow(options: Options, place: Place, group: Group, store: Store) -> None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="amusd-ranks-"))
             tunnel = reach(store, address, folder, keys_of(config.transport, Role.DRAFT))
             if tunnel is None:
-                return
+                return False
             stack.enter_context(closing(tunnel))
             followers.start(folder)
         failure = followers.await_end()
@@ -104,8 +99,7 @@ def _follow(options: Options, place: Place, group: Group, store: Store) -> None:
             store.await_any(("finished",), _FINISH_SECONDS)
     except PeerLostError:
         is_lost = True
-    if is_lost:
-        raise _TargetGoneError("the target's machine is gone or out of reach, or its process was killed")
+    return is_lost
 
 
 def reach(store: Store, address: str, folder: str, keys: Keys | None) -> Tunnel | None:

@@ -29,13 +29,15 @@ if __name__ == "__main__":  # the replicas import what they run from the install
 
     sys.exit(amusd_launch.ray_serve.main(sys.argv[1:]))
 
+from amusd.console import tell, waiting_for
+from amusd.runtime.draft_restart import last_line
+
 from .compose import compose_config
 from .devices import claim_hardware
 from .drafts import ChildDrafts
 from .main import with_api_key
 from .scratch import scratch_folder
 from .signals import exit_code_of
-from .terminal import tell, waiting_for
 
 APPLICATION, ENGINES, INGRESS = "amusd", "engines", "ingress"
 """Ray's names for the application and its two deployments."""
@@ -238,15 +240,10 @@ def deploy(config: RunConfig) -> None:
     deadline = time.monotonic() + seconds
     with waiting_for("the replicas", seconds):
         while (status := serve.status().applications[APPLICATION]).status != "RUNNING":
-            said = [f"{name}: {_last_line(one.message)}" for name, one in status.deployments.items() if one.message]
+            said = [f"{name}: {last_line(one.message)}" for name, one in status.deployments.items() if one.message]
             if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
                 raise ConfigError(f"ray: {status.status.value}: {'; '.join([status.message, *said])}")
             time.sleep(_LOOK_SECONDS)
-
-
-def _last_line(text: str) -> str:
-    """The line of a traceback that says what is wrong."""
-    return text.strip().splitlines()[-1]
 
 
 def main(arguments: Sequence[str]) -> int:

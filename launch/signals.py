@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from amusd.console import tell
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 
 from .process_tree import state_of
-from .terminal import tell
 
 GRACE_SECONDS = 1.0
 """Time from a signal to the certain end."""

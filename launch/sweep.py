@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from amusd.console import Console
+from amusd.console import Console, tell
 from amusd.errors import ConfigError
 
 from .environment import describe_environment
@@ -19,7 +19,6 @@ from .jobs import run_group
 from .run_directory import clear_run, create_run_directory
 from .sweep_plan import Plan, SweepJob, groups_of, is_done, open_folder, plan_sweep
 from .sweep_summary import Summary, summarize, write_summary
-from .terminal import tell
 
 
 def run_sweep(command: str, arguments: Sequence[str], *, roles: str | None = None) -> int:
@@ -87,9 +86,9 @@ class _Sweep:
             num_jobs=len(self.plan.jobs), num_done=num_done, num_timed=num_done - self._num_earlier, began=self.began
         )
         group = Group(command=self.plan.command, jobs=tuple(ready.values()), standing=standing)
-        outcome = run_group(group, roles=self.roles, json_only=group.config.output == "json")
-        self.exit_codes.update(zip(ready, outcome.exit_codes, strict=False))
-        return [job for job in jobs if job.number not in self.exit_codes], outcome.signum
+        codes, signum = run_group(group, roles=self.roles, json_only=group.config.output == "json")
+        self.exit_codes.update(zip(ready, codes, strict=False))
+        return [job for job in jobs if job.number not in self.exit_codes], signum
 
     def _prepare(self, jobs: Sequence[SweepJob]) -> dict[int, Job]:
         """Make the directories, by number; one that cannot be made is that job's failure."""

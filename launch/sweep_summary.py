@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from amusd.console import table
-from amusd.files import write_whole
-from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE, csv_text, json_lines
+from amusd.files import ANSWERS_FILE, PROMPTS_FILE, REPORT_FILE, csv_text, json_lines, write_whole
 from amusd.reporting.columns import COLUMNS, row_name
 from amusd.reporting.sweep import sweep_page
 
@@ -19,7 +18,6 @@ from .run_directory import SUMMARY_FILE
 from .sweep_plan import Plan, read_result
 
 CSV_FILE = "sweep.csv"
-REPORT_FILE = "report.html"
 _SHOWN = (
     "tokens_per_second",
     "speedup_vs_autoregressive",

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from amusd.config import RunConfig, TransportConfig
-from amusd.console import Console
+from amusd.console import Console, tell, waiting_for
 from amusd.errors import ConfigError, PeerError, PeerLostError
 from amusd.files import keep_traceback
 from amusd.runtime.cores import allowed_cores
@@ -44,7 +44,6 @@ from .nodes import (
 from .scratch import is_left_over, tell_begin, tell_job_code
 from .signals import PEER_FAILED, Interrupted, end_if_stopped, interrupt_main_thread, watching
 from .store import CONNECT_SECONDS, LOOK_SECONDS, Place, Store
-from .terminal import tell, waiting_for
 
 TargetWork = Callable[
     [str, Sequence[tuple[RunConfig, Path]], DraftSource],

@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 from models import tiny
+from oracle import always_right
 from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference
 
 from amusd.commands.contestants import contestants_of
@@ -19,7 +20,6 @@ from amusd.drafters.base import Makers
 from amusd.errors import ConfigError
 from amusd.models.numerics import Numerics
 from amusd.settings import from_mapping
-from amusd.testing.oracle import always_right
 from amusd.types import Mode
 from tests.launch.processes import ROOT
 

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 from full_disk import files_of_at_most
 from models import tiny
+from oracle import always_wrong
 from runtime.pair import (
     PROMPT,
     VOCAB_SIZE,
@@ -39,10 +40,9 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, right_with_probability
 from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
-from amusd.reporting.answers import KEYS, MEASURES
+from amusd.files import KEYS, MEASURES
 from amusd.runtime.supervisor import DraftProcess
 from amusd.settings import from_mapping
-from amusd.testing.oracle import always_wrong
 from amusd.tracing.recorder import Recorder
 from amusd.types import DraftPresence, Mode
 from amusd.workload import user_prompt

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from oracle import always_right
 from runtime.pair import PROMPT, oracle, pair, params, reference, target_model
 
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams
@@ -15,7 +16,6 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.testing.oracle import always_right
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode

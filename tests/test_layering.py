@@ -107,7 +107,7 @@ def test_every_module_keeps_to_its_layer(path: Path) -> None:
         ("amusd.protocol.wire", "from ..transport.base import Transport"),
         ("amusd.protocol.wire", "def f():\n    import numpy.random"),
         ("amusd.protocol.__init__", "from ..transport import base"),
-        ("amusd.policies.fixed", "from amusd.tracing import recorder"),
+        ("amusd.policies.schedules", "from amusd.tracing import recorder"),
         ("amusd.models.decoder", "from amusd.sampling.acceptance import accept_equal"),
         ("amusd.errors", "from amusd.types import Role"),
         ("amusd.config", "import zmq"),

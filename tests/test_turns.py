@@ -156,7 +156,7 @@ def test_an_engine_that_is_closed_amid_its_own_pass_is_released_when_that_ends()
         with pytest.raises(StateError, match="is closed"):
             engine.generate(PROMPT, params(40), decoding=SCHEDULE)
         assert engine.worker.client.link is not None
-        assert engine._turns._release is None
+        assert engine.turns._release is None
     assert draft.error is None
 
 

@@ -4,6 +4,9 @@ A forked life begins with everything that was loaded, in the same memory, which 
 of them writes. It takes as long as a fork: some hundredths of a second instead of the seconds that imports take. Only a
 process with a single thread and no GPU can be forked like that, so whoever calls `serve` decides: where nothing is
 prepared, the process itself is the life, and the next one is another process.
+
+`command_of` runs this file: `fork_server.py MODULE`. The folder that the package lies in is all that is added to where
+modules are looked for, and only if it is missing there; the current directory is not looked in.
 """
 
 from __future__ import annotations
@@ -63,6 +66,12 @@ class Channel:
             react()
 
         threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def ignore_terminal() -> None:
+    """Ctrl-C and a lost terminal are for the parent, which ends this process."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 Life = Callable[[Channel, Orders, Orders, T | None], int]
@@ -128,3 +137,16 @@ def _await_end(channel: Channel, pid: int) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:
         os.close(life)
+
+
+if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such flag
+        del sys.path[0]  # this file's own folder
+
+    import importlib
+    from pathlib import Path
+
+    _folder = str(Path(__file__).parents[2])
+    if _folder not in sys.path:
+        sys.path.insert(0, _folder)
+    importlib.import_module(sys.argv[1]).main()

@@ -30,8 +30,16 @@ from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import read_json, write_json, write_whole
-from amusd.reporting.answers import ANSWERS_FILE, PROMPTS_FILE, Record, answers_jsonl, prompts_csv
+from amusd.files import (
+    ANSWERS_FILE,
+    PROMPTS_FILE,
+    Record,
+    answers_jsonl,
+    prompts_csv,
+    read_json,
+    write_json,
+    write_whole,
+)
 from amusd.tracing.accounting import time_fractions
 from amusd.tracing.timeline import read_timeline
 from amusd.workload import WorkloadPrompt

@@ -229,7 +229,7 @@ def per_prompt(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def records_of(comparison: Comparison) -> list[dict[str, Any]]:
-    """Every answer, prompt by prompt, as `reporting/answers.py` keeps them; `length` where it is the schedule's own."""
+    """Every answer, prompt by prompt, as `files.py` keeps them; `length` where it is the schedule's own."""
     times: Counter[int] = Counter()
     records = []
     for position, prompt in enumerate(comparison.prompts):

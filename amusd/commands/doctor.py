@@ -29,8 +29,7 @@ from amusd.models.loading import (
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
 from amusd.runtime.advice import Machine, advise
-from amusd.runtime.core_speed import speed_beside
-from amusd.runtime.cores import allowed_cores, cores_for
+from amusd.runtime.cores import allowed_cores, cores_for, speed_beside
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, device_of, devices_of
 from amusd.runtime.gpus import look_at_gpus
 from amusd.runtime.placement import gpu_number, rank_layout, sharing

@@ -16,12 +16,8 @@ from amusd.config import RunConfig
 from amusd.console import Console, percent
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.files import write_json
-from amusd.reporting.answers import Record
+from amusd.files import PARTIAL_FILE, Record, write_json
 from amusd.workload import AnswersFile, WorkloadPrompt, prompts_of
-
-PARTIAL_FILE = "partial.txt"
-"""The text of an unfinished answer; stays where the target is killed, and otherwise makes way for the result."""
 
 
 class Done(NamedTuple):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from typing_extensions import Self
 
 from amusd.answer import Generation
 from amusd.child import command_of
-from amusd.child.fork_server import Channel, Orders
+from amusd.child.fork_server import Channel, Orders, ignore_terminal
 from amusd.commands.contestants import Contestant, Layout, count_devices
 from amusd.commands.generate import in_flight
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams, TransportConfig
@@ -41,14 +40,12 @@ from amusd.engine import Engine
 from amusd.errors import AmusdError, ConfigError, PeerFailedError, first_line
 from amusd.runtime.cores import cores_for, cores_of_parent, pin_to
 from amusd.runtime.devices import devices_of
-from amusd.runtime.followers import Followers
 from amusd.runtime.placement import in_role, rank_layout
 from amusd.runtime.startup import make_recorder
 from amusd.runtime.supervisor import DraftProcess
 from amusd.settings import from_mapping, to_mapping
 from amusd.tracing.events import NO_SEQUENCE
 from amusd.tracing.metrics import DraftCounts, GenerationMetrics
-from amusd.transport.base import Rendezvous
 from amusd.types import FinishReason, Mode, Role
 
 _EXIT_SECONDS = 5.0
@@ -255,8 +252,7 @@ def layouts_of(config: EngineConfig, allowed: list[int]) -> dict[Layout, list[tu
 
 def main() -> None:
     """The child's whole life."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a lost terminal are for the parent, which ends this
-        signal.signal(number, signal.SIG_IGN)
+    ignore_terminal()
     channel = Channel()
     orders = channel.orders()
     settings = next(orders, None)
@@ -278,25 +274,11 @@ def main() -> None:
         sys.exit(1)
 
 
-class _Drafts(DraftProcess):
-    """A draft that starts together with the target's other ranks."""
-
-    def __init__(self, config: EngineConfig, cores: Sequence[int]) -> None:
-        super().__init__(config)
-        self.followers = Followers(lambda _line: None)
-        self.followers.prepare(config, Role.TARGET, cores)
-
-    def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """See `DraftSource`."""
-        if rendezvous is not None and rendezvous.ranks is not None:
-            self.followers.start(rendezvous.ranks)
-        super().tell(incarnation, rendezvous)
-
-
 def _start(config: EngineConfig, cores: Sequence[int]) -> Engine:
     if config.target_tensor_parallel_size == 1:
         return Engine.start(config)
-    drafts = _Drafts(config, cores)
+    drafts = DraftProcess(config)  # which tells the target's other ranks, too
+    drafts.followers.prepare(config, Role.TARGET, cores)
     return Engine.connect(config, drafts, make_recorder(Role.TARGET), process=drafts)
 
 

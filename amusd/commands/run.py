@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from amusd.commands.compare import compare, write_answers
-from amusd.commands.generate import PARTIAL_FILE, generate, generate_file
+from amusd.commands.generate import generate, generate_file
 from amusd.config import EngineConfig, RunConfig
 from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError, MissingDependencyError
-from amusd.files import write_json
+from amusd.files import PARTIAL_FILE, write_json
 from amusd.reporting.comparison import write_comparison_page
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.startup import make_recorder

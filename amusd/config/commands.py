@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from amusd.config.decoding import PolicyName, check_policy
-from amusd.settings import require
+from amusd.settings import check_range, require
 
 HIDDEN = "(hidden)"
 """The text that replaces a secret in a file that others may read."""
@@ -26,8 +26,7 @@ class WorkloadConfig:
     """Do not apply the target's chat template."""
 
     def __post_init__(self) -> None:
-        number = self.num_prompts
-        require(number is None or number >= 1, "workload.num_prompts", number, "must be at least 1")
+        check_range(self, "workload.", "num_prompts", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,16 +106,8 @@ class BenchConfig:
             "at least the widest pass",
         )
         require(min(self.contexts, default=1) >= 1, "bench.contexts", list(self.contexts), "name lengths from 1 on")
-        for name in (
-            "num_rounds",
-            "num_decoding_rounds",
-            "num_context_rounds",
-            "num_tokens",
-            "num_messages",
-            "num_pair_prompts",
-            "num_pair_tokens",
-        ):
-            require(getattr(self, name) >= 1, f"bench.{name}", getattr(self, name), "must be at least 1")
+        counts = ("num_rounds", "num_decoding_rounds", "num_context_rounds", "num_tokens", "num_messages")
+        check_range(self, "bench.", *counts, "num_pair_prompts", "num_pair_tokens", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +135,12 @@ class ServeConfig:
     """How long running answers may take to end after SIGTERM or Ctrl-C. A second signal ends them at once."""
 
     def __post_init__(self) -> None:
-        require(0 <= self.port < 1 << 16, "serve.port", self.port, "must be between 0 and 65535")
+        check_range(self, "serve.", "port", least=0, most=65535)
         require(bool(self.host), "serve.host", self.host, "must not be empty")
         require(self.api_key != "", "serve.api_key", self.api_key, "must not be empty; null asks for none")
         require(self.model_name != "", "serve.model_name", self.model_name, "must not be empty")
-        require(self.max_queue >= 0, "serve.max_queue", self.max_queue, "must be at least 0")
-        require(self.max_body_bytes >= 1, "serve.max_body_bytes", self.max_body_bytes, "must be at least 1")
-        seconds = self.shutdown_seconds
-        require(0 <= seconds < math.inf, "serve.shutdown_seconds", seconds, "must be at least 0")
+        check_range(self, "serve.", "max_queue", "shutdown_seconds", least=0)
+        check_range(self, "serve.", "max_body_bytes", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,14 +159,12 @@ class RayConfig:
     """GPUs that Ray sets aside for each rank, and lets it see: 1, or a share where ranks share a GPU; 0: none."""
 
     def __post_init__(self) -> None:
-        require(self.min_replicas >= 1, "ray.min_replicas", self.min_replicas, "must be at least 1")
+        check_range(self, "ray.", "min_replicas", least=1)
         most = self.max_replicas
         least = self.min_replicas
         require(most is None or most >= least, "ray.max_replicas", most, f"must be at least ray.min_replicas={least}")
-        requests = self.target_requests
-        require(requests is None or 0 < requests < math.inf, "ray.target_requests", requests, "must be above 0")
-        require(0 < self.num_cpus < math.inf, "ray.num_cpus", self.num_cpus, "must be above 0")
-        require(0 <= self.num_gpus <= 1, "ray.num_gpus", self.num_gpus, "must be between 0 and 1")
+        check_range(self, "ray.", "target_requests", "num_cpus", above=0)
+        check_range(self, "ray.", "num_gpus", least=0, most=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,18 +238,12 @@ class SimulateConfig:
     `calibration`."""
 
     def __post_init__(self) -> None:
-        overhead = self.overhead_ms
-        require(overhead is None or 0 <= overhead < math.inf, "simulate.overhead_ms", overhead, "must be at least 0")
-        for name in ("row_ms", "sequence_ms", "draft_sequence_ms"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"simulate.{name}", value, "must be at least 0")
-        row_ms = self.draft_row_ms
-        require(row_ms is None or 0 <= row_ms < math.inf, "simulate.draft_row_ms", row_ms, "must be at least 0")
-        require(0 <= self.jitter <= 0.5, "simulate.jitter", self.jitter, "must be between 0 and 0.5")
-        for name in ("tokens_per_step", "num_answers", "num_tokens", "batch_size"):
-            require(getattr(self, name) >= 1, f"simulate.{name}", getattr(self, name), "must be at least 1")
-        knee = self.knee_rows
-        require(knee is None or knee >= 1, "simulate.knee_rows", knee, "must be at least 1")
+        times = ("overhead_ms", "row_ms", "sequence_ms", "draft_sequence_ms", "draft_row_ms")
+        counts = ("tokens_per_step", "num_answers", "num_tokens", "batch_size", "knee_rows", "num_target_devices")
+        check_range(self, "simulate.", *times, least=0)
+        check_range(self, "simulate.", "jitter", least=0, most=0.5)
+        check_range(self, "simulate.", *counts, "grid_batch_sizes", "grid_target_devices", least=1)
+        check_range(self, "simulate.", "rank_speedup", "draft_rank_speedup", least=0.5, most=2)
         require(
             self.batch_size == 1 or not self.grid,
             "simulate.batch_size",
@@ -290,23 +271,10 @@ class SimulateConfig:
             "name at least one, each at least 1",
         )
         sizes = self.grid_batch_sizes
-        require(all(size >= 1 for size in sizes), "simulate.grid_batch_sizes", list(sizes), "each must be at least 1")
         require(self.grid or not sizes, "simulate.grid_batch_sizes", list(sizes), "needs simulate.grid=true")
-        for name in ("rank_speedup", "draft_rank_speedup"):
-            value = getattr(self, name)
-            require(value is None or 0.5 <= value <= 2, f"simulate.{name}", value, "must be between 0.5 and 2")
         speed = self.draft_device_speed
         require(0 < speed <= 1, "simulate.draft_device_speed", speed, "must be above 0, and at most 1")
-        require(
-            self.num_target_devices >= 1, "simulate.num_target_devices", self.num_target_devices, "must be at least 1"
-        )
         numbers = self.grid_target_devices
-        require(
-            all(number >= 1 for number in numbers),
-            "simulate.grid_target_devices",
-            list(numbers),
-            "each must be at least 1",
-        )
         require(
             not numbers or (self.grid and self.rank_speedup is not None and not sizes and not self.points),
             "simulate.grid_target_devices",

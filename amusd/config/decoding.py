@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from amusd.config.plugins import POLICIES, entry_point_names, is_reference
 from amusd.errors import ConfigError
-from amusd.settings import check_seconds, convert_fields, nearest, require, shown
+from amusd.settings import check_range, check_seconds, convert_fields, nearest, require, shown
 from amusd.types import Mode
 
 AsynchronousPolicy: TypeAlias = Literal["auto", "chain", "windowed", "branching"]
@@ -55,11 +55,10 @@ class Distribution:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             require(math.isfinite(getattr(self, name)), f"sampling.{name}", getattr(self, name), "must be finite")
-        require(self.temperature >= 0, "sampling.temperature", self.temperature, "must be at least 0")
-        require(self.top_k >= 0, "sampling.top_k", self.top_k, "must be at least 0")
-        require(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "must be above 0 and at most 1")
-        require(0 <= self.min_p <= 1, "sampling.min_p", self.min_p, "must be between 0 and 1")
-        require(self.repetition_penalty > 0, "sampling.repetition_penalty", self.repetition_penalty, "must be above 0")
+        check_range(self, "sampling.", "temperature", "top_k", least=0)
+        check_range(self, "sampling.", "top_p", above=0, most=1)
+        check_range(self, "sampling.", "min_p", least=0, most=1)
+        check_range(self, "sampling.", "repetition_penalty", above=0)
         require(
             len(self.logit_bias) <= MAX_BIASES,
             "sampling.logit_bias",
@@ -148,9 +147,8 @@ class SamplingParams(Distribution):
             object.__setattr__(self, "logprobs", True)
         super().__post_init__()
         self._check_sizes()
-        require(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "must be at least 1")
-        allowed = f"must be between 0 and {MAX_TOP_LOGPROBS}"
-        require(0 <= self.top_logprobs <= MAX_TOP_LOGPROBS, "sampling.top_logprobs", self.top_logprobs, allowed)
+        check_range(self, "sampling.", "max_new_tokens", least=1)
+        check_range(self, "sampling.", "top_logprobs", least=0, most=MAX_TOP_LOGPROBS)
         require(all(self.stop), "sampling.stop", list(self.stop), "a stop string must not be empty")
 
     def _check_sizes(self) -> None:
@@ -219,12 +217,12 @@ class DecodingConfig:
         convert_fields(self, "")
         check_policy("policy", self.policy)
         counts = ("num_speculative_tokens", "max_lookahead", "tokens_per_message", "fan_out", "rows_per_step")
+        check_range(self, "", *counts, "verify_breadth", least=1)
         for name in (*counts, "verify_breadth"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
             require(getattr(self, name) < 1 << 31, name, getattr(self, name), "must be below 2^31")
         for name in ("fan_out", "rows_per_step"):
             require(getattr(self, name) <= MAX_FAN_OUT, name, getattr(self, name), f"must be at most {MAX_FAN_OUT}")
-        require(self.min_candidates >= 0, "min_candidates", self.min_candidates, "must be at least 0")
+        check_range(self, "", "min_candidates", least=0)
         require(
             self.min_candidates <= self.max_lookahead,
             "min_candidates",

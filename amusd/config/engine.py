@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
 from amusd.config.plugins import DRAFTERS, check_named
 from amusd.errors import ConfigError
-from amusd.settings import check_seconds, convert_fields, require
+from amusd.settings import check_range, check_seconds, convert_fields, require
 
 DrafterKind: TypeAlias = Literal[
     "embedded", "hf", "eagle", "medusa", "dflash", "cascade", "ngram", "self", "synthetic", "custom"
@@ -132,19 +132,15 @@ class DrafterConfig:
             self.num_layers,
             "required with drafter=self: how many of the target's first layers draft",
         )
-        for name, least in (("num_layers", 1), ("tokens_per_replay", 1), ("vocab_size", 2)):
-            value = getattr(self, name)
-            require(value is None or value >= least, f"drafter.{name}", value, f"must be at least {least}")
-        for name, least, most, shown_most in (
-            ("min_lookup", 0, self.max_lookup, f"drafter.max_lookup ({self.max_lookup})"),
-            ("min_ngram", 1, self.max_ngram, f"drafter.max_ngram ({self.max_ngram})"),
-            ("accept", 0, 1, "1"),
-            ("accept_next", 0, 1, "1"),
-            ("remember", 0, MAX_REMEMBERED, f"{MAX_REMEMBERED}"),
-            ("num_inner_tokens", 1, MAX_INNER_TOKENS, f"{MAX_INNER_TOKENS}"),
-        ):
-            value = getattr(self, name)
-            require(least <= value <= most, f"drafter.{name}", value, f"must be between {least} and {shown_most}")
+        check_range(self, "drafter.", "num_layers", "tokens_per_replay", least=1)
+        check_range(self, "drafter.", "vocab_size", least=2)
+        check_range(self, "drafter.", "accept", "accept_next", least=0, most=1)
+        check_range(self, "drafter.", "remember", least=0, most=MAX_REMEMBERED)
+        check_range(self, "drafter.", "num_inner_tokens", least=1, most=MAX_INNER_TOKENS)
+        for shortest, least, longest in (("min_lookup", 0, "max_lookup"), ("min_ngram", 1, "max_ngram")):
+            value, most = getattr(self, shortest), getattr(self, longest)
+            allowed = f"must be between {least} and drafter.{longest} ({most})"
+            require(least <= value <= most, f"drafter.{shortest}", value, allowed)
 
     @property
     def can(self) -> Capabilities:
@@ -219,7 +215,7 @@ class TransportConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "transport.")
-        require(0 <= self.delay_ms <= 10_000, "transport.delay_ms", self.delay_ms, "must be between 0 and 10000")
+        check_range(self, "transport.", "delay_ms", least=0, most=10_000)
         require(
             self.kind != "shared_memory" or self.address is None,
             "transport.address",
@@ -258,7 +254,7 @@ class HardwareConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "hardware.")
-        require(self.num_threads >= 1, "hardware.num_threads", self.num_threads, "must be at least 1")
+        check_range(self, "hardware.", "num_threads", least=1)
         require(len(self.devices) != 1, "hardware.devices", list(self.devices), "name two: the target's, the draft's")
         require(
             all(_DEVICE.fullmatch(device) for device in self.devices),
@@ -297,15 +293,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "")
-        for name, least in (
-            ("max_verify_width", 2),
-            ("max_model_len", 2),
-            ("target_tensor_parallel_size", 1),
-            ("draft_tensor_parallel_size", 1),
-        ):
-            require(getattr(self, name) >= least, name, getattr(self, name), f"must be at least {least}")
-        is_number = 1 <= self.max_num_seqs <= MAX_NUM_SEQS
-        require(is_number, "max_num_seqs", self.max_num_seqs, f"must be between 1 and {MAX_NUM_SEQS}")
+        check_range(self, "", "max_verify_width", "max_model_len", least=2)
+        check_range(self, "", "target_tensor_parallel_size", "draft_tensor_parallel_size", least=1)
+        check_range(self, "", "max_num_seqs", least=1, most=MAX_NUM_SEQS)
         batched = self.max_num_batched_tokens
         require(
             batched is None or (batched >= PROMPT_STEP and batched % PROMPT_STEP == 0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
@@ -28,7 +27,7 @@ from amusd.config.engine import (
     TargetConfig,
     TransportConfig,
 )
-from amusd.settings import require
+from amusd.settings import check_range, require
 from amusd.types import Mode
 
 
@@ -94,10 +93,8 @@ class RunConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (("verify_ms", "above 0"), ("draft_ms", "above 0"), ("delay_ms", "at least 0")):
-            value = getattr(self, name)
-            enough = value is None or 0 < value < math.inf or (value == 0 and least == "at least 0")
-            require(enough, name, value, f"must be {least}")
+        check_range(self, "", "verify_ms", "draft_ms", above=0)
+        check_range(self, "", "delay_ms", least=0)
         for name, value in (("prompt", self.prompt), ("view", None if self.view == "plain" else self.view)):
             require(
                 self.out is None or value is None, name, value, f"not with out={self.out}, which takes many prompts"
@@ -177,7 +174,7 @@ class RunConfig:
                 self.accept,
                 "only allowed with drafter=synthetic, or to simulate, with verify_ms or calibration",
             )
-            require(0 <= self.accept <= 1, "accept", self.accept, "must be between 0 and 1")
+            check_range(self, "", "accept", least=0, most=1)
         return EngineConfig(
             target=self.target,
             drafters=tuple(map(self._drafter, names)),

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from amusd.config import Distribution
-from amusd.errors import NotFiniteError, RollbackError
+from amusd.errors import InvariantError, NotFiniteError
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class ChainDrafter(Drafter):
         for drafter, part in zip(drafters, parts, strict=True):
             (last,) = part.nodes
             if drafter.length != last.position + 1:
-                raise RollbackError(f"drafter holds {drafter.length} tokens, session {last.position + 1}")
+                raise InvariantError(f"drafter holds {drafter.length} tokens, session {last.position + 1}")
         proposed = cls.propose_together(drafters, [part.num_tokens for part in parts])
         return [[((token_id, 1.0),) for token_id in token_ids] for token_ids in proposed]
 

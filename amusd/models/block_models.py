@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -56,42 +56,8 @@ class BlockState(Protocol):
         ...
 
 
-class BlockModel(Protocol):
-    """The weights of a drafter of this kind."""
-
-    @property
-    def max_length(self) -> int:
-        """Longest sequence, in tokens."""
-        ...
-
-    @property
-    def max_depth(self) -> int:
-        """Tokens behind the root that it scores."""
-        ...
-
-    @property
-    def feature_width(self) -> int:
-        """Numbers of a feature."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the scores."""
-        ...
-
-    @property
-    def output_ids(self) -> Tensor | None:
-        """See `LanguageModel`."""
-        ...
-
-    @property
-    def num_ids(self) -> int:
-        """Token ids that it takes in."""
-        ...
-
-    def new_state(self) -> BlockState:
-        """The state of a sequence, without features."""
-        ...
+BlockModel: TypeAlias = "MedusaModel | DFlashModel"
+"""The weights of a drafter of this kind."""
 
 
 class MedusaModel:
@@ -111,13 +77,14 @@ class MedusaModel:
         self.num_ids = self.vocab_size = int(draft.target.vocab_size)
         heads = _medusa_heads(draft)
         self.max_depth = len(heads)
+        """Tokens behind the root that it scores."""
         self._blocks = [[self._make(weights, make) for weights in blocks] for blocks, _ in heads]
         first = heads[0][1].matrix
         are_equal = all(torch.equal(weights.matrix, first) for _, weights in heads)  # as before training: one product
         self._outputs = [self._make(weights, make) for _, weights in heads[: 1 if are_equal else None]]
 
     def new_state(self) -> _MedusaState:
-        """See `BlockModel`."""
+        """The state of a sequence, without features."""
         return _MedusaState(self)
 
     def score(self, feature: Tensor, first: int) -> Tensor:
@@ -218,7 +185,7 @@ class DFlashModel:
             )
 
     def new_state(self) -> _DFlashState:
-        """See `BlockModel`."""
+        """The state of a sequence, without features."""
         return _DFlashState(self)
 
     def new_memory(self) -> KVMemory:

@@ -62,14 +62,11 @@ class TreeRows:
     wanted: DigestRequest | None = None
 
 
-class _CapturedMemory(KVMemory):
-    """A memory with the passes that were captured over it."""
-
-    passes: CapturedPasses
-
-
 class _CapturedCache(PreallocatedCache):
     """A cache that captured passes read through a table of its slots."""
+
+    passes: CapturedPasses
+    """Those over its memory, which all caches of that share."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """See `PreallocatedCache`, but nothing moves: the positions change their slots."""
@@ -170,30 +167,27 @@ class CachedModel:
         if spare < 0:
             raise ValueError(f"spare={spare} must be at least 0")
         dtype = self._network.cache_dtype
-        allocated = self._numerics.allocation(capacity + spare)
-        new, memory = PreallocatedCache, KVMemory
+        sizes = {"capacity": capacity, "spare": spare, "allocated": self._numerics.allocation(capacity + spare)}
         if self._capture is None:
             dtype = stored_dtype(dtype, self._numerics.allocation(self.max_length))  # not of this cache: bits follow
-        else:
-            new, memory = _CapturedCache, _CapturedMemory
-            allocated += self.tokens_per_step
-        shared = memory(number * allocated, dtype)
-        caches = [
-            new(shared, capacity=capacity, allocated=allocated, spare=spare, number=index) for index in range(number)
-        ]
-        if isinstance(shared, _CapturedMemory):
-            assert self._capture is not None
-            shared.passes = CapturedPasses(
-                self._network,
-                self._numerics,
-                caches,
-                max_length=self.max_length,
-                max_steps=self.tokens_per_step,
-                output_ids=self.output_ids,
-                capture=self._capture,
-                ranks=self._ranks,
-            )
-        return caches
+            memory = KVMemory(number * sizes["allocated"], dtype)
+            return [PreallocatedCache(memory, number=index, **sizes) for index in range(number)]
+        sizes["allocated"] += self.tokens_per_step
+        memory = KVMemory(number * sizes["allocated"], dtype)
+        caches = [_CapturedCache(memory, number=index, **sizes) for index in range(number)]
+        passes = CapturedPasses(
+            self._network,
+            self._numerics,
+            caches,
+            max_length=self.max_length,
+            max_steps=self.tokens_per_step,
+            output_ids=self.output_ids,
+            capture=self._capture,
+            ranks=self._ranks,
+        )
+        for cache in caches:
+            cache.passes = passes
+        return [*caches]
 
     def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
         """See `LanguageModel`, for the memory of `cache`. Then a captured pass of another shape is a `DeviceError`."""
@@ -332,8 +326,8 @@ class CachedModel:
         Checks the paths of `work` and that its caches suit each other, unlike the calls above. Other ranks call it with
         what the first one announces.
         """
-        memory = work.parts[0].cache.memory
-        if any(part.cache.memory is not memory for part in work.parts):
+        first = work.parts[0].cache
+        if any(part.cache.memory is not first.memory for part in work.parts):
             raise ValueError("the caches of one pass must share their memory: see new_caches()")
         if len({part.cache.number for part in work.parts}) < len(work.parts):
             raise ValueError("a pass may have each cache once")
@@ -344,8 +338,8 @@ class CachedModel:
         self._ranks.announce(work.parts, work)
         for part in work.parts:
             part.cache.path_slots = ()
-        if isinstance(memory, _CapturedMemory):
-            return memory.passes.run(work)
+        if isinstance(first, _CapturedCache):
+            return first.passes.run(work)
         assert self._eager is not None
         return self._eager.run(work)
 

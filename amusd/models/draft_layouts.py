@@ -1,4 +1,4 @@
-"""Drafters that read the states of their target, as they are published: one form for every layout.
+"""Reads published drafters that work on their target's hidden states. Every layout becomes a `PublishedDraft`.
 
     EAGLE-3     `fc` over three states, `midlayer.*` (or `layers.0.*`, in `speculators` form) whose attention takes in
                 embedding and feature side by side, `norm`, `lm_head` over a part of the vocabulary, `d2t`, `t2d`

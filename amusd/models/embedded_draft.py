@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from amusd.errors import ConfigError
+from amusd.files import make_new_folder
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.checkpoint import open_checkpoint
 from amusd.models.compatibility import supported_class
+from amusd.models.draft_layouts import EMBEDDING, HEAD, target_weight
 from amusd.models.huggingface import (
     load_config,
     loaded_dtype,
@@ -49,7 +50,6 @@ MODEL_CARD = DRAFT_FILE.with_name("README.md")
 _FORMAT = "amusd-draft-1"
 _OUTPUT_IDS = "output_ids"
 _SCALE = ".scale"
-_EMBEDDING = "model.embed_tokens.weight"
 _FROM_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -105,11 +105,12 @@ def _build(folder: Path, draft: DraftWeights, options: LoadOptions) -> Any:
     set_num_layers(config, draft.num_layers)
     dtype = loaded_dtype(options.dtype)
     weights = {name: tensor.to(dtype) for name, tensor in draft.tensors.items()}
+    shared = [EMBEDDING] if config.tie_word_embeddings else [EMBEDDING, HEAD]
     with quiet_transformers():
         model, info = model_class.from_pretrained(
             None,
             config=config,
-            state_dict={**weights, **_shared_weights(folder, tied=config.tie_word_embeddings)},
+            state_dict=weights | {name: target_weight(folder, name) for name in shared},
             dtype=dtype,
             attn_implementation=register_attention(),
             output_loading_info=True,
@@ -119,15 +120,6 @@ def _build(folder: Path, draft: DraftWeights, options: LoadOptions) -> Any:
             f"the draft and the target in {folder} do not fit together: {min(info['missing_keys'])} is missing"
         )
     return model
-
-
-def _shared_weights(folder: Path, *, tied: bool) -> Mapping[str, Tensor]:
-    """Embedding and head of the target; no other weight is read from the files."""
-    checkpoint = open_checkpoint(folder)
-    names = [_EMBEDDING] if tied else [_EMBEDDING, "lm_head.weight"]
-    if missing := [name for name in names if name not in checkpoint]:
-        raise ConfigError(f"model {folder}: no {min(missing)} in its *.safetensors files")
-    return {name: checkpoint.tensor(name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +180,3 @@ def read_draft(path: Path) -> DraftWeights:
         if name != _OUTPUT_IDS and not name.endswith(_SCALE)
     }
     return DraftWeights(tensors, stored[_OUTPUT_IDS].long(), json.loads(metadata["facts"]))
-
-
-def make_new_folder(folder: Path) -> None:
-    """Make an empty folder. Raises `ConfigError` if it holds anything, or cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder}: not empty; name a new folder")
-    except OSError as error:
-        raise ConfigError(f"{folder}: {error}") from error

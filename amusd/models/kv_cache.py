@@ -155,18 +155,10 @@ class PreallocatedCache:
         """[allocated] int64: the slot of each position. Do not write to it."""
         self.path_slots: Sequence[int] = ()
         """Slots of the rows of the last pass over paths; empty after another pass, `keep` or a rollback."""
-        self._capacity = capacity
-        self._length = 0
-
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        return self._length
-
-    @property
-    def capacity(self) -> int:
+        self.capacity = capacity
         """Positions that fit."""
-        return self._capacity
+        self.length = 0
+        """Positions held."""
 
     @property
     def nbytes(self) -> int:
@@ -175,35 +167,35 @@ class PreallocatedCache:
 
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot truncate a cache of length {self._length} to {length}")
-        if length < self._length:
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of length {self.length} to {length}")
+        if length < self.length:
             self.path_slots = ()
-        self._length = length
+        self.length = length
         if length == 0:
             self.slots[:] = np.arange(self.allocated)
 
     def wipe(self) -> None:
         """Write zeros beyond `length`, where a pass has left what is no number."""
-        self.memory.wipe(self.first + torch.from_numpy(self.slots[self._length :]))
+        self.memory.wipe(self.first + torch.from_numpy(self.slots[self.length :]))
 
     def memory_slots(self, rows: int) -> range:
         """Slots in the memory of the next `rows` rows of a cache in order. Raises `ValueError` beyond the region."""
-        self.check_allocated(self._length + rows)
-        start = self.first + self._length
+        self.check_allocated(self.length + rows)
+        start = self.first + self.length
         return range(start, start + rows)
 
     def check_allocated(self, num_slots: int) -> None:
         """Raise `ValueError` for a pass that writes or reads more slots than there are."""
         if num_slots > self.allocated:
-            raise ValueError(f"{num_slots} slots of a pass at {self._length} exceed {self.allocated} positions")
+            raise ValueError(f"{num_slots} slots of a pass at {self.length} exceed {self.allocated} positions")
 
     def advance(self, rows: int) -> None:
         """A pass over `rows` rows in order is done."""
-        if self._length + rows > self._capacity:
-            raise ValueError(f"{rows} rows at {self._length} exceed the capacity of {self._capacity}")
+        if self.length + rows > self.capacity:
+            raise ValueError(f"{rows} rows at {self.length} exceed the capacity of {self.capacity}")
         self.path_slots = ()
-        self._length += rows
+        self.length += rows
 
     def keep(self, rows: Sequence[int]) -> None:
         """Continue the sequence with these rows of the last pass over paths, in this order.
@@ -213,7 +205,7 @@ class PreallocatedCache:
         """
         self.check_keep(rows)
         slots = [self.path_slots[row] for row in rows]
-        moves = [(slot, position) for position, slot in enumerate(slots, start=self._length) if slot != position]
+        moves = [(slot, position) for position, slot in enumerate(slots, start=self.length) if slot != position]
         if moves:
             sources, targets = (self.first + torch.tensor(moves)).unbind(1)
             self.memory.move(sources, targets)
@@ -223,8 +215,8 @@ class PreallocatedCache:
         """Raise `ValueError` unless the last pass was one over paths and these rows fit."""
         if not self.path_slots:
             raise ValueError("the last pass was not one over paths")
-        if self._length + len(rows) > self._capacity:
-            raise ValueError(f"{len(rows)} rows at {self._length} exceed the capacity of {self._capacity}")
+        if self.length + len(rows) > self.capacity:
+            raise ValueError(f"{len(rows)} rows at {self.length} exceed the capacity of {self.capacity}")
 
     def is_in_order(self, length: int) -> bool:
         """Whether the first `length` positions are their own slots."""

@@ -20,15 +20,10 @@ from amusd.errors import NotFiniteError
 class LogitsDigest(Protocol):
     """The part of a row's logits that a GPU sends to the host: work of a fixed shape at the end of a captured pass."""
 
-    @property
-    def num_inputs(self) -> int:
-        """int64 words per row that the host writes before the pass."""
-        ...
-
-    @property
-    def num_outputs(self) -> int:
-        """int32 words per row that the host reads after the pass."""
-        ...
+    num_inputs: int
+    """int64 words per row that the host writes before the pass."""
+    num_outputs: int
+    """int32 words per row that the host reads after the pass."""
 
     def compute(self, logits: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, columns] and [rows, num_inputs] -> the columns chosen [rows], and [rows, num_outputs].
@@ -89,15 +84,10 @@ class KVCache(Protocol):
     ever read, so truncation copies and frees nothing.
     """
 
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        ...
-
-    @property
-    def capacity(self) -> int:
-        """Positions that fit."""
-        ...
+    length: int
+    """Positions held."""
+    capacity: int
+    """Positions that fit."""
 
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`. O(1). Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
@@ -177,45 +167,22 @@ class LanguageModel(Protocol):
     sequence are a chain, or, with `parents`, several paths that share their first token.
     """
 
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits. Without `output_ids`, token ids are in `[0, vocab_size)`."""
-        ...
-
-    @property
-    def output_ids(self) -> Tensor | None:
-        """[vocab_size] int64: column `j` of the logits scores token `output_ids[j]`; None: token `j` itself."""
-        ...
-
-    @property
-    def max_length(self) -> int:
-        """Longest sequence the model supports, in tokens."""
-        ...
-
-    @property
-    def captured_on(self) -> torch.device | None:
-        """The device whose passes are captured and end with digests; None: logits are on the host."""
-        ...
-
-    @property
-    def feature_columns(self) -> Mapping[str, slice]:
-        """The columns of each drafter's feature, by its name; empty where no drafter reads any."""
-        ...
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens that `extend_batch` makes at once: 1, or as many as a device makes without the host."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Most rows of one pass."""
-        ...
-
-    @property
-    def prefill_chunk(self) -> int:
-        """Prompt tokens of one pass at most; chunks end at its multiples."""
-        ...
+    vocab_size: int
+    """Columns of the logits. Without `output_ids`, token ids are in `[0, vocab_size)`."""
+    output_ids: Tensor | None
+    """[vocab_size] int64: column `j` of the logits scores token `output_ids[j]`; None: token `j` itself."""
+    max_length: int
+    """Longest sequence the model supports, in tokens."""
+    captured_on: torch.device | None
+    """The device whose passes are captured and end with digests; None: logits are on the host."""
+    feature_columns: Mapping[str, slice]
+    """The columns of each drafter's feature, by its name; empty where no drafter reads any."""
+    tokens_per_step: int
+    """Tokens that `extend_batch` makes at once: 1, or as many as a device makes without the host."""
+    width: int
+    """Most rows of one pass."""
+    prefill_chunk: int
+    """Prompt tokens of one pass at most; chunks end at its multiples."""
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache for sequences of at most `capacity` tokens."""

@@ -23,9 +23,10 @@ References:
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -64,21 +65,19 @@ _LARGEST_INT8 = 127
 """The range is symmetric."""
 
 
-class Linear(Protocol):
+class Linear(ABC):
     """`x @ weight.T + bias`."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weight, scales and bias."""
-        ...
+    nbytes: int
+    """Bytes of weight, scales and bias."""
 
+    @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
-        ...
 
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """`residual` [rows, out] plus the product; `residual` itself may be overwritten."""
-        ...
+        return residual + self(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +226,7 @@ def why_not_int8(device: torch.device) -> str | None:
     return None
 
 
-class PlainLinear:
+class PlainLinear(Linear):
     """A `Linear` over the weight as it is."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -248,7 +247,7 @@ class PlainLinear:
         return residual + F.linear(rows, self._weight, self._bias)
 
 
-class PackedLinear:
+class PackedLinear(Linear):
     """A `Linear` over a copy of the weight in oneDNN's blocked layout, of the same size."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -271,7 +270,7 @@ class PackedLinear:
         return result
 
 
-class Fp8Linear:
+class Fp8Linear(Linear):
     """A `Linear` that a CUDA device multiplies in FP8; bfloat16 in and out."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, scale: Tensor) -> None:
@@ -295,12 +294,8 @@ class Fp8Linear:
         )
         return result
 
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [rows, out] plus the product, as a new tensor."""
-        return residual + self(rows)
 
-
-class ConvertedFp8Linear:
+class ConvertedFp8Linear(Linear):
     """A `Linear` over FP8 weights for devices that do not multiply in FP8.
 
     A CPU holds the weights in the rows' dtype, converted once: there products are packed, and conversion costs more
@@ -325,12 +320,8 @@ class ConvertedFp8Linear:
         product = self._multiply(values.to(rows.dtype)) * scales * self._scale  # float32
         return (product if self._bias is None else product + self._bias).to(rows.dtype)
 
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [rows, out] plus the product, as a new tensor."""
-        return residual + self(rows)
 
-
-class Int8Linear:
+class Int8Linear(Linear):
     """A `Linear` over a copy of the weight in int8; float32 in and out."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, input_scales: InputScales) -> None:

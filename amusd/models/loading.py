@@ -108,11 +108,11 @@ def draft_dtype(config: DrafterConfig, device: str, target_shape: ModelShape | N
 def load_draft_model(
     config: DrafterConfig, engine: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
 ) -> tuple[CachedModel, Tokenizer | None]:
-    """The model of a drafter that has one, and the tokenizer whose ids it takes; None with random weights: any will do.
+    """Load the model of a drafter that has one, and the tokenizer whose ids it takes in.
 
-    That tokenizer is the target's, if its own is another and the target's can be read here. Of a cascade the model in
-    the middle; each of its `stages` can be loaded on its own. `report` and `ranks` as for `load_target`, and it raises
-    the same errors.
+    The tokenizer is None for random weights, which take any ids. It is the target's if the drafter's own differs from
+    it and the target's can be read here. The model of a cascade is the one in the middle; each of its `stages` can be
+    loaded on its own. `report`, `ranks` and the errors are those of `load_target`.
     """
     config = config.stages[0]
     options = _draft_options(config, engine, device, ranks)

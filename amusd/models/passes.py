@@ -128,55 +128,26 @@ class Network(Protocol):
     addresses can be captured once and replayed.
     """
 
-    @property
-    def implementation(self) -> str:
-        """The author of the forward pass: `amusd` or `transformers`."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        ...
-
-    @property
-    def cache_dtype(self) -> torch.dtype:
-        """The dtype of keys and values."""
-        ...
-
-    @property
-    def num_ids(self) -> int:
-        """Token ids that it takes in: `[0, num_ids)`."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        ...
-
-    @property
-    def feature_width(self) -> int:
-        """Numbers of the feature that each row starts from (`KVMemory.parents_of_pass`); 0: it reads none."""
-        ...
-
-    @property
-    def taps(self) -> FeatureTaps | None:
-        """The taps that write features for drafters; None: no drafter reads any."""
-        ...
-
-    @property
-    def fills_vectors(self) -> bool:
-        """Whether a row fills whole vectors of a CPU in every layer: other instructions compute a part of one."""
-        ...
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that one pass reads, the output head included; a row of the embedding is not counted."""
-        ...
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of all weights; tied ones count once."""
-        ...
+    implementation: str
+    """The author of the forward pass: `amusd` or `transformers`."""
+    device: torch.device
+    """The device of the weights."""
+    cache_dtype: torch.dtype
+    """The dtype of keys and values."""
+    num_ids: int
+    """Token ids that it takes in: `[0, num_ids)`."""
+    vocab_size: int
+    """Columns of the logits."""
+    feature_width: int
+    """Numbers of the feature that each row starts from (`KVMemory.parents_of_pass`); 0: it reads none."""
+    taps: FeatureTaps | None
+    """The taps that write features for drafters; None: no drafter reads any."""
+    fills_vectors: bool
+    """Whether a row fills whole vectors of a CPU in every layer: other instructions compute a part of one."""
+    weight_bytes: int
+    """Bytes of the weights that one pass reads, the output head included; a row of the embedding is not counted."""
+    parameter_bytes: int
+    """Bytes of all weights; tied ones count once."""
 
     def __call__(
         self,

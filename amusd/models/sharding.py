@@ -81,17 +81,13 @@ def share_of_outputs(weight: Tensor, ranks: Ranks) -> Tensor:
     return part if missing == 0 else torch.cat((part, part.new_zeros((missing, *weight.shape[1:]))))
 
 
-class SummedLinear:
+class SummedLinear(Linear):
     """A `Linear` whose inputs are split among the ranks; one of them has the bias."""
 
     def __init__(self, part: Linear, ranks: Ranks) -> None:
         self._part = part
+        self.nbytes = part.nbytes
         self._ranks = ranks
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this rank's weight and bias."""
-        return self._part.nbytes
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, this rank's inputs] -> [rows, out]."""
@@ -102,24 +98,16 @@ class SummedLinear:
         return (self._ranks.sum(self._part(rows)) + residual).to(residual.dtype)
 
 
-class JoinedLinear:
+class JoinedLinear(Linear):
     """A `Linear` whose outputs are split among the ranks; every rank receives all of them."""
 
     def __init__(self, part: Linear, num_outputs: int, ranks: Ranks) -> None:
         """`part`: made of `share_of_outputs`."""
         self._part = part
+        self.nbytes = part.nbytes
         self._num_outputs = num_outputs
         self._ranks = ranks
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this rank's weight and bias."""
-        return self._part.nbytes
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
         return self._ranks.join(self._part(rows))[:, : self._num_outputs]
-
-    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """`residual` [rows, out] plus the product, as a new tensor."""
-        return residual + self(rows)

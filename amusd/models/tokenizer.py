@@ -42,15 +42,10 @@ def user_turn(text: str) -> Conversation:
 class Tokenizer(Protocol):
     """Text to token ids and back, of one model family."""
 
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The ids that end an answer."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Hex digest; equal for two tokenizers exactly if they give every text the same ids."""
-        ...
+    eos_token_ids: frozenset[int]
+    """The ids that end an answer."""
+    fingerprint: str
+    """Hex digest; equal for two tokenizers exactly if they give every text the same ids."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, with the model's leading special tokens if it has any."""

@@ -34,17 +34,13 @@ class DraftingSwitch:
     def __init__(self) -> None:
         self._drafting, self._plain = RunningRatio(MEMORY), RunningRatio(MEMORY)
         """Tokens per second of a sequence, with the draft and in rests."""
-        self._pays = True
+        self.drafting_pays = True
+        """Whether the target uses the draft."""
         self._num_passes = 0.0
-        """Since the last change of `_pays`, or the last decision to keep it."""
+        """Since the last change of `drafting_pays`, or the last decision to keep it."""
         self._look, self._rest = FIRST_LOOK, FIRST_REST
         self._quickest = 0.0
         """Seconds of the quickest pass."""
-
-    @property
-    def drafting_pays(self) -> bool:
-        """Whether the target uses the draft."""
-        return self._pays
 
     @property
     def plain_tokens_per_second(self) -> float:
@@ -73,16 +69,16 @@ class DraftingSwitch:
         self._quickest = min(pass_seconds, self._quickest or pass_seconds)
         self._num_passes += 1 / num_sequences
         (self._plain if rests else self._drafting).add(num_tokens, seconds, 1 / num_sequences)
-        if round(self._num_passes, 3) >= (self._look if self._pays else self._rest):
-            self._end_of_look() if self._pays else self._end_of_rest()
+        if round(self._num_passes, 3) >= (self._look if self.drafting_pays else self._rest):
+            self._end_of_look() if self.drafting_pays else self._end_of_rest()
 
     def _end_of_look(self) -> None:
         self._num_passes = 0.0
-        self._pays = self._most_without <= self._drafting.value
+        self.drafting_pays = self._most_without <= self._drafting.value
 
     def _end_of_rest(self) -> None:
         self._num_passes = 0.0
-        self._pays = True
+        self.drafting_pays = True
         if self._plain.value > self._drafting.value:
             self._look, self._rest = SECOND_LOOK, min(4 * self._rest, LONGEST)
         else:

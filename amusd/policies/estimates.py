@@ -33,6 +33,14 @@ LONGEST_WAIT = 3.0
 """The longest that a wait lasts, and counts, as a multiple of the usual wait: one stall of the machine must not end all
 waiting, and a draft that has become slow is noticed by and by. The usual wait is the mean weighted by length, in which
 waits of no length, for further candidates of several that come at once, do not count."""
+ROW_MEMORY = 0.98
+"""Weight of the past in the cost of a row, for each pass."""
+DRAFT_ROW_SHARE = 0.06
+"""The cost of a further row as a share of a draft step with one row, before steps of different sizes were seen."""
+ROW_FORGETTING = 0.99
+"""Weight of the known cost of a row after each pass that says nothing of it."""
+MIN_ROW_VARIATION = 8.0
+"""The least weighted sum of squared deviations of the number of rows that a line is fitted to."""
 
 
 class RunningRatio:
@@ -100,7 +108,8 @@ class Estimates:
         self._token_rate = RunningRatio(MEMORY)
         self._waits_for_first = _Waits()
         self._waits_for_more = _Waits()
-        self._lead_gain = 0.0
+        self.lead_gain = 0.0
+        """The gain of one more candidate at the beginning of a pass, in tokens; 0 before the first pass."""
 
     @property
     def acceptance(self) -> float:
@@ -120,11 +129,6 @@ class Estimates:
         """Return the seconds after which one more than `num_candidates` is not expected any more."""
         return self._waits(num_candidates).longest
 
-    @property
-    def lead_gain(self) -> float:
-        """The gain of one more candidate at the beginning of a pass, in tokens; 0 before the first pass."""
-        return self._lead_gain
-
     def chances(self, num_candidates: int, weights: Sequence[float]) -> tuple[float, ...]:
         """Return the chance of each candidate at hand. `weights`: the draft's own estimates, or nothing."""
         if not weights:
@@ -137,7 +141,7 @@ class Estimates:
 
         `gain`: tokens that one more candidate was expected to bring.
         """
-        self._lead_gain = MEMORY * self._lead_gain + (1 - MEMORY) * gain
+        self.lead_gain = MEMORY * self.lead_gain + (1 - MEMORY) * gain
         self._waits_for_first.passed()
         self._waits_for_more.passed()
         num_tested = num_accepted + (num_accepted < num_judged)
@@ -154,3 +158,38 @@ class Estimates:
 
     def _waits(self, num_candidates: int) -> _Waits:
         return self._waits_for_more if num_candidates else self._waits_for_first
+
+
+class RowCost:
+    """The time that a further row adds to a pass of a model, found from passes themselves.
+
+    Rows of one pass share its fixed cost (weights are read once), so the first ones are nearly free; how nearly depends
+    on model and machine. It is the slope of a straight line through recent passes, the past weighing less: time over
+    rows. The steps of a draft have one line, the passes of a target another.
+    """
+
+    def __init__(self, prior_row_share: float = 0.0) -> None:
+        """`prior_row_share`: the share assumed until passes of different sizes were seen."""
+        self._num = self._rows = self._ns = self._rows_squared = self._rows_ns = 0.0
+        self.row_share = prior_row_share
+        """The time of a further row as a share of a pass with one row, in [0, 1]."""
+        self.row_ns = 0.0
+        """The time of a further row in nanoseconds; 0 before passes of different sizes were seen."""
+
+    def passed(self, num_rows: int, ns: int) -> None:
+        """Take in a pass over `num_rows` that took `ns`."""
+        self._num = ROW_MEMORY * self._num + 1
+        self._rows = ROW_MEMORY * self._rows + num_rows
+        self._ns = ROW_MEMORY * self._ns + ns
+        self._rows_squared = ROW_MEMORY * self._rows_squared + num_rows**2
+        self._rows_ns = ROW_MEMORY * self._rows_ns + num_rows * ns
+        variation = self._rows_squared - self._rows**2 / self._num
+        most_ns = ns / num_rows  # as if rows shared nothing
+        if variation < MIN_ROW_VARIATION:
+            # a cost that is too high keeps rows away, and with them the passes that would correct it
+            self.row_ns = min(ROW_FORGETTING * self.row_ns, most_ns)
+            return
+        slope = (self._rows_ns - self._rows * self._ns / self._num) / variation
+        one_row = self._ns / self._num + slope * (1 - self._rows / self._num)
+        self.row_ns = min(max(0.0, slope), most_ns)
+        self.row_share = min(1.0, max(0.0, slope / one_row)) if one_row > 0 else 1.0

@@ -7,9 +7,9 @@ from typing import get_args
 from amusd.config import AsynchronousPolicy, DecodingConfig
 from amusd.config.plugins import POLICIES, failure, load_function
 from amusd.errors import ConfigError
-from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
-from amusd.policies.fixed import (
+from amusd.policies.schedules import (
+    AutoPolicy,
     AutoregressivePolicy,
     BranchingPolicy,
     ChainPolicy,

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from amusd.policies.base import TargetView
 from amusd.policies.drafting_switch import DraftingSwitch
-from amusd.policies.estimates import MEMORY, Estimates
-from amusd.policies.row_cost import RowCost
+from amusd.policies.estimates import MEMORY, Estimates, RowCost
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import PassOutcome
 

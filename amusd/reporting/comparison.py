@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from amusd.config import RunConfig
-from amusd.files import write_whole
+from amusd.files import REPORT_FILE, write_whole
 from amusd.reporting.columns import Row, cells_of, columns_of, percent, row_name
 from amusd.reporting.facts import command_of, facts_of, machine_name, models_name, prompts_name
 from amusd.reporting.figures import bars, lines, stacked
 from amusd.reporting.page import Cell, Html, definitions, facts, figures, join, page, section, sortable, tag
 from amusd.tracing.accounting import DRAFT_PARTS, TARGET_PARTS
 
-REPORT_FILE = "report.html"
 MODES = "Plain, synchronous and asynchronous decoding"
 PARTS = {"target": TARGET_PARTS, "draft": DRAFT_PARTS}
 

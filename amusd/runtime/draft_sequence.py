@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from amusd.drafters.base import Drafter
 from amusd.errors import PeerProtocolError
-from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
+from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.messages import Candidate, Features, Progress, Verdict
 from amusd.runtime.rollback import Proposal, RollbackManager, propose
@@ -60,7 +60,7 @@ class DraftSequence:
     def roll_back(self) -> bool:
         """Apply the verdict that has come, if it is news: keep what it foresaw, drop the rest. Returns whether it was.
 
-        Raises `PeerProtocolError` for an impossible one, which changes nothing, and `RollbackError`.
+        Raises `PeerProtocolError` for an impossible one, which changes nothing, and `InvariantError`.
         """
         verdict, self.verdict = self.verdict, None
         if verdict is None:

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from amusd.child import command_of
-from amusd.child.fork_server import Channel, Orders, serve
-from amusd.child.lives import Lives
+from amusd.child import Lives, command_of
+from amusd.child.fork_server import Channel, Orders, ignore_terminal, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, RankLostError, first_line
 from amusd.runtime.cores import pin_rank
 from amusd.runtime.devices import device_of
 from amusd.runtime.placement import RoleRank, num_ranks_of
 from amusd.settings import from_mapping, to_mapping
+from amusd.transport.base import Rendezvous
 from amusd.types import Role
 
 WORK = "amusd.runtime.startup"
@@ -74,6 +73,11 @@ class Followers:
                         "work": work or WORK,
                     }
                 )
+
+    def meet(self, rendezvous: Rendezvous) -> None:
+        """`start`, where the target has other ranks."""
+        if rendezvous.ranks is not None:
+            self.start(rendezvous.ranks)
 
     def start(self, address: str) -> None:
         """Tell them where the first rank awaits them; does not wait."""
@@ -130,8 +134,7 @@ class Followers:
 
 def main() -> None:
     """The child's whole life."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a lost terminal are for the parent, which ends this
-        signal.signal(number, signal.SIG_IGN)
+    ignore_terminal()
     sys.exit(serve(_prepare, _live))
 
 

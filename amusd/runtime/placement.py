@@ -70,7 +70,7 @@ def in_role(of_world: Sequence[_T], config: EngineConfig, role: Role) -> list[_T
 
 
 def place_on(nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Device of each rank of the world, whose target's ranks, and then its draft's, are on these machines in order."""
+    """Return the device of each rank of the world: the target's on these machines in order, then the draft's."""
     targets: list[str] = []
     drafts: list[str] = []
     for node in nodes:
@@ -81,7 +81,7 @@ def place_on(nodes: Sequence[Node]) -> tuple[str, ...]:
 
 
 def devices_on(nodes: Sequence[Node], devices: Sequence[_T]) -> list[list[_T]]:
-    """The values of each machine's ranks, its target's first, from one value for each rank of the world."""
+    """Split values, one for each rank of the world, by machine; the target's ranks come first on each."""
     targets = iter(devices[: sum(node.num_target_ranks for node in nodes)])
     drafts = iter(devices[sum(node.num_target_ranks for node in nodes) :])
     return [[*islice(targets, node.num_target_ranks), *islice(drafts, node.num_draft_ranks)] for node in nodes]
@@ -100,7 +100,7 @@ def place(num_gpus: int, num_target_ranks: int = 1, num_draft_ranks: int = 1) ->
 
 
 def _spread(num_ranks: int, gpus: range) -> list[str]:
-    """Neighbouring ranks share a GPU where there are fewer GPUs than ranks."""
+    """Return the GPU of each rank; neighbouring ranks share one if there are fewer GPUs than ranks."""
     return [f"cuda:{gpus[rank * len(gpus) // num_ranks]}" for rank in range(num_ranks)]
 
 

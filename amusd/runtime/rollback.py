@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from amusd.drafters.base import Drafter, Expansion
-from amusd.errors import PeerProtocolError, RankLostError, RollbackError
+from amusd.errors import InvariantError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import Candidate, Features, Open, Verdict
 from amusd.sampling.acceptance import certain
@@ -92,7 +92,7 @@ class RollbackManager:
     def apply(self, verdict: Verdict) -> Transition | None:
         """Bring everything in line with `verdict`; None when it was stale.
 
-        Raises `PeerProtocolError` for an impossible verdict (nothing changes), and `RollbackError` when the drafter
+        Raises `PeerProtocolError` for an impossible verdict (nothing changes), and `InvariantError` when the drafter
         could neither follow nor be opened again: the session is unchanged, but this draft cannot go on.
         """
         transition = self.session.preview(verdict)
@@ -136,7 +136,7 @@ class RollbackManager:
         except RankLostError:
             raise
         except Exception as error:
-            raise RollbackError(f"the drafter could not be opened again: {error}") from error
+            raise InvariantError(f"the drafter could not be opened again: {error}") from error
         return transition
 
     def _look_up(self) -> None:
@@ -149,7 +149,7 @@ class RollbackManager:
     def _check_agreement(self, committed_length: int, num_nodes: int = 0) -> None:
         expected = committed_length + (num_nodes if self.session.is_chain else 0)
         if self.drafter.length != expected:
-            raise RollbackError(f"drafter holds {self.drafter.length} tokens, session {expected}")
+            raise InvariantError(f"drafter holds {self.drafter.length} tokens, session {expected}")
 
 
 def _unpack(message: Features) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -18,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from amusd.child import command_of
-from amusd.child.fork_server import Channel, Orders, serve
-from amusd.child.lives import Ended, Lives
+from amusd.child import Ended, Lives, command_of
+from amusd.child.fork_server import Channel, Orders, ignore_terminal, serve
 from amusd.config import EngineConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, RankLostError, first_line
 from amusd.files import keep_traceback
@@ -77,6 +75,8 @@ class DraftProcess:
         """Whether this object has killed the newest draft."""
         self._tell_loss = tell_loss
         self._last_end: Ended | None = None
+        self.followers = Followers(tell_loss or (lambda _line: None))
+        """The target's other ranks that are looked after here, too; none unless they are prepared."""
 
     @property
     def pid(self) -> int | None:
@@ -133,9 +133,10 @@ class DraftProcess:
         return PeerFailedError(f"the draft worker could not start: {reason}")
 
     def tell(self, incarnation: int, rendezvous: Rendezvous | None) -> None:
-        """Start the draft; does not wait for it. Its standard error is the caller's."""
+        """Start the draft; does not wait for it. Its standard error is the caller's. `followers` are told, too."""
         if rendezvous is None:
             return
+        self.followers.meet(rendezvous)
         if self._incarnation > 0:
             self._end(STOP_SECONDS)
         with self._lock:
@@ -204,8 +205,7 @@ def _split(said: str) -> tuple[list[int], list[str], str]:
 
 def main() -> None:
     """The child's whole life."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a lost terminal are for the parent, which ends this
-        signal.signal(number, signal.SIG_IGN)
+    ignore_terminal()
     if _WARM in sys.argv:
         importlib.import_module(WORK)
     followers = Followers(lambda line: Channel().say(f"{line}\n"))

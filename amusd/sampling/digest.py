@@ -198,20 +198,12 @@ class Digest:
 class CapturedModel(Protocol):
     """What `Digests.of` looks at of a model; see `LanguageModel`."""
 
-    @property
-    def captured_on(self) -> torch.device | None:
-        """The device that its passes are captured on; None: they are not."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of its logits."""
-        ...
-
-    @property
-    def output_ids(self) -> Tensor | None:
-        """Which token each column scores."""
-        ...
+    captured_on: torch.device | None
+    """The device that its passes are captured on; None: they are not."""
+    vocab_size: int
+    """Columns of its logits."""
+    output_ids: Tensor | None
+    """Which token each column scores."""
 
 
 class Digests:

@@ -273,10 +273,11 @@ def _by_sum(
 
 
 def _bounds(processor: LogitsProcessor, known: KnownRow, best: float, num_lowered: int) -> list[_Bounds]:
-    """The least and the most that unknown columns weigh together, relative to the largest processed logit, `best`.
+    """Return bounds on the total weight of the unknown columns, relative to the largest processed logit, `best`.
 
-    Of all of them, of those whose logit is at least the winner's, and of those whose logit is larger than that, before
-    bias and penalties. `num_lowered`: unknown columns whose logits may have become smaller.
+    Three pairs of the least and the most: for all unknown columns, for those whose logit is at least the winner's, and
+    for those whose logit is larger than the winner's. These logits are those before bias and penalties.
+    `num_lowered`: unknown columns whose logits may have become smaller.
     """
     digest, divisor = known.digest, processor.divisor
     assert digest is not None

@@ -144,15 +144,16 @@ class Ranking:
         mixtures: Sequence[Mixture] = (),
         outputs: Words | None = None,
     ) -> list[Guesses]:
-        """[rows, columns] -> the likeliest tokens of each row; the token that row `i` scores stands at `positions[i]`.
+        """Return the likeliest tokens of each row of `logits` [rows, columns]; row `i` scores position `positions[i]`.
 
-        The best token comes first, of equal ones that of the first column. There are fewer than asked for where filters
-        leave fewer, or the rest is less likely than wanted. Probabilities are above 0, and together at most 1.
+        The best token comes first; of equal ones, that of the first column. A row has fewer tokens than asked for if
+        filters leave fewer, or if the others are less likely than wanted. Probabilities are above 0 and sum to at most
+        1. With a digest only the columns that it holds are ranked.
 
-        `contexts`: all tokens before each of them, if `needs_contexts`; `mixtures`: what is known of each row beside
-        its logits (none: nothing of any); `outputs`: of `digest`, where the pass has computed it. Raises `ValueError`
-        unless all are as many, and `NotFiniteError` where the largest logit of a row is NaN or infinite. Of a digest
-        only the columns that it holds are ranked.
+        `contexts`: all tokens before each position, if `needs_contexts`. `mixtures`: what is known of each row beside
+        its logits; empty: nothing. `outputs`: those of `digest`, if the pass has computed it. Raises `ValueError`
+        unless there is one of each for every row, and `NotFiniteError` if the largest logit of a row is NaN or
+        infinite.
         """
         if len(positions) != len(logits) or (self.needs_contexts and len(contexts) != len(logits)):
             raise ValueError(f"{len(logits)} rows, {len(positions)} positions and {len(contexts)} contexts")

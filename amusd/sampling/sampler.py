@@ -1,7 +1,7 @@
 """Chooses the tokens of one request from the logits of one model: the same code for the draft and for the target.
 
-The host chooses. Of logits on a device it sees a digest (`digest.py`), and a whole row only where that leaves the
-choice open: what it chooses is what it would choose from the whole row.
+The host chooses. It reads a digest of logits that are on a device (`digest.py`), and a whole row only where the digest
+leaves the choice open. So the choice is always that of the whole row.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ _SLACK, _SLACK_PER_UNIT = 1e-3, 1e-5
 class TokenSampler:
     """Draws tokens of one sequence from a model's logits. A `Chooser` (`amusd/models/language_model.py`)."""
 
+    _domain = Domain.MATCHING
+    """The noise that it draws with."""
+
     def __init__(
         self,
         distribution: Distribution,
@@ -49,7 +52,6 @@ class TokenSampler:
         output_ids: Tensor | None = None,
         *,
         prompt: Sequence[int] = (),
-        domain: Domain = Domain.MATCHING,
         digests: Digests | None = None,
     ) -> None:
         """`vocab_size`, `output_ids`: of the model; see `LanguageModel`. `prompt`: the tokens before the answer.
@@ -58,7 +60,6 @@ class TokenSampler:
         """
         ids = None if output_ids is None else output_ids.cpu().numpy()
         self._distribution = distribution
-        self._domain = domain
         self._processor = LogitsProcessor(distribution, vocab_size, ids)
         self._codes = codes_of_columns(vocab_size, ids)
         self._ids = ids
@@ -212,21 +213,12 @@ class TokenSampler:
 class DraftSampler(TokenSampler):
     """A draft's draws under the ratio test: each leaves the row that it was drawn from."""
 
-    def __init__(
-        self,
-        distribution: Distribution,
-        vocab_size: int,
-        output_ids: Tensor | None = None,
-        *,
-        prompt: Sequence[int] = (),
-    ) -> None:
-        """See `TokenSampler`."""
-        super().__init__(distribution, vocab_size, output_ids, prompt=prompt, domain=Domain.DRAFT)
-        self._rows: list[bytes] = []
+    _domain = Domain.DRAFT
+    _rows: tuple[bytes, ...] = ()
 
     def take_rows(self) -> tuple[bytes, ...]:
         """The rows of what was drawn since they were taken last."""
-        rows, self._rows = tuple(self._rows), []
+        rows, self._rows = self._rows, ()
         return rows
 
     def _choose(self, logits: npt.NDArray[np.float32], position: int) -> int:
@@ -236,7 +228,8 @@ class DraftSampler(TokenSampler):
         column = self._draw(row, columns, self._key(position, self._domain))
         ids = columns if self._ids is None else self._ids[columns]
         order = np.argsort(ids)
-        self._rows.append(pack_row(ProbabilityRow(ids[order], _softmax(row[columns])[order].astype(np.float32))))
+        drawn_from = ProbabilityRow(ids[order], _softmax(row[columns])[order].astype(np.float32))
+        self._rows += (pack_row(drawn_from),)
         return column
 
 
@@ -257,10 +250,10 @@ class TargetSampler(TokenSampler):
 
         `logprobs`: keep the log-probabilities of the tokens; `top_logprobs`: and of this many most likely ones.
         """
-        rule = distribution.rule
-        domain = Domain.RESAMPLE if rule == "rejection" else Domain.MATCHING
-        super().__init__(distribution, vocab_size, prompt=prompt, domain=domain, digests=digests)
-        self._rejects = rule == "rejection"
+        super().__init__(distribution, vocab_size, prompt=prompt, digests=digests)
+        self._rejects = distribution.rule == "rejection"
+        if self._rejects:
+            self._domain = Domain.RESAMPLE
         self._wants_logprobs = logprobs
         self._num_top = top_logprobs
         self.logprobs: tuple[float, ...] = ()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
+import re
 import traceback
 from collections.abc import Callable
+from importlib.resources import files
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,12 +17,11 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from amusd import __version__
-from amusd.serving.page import add_page
 from amusd.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -29,7 +31,8 @@ from amusd.serving.requests import (
     plan_completion,
     validation_error,
 )
-from amusd.serving.service import Service, closing_error
+from amusd.serving.service import EventStream, Service, closing_error
+from amusd.serving.timeline import listen
 
 OPEN = frozenset({"/", "/health", "/version"})
 """Paths that need no key."""
@@ -98,7 +101,7 @@ def make_app(service: Service) -> FastAPI:
         status, document = await service.health()
         return JSONResponse(document, status)
 
-    add_page(app, service)
+    _add_page(app, service)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -110,6 +113,40 @@ def make_app(service: Service) -> FastAPI:
 
     _shape_errors(app)
     return app
+
+
+def _add_page(app: FastAPI, service: Service) -> None:
+    """Add the routes `/`, a page that is one file, and `/timeline`: for people, and not in the OpenAPI document."""
+    html = files("amusd.serving").joinpath("page.html").read_text(encoding="utf-8")
+    headers = {
+        "Content-Security-Policy": _page_policy(html),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return HTMLResponse(html, headers=headers)
+
+    @app.get("/timeline", include_in_schema=False)
+    async def timeline() -> Response:
+        events = listen(service.engine.engine.worker.recorder, lambda: service.is_closing)
+        return EventStream(events, cancel=lambda: None, tell_gone=lambda: None)
+
+
+def _page_policy(html: str) -> str:
+    """The content security policy of a page: its own style and script, its own server, and nothing else."""
+
+    def source(element: str) -> str:
+        found = re.search(f"<{element}>(.*?)</{element}>", html, re.DOTALL)
+        assert found is not None
+        return f"'sha256-{base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; style-src {source('style')}; script-src {source('script')}; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 def _document(app: FastAPI) -> dict[str, Any]:

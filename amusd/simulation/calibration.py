@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -129,10 +129,10 @@ class _Measured:
         A number that was not measured alone, or not together, has the time of the nearest number that was; if none
         was, that of the other situation.
         """
-        draft_work = _Spans(self.draft, DRAFT_WORK)
+        draft_works_at = _work_of(self.draft, DRAFT_WORK)
         found: dict[bool, dict[int, list[int]]] = {False: defaultdict(list), True: defaultdict(list)}
         for event in _of_kind(self.target, TargetPass):
-            found[draft_work.contain(event.start_ns)][event.num_scored].append(event.duration_ns)
+            found[draft_works_at(event.start_ns)][event.num_scored].append(event.duration_ns)
 
         def nearest(number: int, *, together: bool) -> Duration:
             measured = found[together] or found[not together]
@@ -160,7 +160,7 @@ class _Measured:
 
         The pause between two steps is measured where no message lies between them, so that the draft could go on.
         """
-        target_work = _Spans(self.target, TARGET_WORK)
+        target_works_at = _work_of(self.target, TARGET_WORK)
         pause = _median(
             following.start_ns - event.end_ns
             for events in sequences
@@ -169,7 +169,7 @@ class _Measured:
         )
         for step in (event for events in sequences for event in events if isinstance(event, DraftStep)):
             if step.num_tokens:
-                together = target_work.contain(step.start_ns)
+                together = target_works_at(step.start_ns)
                 yield step.num_tokens, together, step.duration_ns + (pause or 0)
 
     def _host(self) -> Shared:
@@ -198,17 +198,16 @@ class _Measured:
                     yield event.start_ns - last.end_ns
 
 
-class _Spans:
-    """The times of a worker's work. They are asked for at the start of a pass or step, as the simulation does."""
+def _work_of(events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> Callable[[int], bool]:
+    """Tells of a time whether the worker worked then: asked at the start of a pass or step, as the simulation does."""
+    chosen = (event for sequence in events.values() for event in sequence if isinstance(event, kinds))
+    spans = sorted((event.start_ns, event.end_ns) for event in chosen)
 
-    def __init__(self, events: dict[int, list[Event]], kinds: tuple[type[Event], ...]) -> None:
-        chosen = (event for sequence in events.values() for event in sequence if isinstance(event, kinds))
-        self._spans = sorted((event.start_ns, event.end_ns) for event in chosen)
+    def works_at(time_ns: int) -> bool:
+        index = bisect.bisect_right(spans, time_ns, key=lambda span: span[0]) - 1
+        return index >= 0 and time_ns < spans[index][1]
 
-    def contain(self, time_ns: int) -> bool:
-        """Return whether the worker worked at that time."""
-        index = bisect.bisect_right(self._spans, time_ns, key=lambda span: span[0]) - 1
-        return index >= 0 and time_ns < self._spans[index][1]
+    return works_at
 
 
 def _delay(flows: Sequence[Flow], receiver: dict[int, list[Event]], wait: type[Event]) -> int | None:

@@ -33,27 +33,17 @@ class TableCache:
     """The prefix itself, as one running hash per position. Satisfies `KVCache`."""
 
     def __init__(self, capacity: int, seed: int) -> None:
-        self._capacity = capacity
-        self._length = 0
+        self.capacity = capacity
+        self.length = 0
         self._hashes = [_mix(seed)] + [0] * capacity
         self.rows: tuple[int, ...] = ()
         """Hashes of the rows of the last pass over several paths."""
 
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        return self._length
-
-    @property
-    def capacity(self) -> int:
-        """Positions that fit."""
-        return self._capacity
-
     def truncate(self, length: int) -> None:
         """Keep `[0, length)`. Raises `ValueError` unless `0 <= length <= self.length`; then nothing changes."""
-        if not 0 <= length <= self._length:
-            raise ValueError(f"cannot truncate a cache of length {self._length} to {length}")
-        self._length = length
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate a cache of length {self.length} to {length}")
+        self.length = length
 
     def wipe(self) -> None:
         """Nothing: no hash is ever multiplied."""
@@ -65,14 +55,18 @@ class TableCache:
 
     def append(self, token_id: int) -> int:
         """Take in one token; returns the hash of the prefix that ends with it."""
-        prefix = _mix(self._hashes[self._length] + token_id + 1)
-        self._length += 1
-        self._hashes[self._length] = prefix
+        prefix = _mix(self._hashes[self.length] + token_id + 1)
+        self.length += 1
+        self._hashes[self.length] = prefix
         return prefix
 
 
 class TableModel:
     """A `LanguageModel` in float64 on the CPU whose logits are exact and never tie."""
+
+    output_ids: Tensor | None = None
+    captured_on: torch.device | None = None
+    tokens_per_step = 1
 
     def __init__(
         self,
@@ -91,60 +85,32 @@ class TableModel:
         """
         if not 2 <= vocab_size <= 1 << 16:
             raise ValueError(f"vocab_size={vocab_size} must be between 2 and 65536")
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._seed = seed
-        self._max_length = max_length
+        self.max_length = max_length
         self._numerics = numerics
+        self.prefill_chunk = numerics.prefill_chunk if numerics else max_length
+        self.width = numerics.width if numerics else max_length
         self._num_tracks = num_tracks
         self.feature_columns = {name: slice(0, 4) for name in reads_features}
         self._columns = torch.arange(vocab_size)
-
-    @property
-    def vocab_size(self) -> int:
-        """Columns of the logits."""
-        return self._vocab_size
-
-    @property
-    def output_ids(self) -> Tensor | None:
-        """None: column `j` scores token `j`."""
-        return None
-
-    @property
-    def max_length(self) -> int:
-        """Longest sequence, in tokens."""
-        return self._max_length
-
-    @property
-    def captured_on(self) -> None:
-        """Nothing is captured."""
-        return None
-
-    @property
-    def tokens_per_step(self) -> int:
-        """One."""
-        return 1
 
     def prepare(self, cache: KVCache, digests: Sequence[LogitsDigest | None] = (None,), steps: int = 1) -> None:
         """Nothing makes its first passes slow."""
 
     def new_cache(self, capacity: int) -> TableCache:
         """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`."""
-        if not 1 <= capacity <= self._max_length:
-            raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self._max_length}")
+        if not 1 <= capacity <= self.max_length:
+            raise ValueError(f"a cache of {capacity} tokens: must be between 1 and {self.max_length}")
         return TableCache(capacity, self._seed)
 
     def new_caches(self, number: int, capacity: int) -> list[TableCache]:
         """Caches as of `new_cache`."""
         return [self.new_cache(capacity) for _ in range(number)]
 
-    @property
-    def prefill_chunk(self) -> int:
-        """The chunk of `numerics`, if they are given; else a prompt is one chunk."""
-        return self._numerics.prefill_chunk if self._numerics else self._max_length
-
     def max_rows(self, start: int) -> int:
         """How many tokens one `forward` may carry at position `start`."""
-        return self._numerics.max_rows(start) if self._numerics else self._max_length
+        return self._numerics.max_rows(start) if self._numerics else self.max_length
 
     def prefill(self, token_ids: Sequence[int], cache: KVCache) -> None:
         """Take in tokens. Raises `ValueError` as `forward` does."""
@@ -170,11 +136,6 @@ class TableModel:
     def forward_batch(self, batch: Sequence[SequenceRows]) -> list[ModelOutput]:
         """The outputs of each sequence alone."""
         return [self.forward(rows.token_ids, rows.cache, rows.wanted, rows.parents) for rows in batch]
-
-    @property
-    def width(self) -> int:
-        """Rows of one pass at most."""
-        return self._numerics.width if self._numerics else self._max_length
 
     def num_tracks(self, start: int) -> int:  # noqa: ARG002 - the same everywhere
         """See `LanguageModel`."""
@@ -240,8 +201,8 @@ class TableModel:
             raise TypeError(f"a cache of new_cache() is needed, not a {type(cache).__name__}")
         if cache.length + len(token_ids) > cache.capacity:
             raise ValueError(f"{len(token_ids)} tokens do not fit: {cache.length} of {cache.capacity} are used")
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-            raise ValueError(f"token ids must be in [0, {self._vocab_size}), not {min(token_ids)} to {max(token_ids)}")
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            raise ValueError(f"token ids must be in [0, {self.vocab_size}), not {min(token_ids)} to {max(token_ids)}")
         return cache
 
 

@@ -34,15 +34,10 @@ class Transport(Protocol):
     * One thread at a time uses an end.
     """
 
-    @property
-    def address(self) -> str:
-        """The address of the listening end, with the port or path that was picked."""
-        ...
-
-    @property
-    def frames(self) -> FrameCodec:
-        """The codec of its frames, which counts those that were dropped and knows when the last one was sent."""
-        ...
+    address: str
+    """The address of the listening end, with the port or path that was picked."""
+    frames: FrameCodec
+    """The codec of its frames, which counts those that were dropped and knows when the last one was sent."""
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises `PeerLostError` when the peer is known to be gone or has stopped reading."""
@@ -64,10 +59,8 @@ class Transport(Protocol):
 class Guarded(Protocol):
     """A link that can tell a peer that never came from one that was turned away."""
 
-    @property
-    def refusal(self) -> str | None:
-        """Why there is no peer although one tried to connect, as one line; None where there is one, or none tried."""
-        ...
+    refusal: str | None
+    """Why there is no peer although one tried to connect, as one line; None where there is one, or none tried."""
 
 
 @dataclass(frozen=True)

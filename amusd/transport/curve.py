@@ -22,6 +22,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from amusd.errors import ConfigError
+from amusd.files import make_new_folder
 from amusd.types import Role
 
 _LINE = r'^\s*{name}-key\s*=\s*"([0-9A-Za-z.:+=^!/*?&<>()\[\]{{}}@%$#-]{{40}})"\s*$'
@@ -68,10 +69,8 @@ def ask_with(socket: zmq.Socket[bytes], keys: Keys) -> None:
 
 def write_keys(folder: Path) -> None:
     """Make a pair of keys for each role in a new folder. Raises ConfigError rather than write beside other files."""
+    make_new_folder(folder, _FOLDER_MODE)
     try:
-        folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder}: not empty; name a new folder")
         folder.chmod(_FOLDER_MODE)
         for role in Role:
             public, secret = zmq.curve_keypair()

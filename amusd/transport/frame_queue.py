@@ -21,21 +21,17 @@ class FrameQueue:
         self._changed = threading.Condition()
         self._frames: deque[bytes] = deque()
         self._num_bytes = 0
-        self._ending: str | None = None
+        self.ending: str | None = None
+        """Why the queue has ended; None while it is in use."""
 
     def __len__(self) -> int:
         return len(self._frames)
 
-    @property
-    def ending(self) -> str | None:
-        """Why the queue has ended; None while it is in use."""
-        return self._ending
-
     def put(self, frame: bytes, timeout: float | None = None) -> bool:
         """Append a frame; False when there is no room within `timeout` seconds (None: wait), or the queue has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ending is not None or self._has_room(frame), timeout)
-            if self._ending is not None or not self._has_room(frame):
+            self._changed.wait_for(lambda: self.ending is not None or self._has_room(frame), timeout)
+            if self.ending is not None or not self._has_room(frame):
                 return False
             self._frames.append(frame)
             self._num_bytes += len(frame)
@@ -50,10 +46,10 @@ class FrameQueue:
         """The next frame and those behind it with which it `fits`; empty after `timeout` seconds. Raises as `take`."""
         with self._changed:
             wait_seconds = min(timeout, threading.TIMEOUT_MAX)
-            self._changed.wait_for(lambda: bool(self._frames) or self._ending is not None, wait_seconds)
+            self._changed.wait_for(lambda: bool(self._frames) or self.ending is not None, wait_seconds)
             if not self._frames:
-                if self._ending is not None:
-                    raise PeerLostError(self._ending)
+                if self.ending is not None:
+                    raise PeerLostError(self.ending)
                 return []
             batch = [self._frames.popleft()]
             while self._frames and fits([*batch, self._frames[0]]):
@@ -68,7 +64,7 @@ class FrameQueue:
             if discard:
                 self._frames.clear()
                 self._num_bytes = 0
-            self._ending = self._ending or reason
+            self.ending = self.ending or reason
             self._changed.notify_all()
 
     def _has_room(self, frame: bytes) -> bool:

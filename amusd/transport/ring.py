@@ -1,4 +1,4 @@
-"""The memory of a shared-memory link: a ring of records in each direction, which one end writes and the other reads.
+"""The memory of a shared-memory link: two rings of records, one for each direction.
 
 Each end owns one area of memory, writes to it alone, and maps the other end's area read-only. An area is
 
@@ -9,9 +9,9 @@ Each end owns one area of memory, writes to it alone, and maps the other end's a
     4096    -     its ring: records, one behind the other, wrapped around the end
 
 and a record is {length u32, CRC-32 u32} and the frame, padded to 8 bytes. A writer stores the record first and the
-position last, which is one aligned store: killed at any moment, it leaves whole records and nothing else. Where the
-hardware shows stores in another order (not x86) the checksum, which covers the position too, makes a record that is not
-yet whole differ from one that is. Whatever is read from the other end's area is checked before it is used.
+position last, which is one aligned store: killed at any moment, it leaves whole records and nothing else. Hardware
+other than x86 may show stores in another order; then the checksum, which covers the position too, tells a record that
+is not yet whole. Whatever is read from the other end's area is checked before it is used.
 
 The memory is an anonymous file: it has no name that could stay behind, it goes when both processes have gone, however
 they ended, and it is sealed, so that no peer can shrink it under a reader. Linux only, as are its parts.

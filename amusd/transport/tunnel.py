@@ -7,9 +7,11 @@ other. So a rank knows socket files alone, and one machine needs no tunnel.
 
 * With keys every byte is encrypted, and only owners of the listed keys come in (`curve.py`).
 * A connection that ends at one end is ended at the other, also where its process was killed. libzmq's own threads show
-  that both ends live; a connection whose other end is silent for `SILENCE_SECONDS` is ended: a cable was cut, or a
+  that both ends live; the connections of an end that is silent for `SILENCE_SECONDS` are ended: a cable was cut, or a
   machine is gone.
-* One thread carries everything. Commands are small and rare beside what ranks compute.
+* One thread and one ZeroMQ socket at each end carry everything. Commands are small and rare beside what ranks compute.
+
+A frame is [the other end's name, where several share the socket], the connection's number, its kind, and data.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from amusd.errors import ConfigError
 from amusd.transport.curve import Keys, ask_with, serve_with
 
 ZMQSocket: TypeAlias = "zmq.Socket[bytes]"
+Key: TypeAlias = tuple[bytes, ...]
+"""What the frames of a connection begin with."""
 
 CONNECT_SECONDS = 10.0
 """Longest wait for the first answer of the other end."""
@@ -44,19 +48,17 @@ _LAST_SECONDS = 1.0
 """How long the end of a connection may wait for what came before it."""
 _CHUNK_BYTES = 65_536
 _OPEN, _DATA, _END, _SIGN = b"o", b"d", b"e", b"s"
-"""The first byte of a frame; a sign also asks whether somebody is there."""
+"""Kinds of frames; a sign also asks whether somebody is there."""
+_NOBODY = (b"",)
+"""The `Key` of no connection."""
+_WATCHED_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 @dataclass(eq=False)
 class _Stream:
-    """A connection at a socket file, and the way to its other end."""
+    """A connection at a socket file."""
 
     connection: socket.socket
-    way: ZMQSocket
-    prefix: list[bytes]
-    """What a frame begins with: the other end's name where several share the way."""
-    monitor: ZMQSocket | None = None
-    """Tells the end of a way that is this connection's own."""
     unsent: bytearray = field(default_factory=bytearray)
     """What the process at the socket file has not read yet."""
 
@@ -70,18 +72,21 @@ class _Stream:
 class Tunnel:
     """One end; make it with `listen` or `connect`, and `close` it. Works in a thread of its own."""
 
-    def __init__(self, context: zmq.Context[ZMQSocket], address: str, file: Path, keys: Keys | None) -> None:
+    def __init__(self, way: ZMQSocket, address: str, file: Path) -> None:
         self.address = address
         """`tcp://HOST:PORT` of the listening end."""
         self.file = file
         """The socket file: the first rank's, or the copy that is served here."""
         self.is_lost = False
         """A connection has ended because its other end was gone or silent."""
-        self._context = context
-        self._keys = keys
-        self._streams: set[_Stream] = set()
-        self._router: ZMQSocket | None = None
+        self._way = way
+        self._streams: dict[Key, _Stream] = {}
+        self._num_admitted = 0
         self._door: socket.socket | None = None
+        """The copy of the file; None at the listening end."""
+        self._monitor: ZMQSocket | None = None
+        """Tells when the way to the listening end ends and begins."""
+        self._is_connected = True
         self._is_closing = threading.Event()
         self._authenticator: ThreadAuthenticator | None = None
         self._thread = threading.Thread(target=self._run, name="amusd-tunnel", daemon=True)
@@ -92,20 +97,16 @@ class Tunnel:
 
         Without keys whoever reaches the port comes in. Raises `ConfigError`.
         """
-        context: zmq.Context[ZMQSocket] = zmq.Context()
-        router = context.socket(zmq.ROUTER)
-        _limit(router)
-        authenticator = None if keys is None else serve_with(router, keys)
-        router.set(zmq.ROUTER_MANDATORY, 1)
+        way = _new_way(zmq.ROUTER)
+        way.set(zmq.ROUTER_MANDATORY, 1)
+        tunnel = cls(way, "", file)
         try:
-            port = router.bind_to_random_port(f"tcp://{host}")
+            if keys is not None:
+                tunnel._authenticator = serve_with(way, keys)
+            tunnel.address = f"tcp://{host}:{way.bind_to_random_port(f'tcp://{host}')}"
         except zmq.ZMQError as error:
-            if authenticator is not None:
-                authenticator.stop()
-            context.destroy(linger=0)
+            tunnel._release()
             raise ConfigError(f"transport.interface: cannot listen at {host} for other ranks: {error}") from None
-        tunnel = cls(context, f"tcp://{host}:{port}", file, keys)
-        tunnel._router, tunnel._authenticator = router, authenticator
         tunnel._thread.start()
         return tunnel
 
@@ -115,15 +116,19 @@ class Tunnel:
 
         Raises `ConfigError` where nobody answers there within `CONNECT_SECONDS`.
         """
-        context: zmq.Context[ZMQSocket] = zmq.Context()
-        tunnel = cls(context, address, file, keys)
+        way = _new_way(zmq.DEALER)
+        tunnel = cls(way, address, file)
         try:
-            tunnel._greet()
+            tunnel._monitor = way.get_monitor_socket(_WATCHED_EVENTS)
+            if keys is not None:
+                ask_with(way, keys)
+            way.connect(address)
+            tunnel._greet(tunnel._monitor)
             tunnel._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             tunnel._door.bind(str(file))
             tunnel._door.listen()
         except BaseException:
-            tunnel._release()
+            tunnel._release(linger=0.0)
             raise
         tunnel._thread.start()
         return tunnel
@@ -133,32 +138,18 @@ class Tunnel:
         self._is_closing.set()
         self._thread.join(patience)
 
-    def _greet(self) -> None:
+    def _greet(self, monitor: ZMQSocket) -> None:
         """Have one answer of the listening end. Raises `ConfigError`."""
-        way = self._new_way()
-        monitor = way.get_monitor_socket()
-        deadline, was_reached, heard = time.monotonic() + CONNECT_SECONDS, False, False
-        way.send(_SIGN)
-        while not heard and (left := deadline - time.monotonic()) > 0:
+        deadline, was_reached = time.monotonic() + CONNECT_SECONDS, False
+        self._way.send_multipart([*_NOBODY, _SIGN, b""])
+        while (left := deadline - time.monotonic()) > 0:
             if monitor.poll(min(int(left * 1e3), _LOOK_MS) if was_reached else int(left * 1e3)):
                 was_reached |= recv_monitor_message(monitor)["event"] == zmq.EVENT_CONNECTED
-            heard = bool(way.poll(0))
-        way.disable_monitor()
-        monitor.close(linger=0)
-        way.close(linger=0)
-        if not heard:
-            reason = (
-                "reached, but the two sides' transport.keys do not fit" if was_reached else "the port is not reachable"
-            )
-            raise ConfigError(f"{self.address}: no answer of rank 0 within {CONNECT_SECONDS:g} seconds: {reason}")
-
-    def _new_way(self) -> ZMQSocket:
-        way = self._context.socket(zmq.DEALER)
-        _limit(way)
-        if self._keys is not None:
-            ask_with(way, self._keys)
-        way.connect(self.address)
-        return way
+            if self._way.poll(0):
+                self._way.recv_multipart()
+                return
+        reason = "reached, but the two sides' transport.keys do not fit" if was_reached else "the port is not reachable"
+        raise ConfigError(f"{self.address}: no answer of rank 0 within {CONNECT_SECONDS:g} seconds: {reason}")
 
     def _run(self) -> None:
         """Carry frames until `close`. All sockets are this thread's from now on."""
@@ -167,58 +158,60 @@ class Tunnel:
             while not self._is_closing.is_set():
                 for ready in self._ready():
                     ready()
-                if self._router is not None and time.monotonic() >= next_sign:
+                if self._door is None and time.monotonic() >= next_sign:
                     next_sign = time.monotonic() + _SIGN_SECONDS
-                    for stream in tuple(self._streams):
-                        self._send(stream, _SIGN)
-            for stream in tuple(self._streams):
-                self._send(stream, _END)
-                self._end(stream)
+                    for key in tuple(self._streams):
+                        self._send(key, _SIGN)
+            for key in tuple(self._streams):
+                self._send(key, _END)
+                self._end(key)
         finally:
             self._release()
 
     def _ready(self) -> list[Callable[[], None]]:
-        """What is to be done now, or within a moment: a call for each socket that can be read."""
-        calls: dict[ZMQSocket | int, Callable[[], None]] = {}
+        """Return what is to be done now, or within a moment: a call for each socket that can be read."""
+        calls: dict[ZMQSocket | int, Callable[[], None]] = {self._way: self._carry_in}
+        if self._monitor is not None:
+            calls[self._monitor] = partial(self._watch, self._monitor)
         if self._door is not None:
-            calls[self._door.fileno()] = self._admit
-        if self._router is not None:
-            calls[self._router] = partial(self._carry_in, self._router)
-        for stream in self._streams:
-            calls[stream.connection.fileno()] = partial(self._carry_out, stream)
-            if stream.monitor is not None:
-                calls[stream.way] = partial(self._carry_in, stream.way)
-                calls[stream.monitor] = partial(self._lose, stream)
+            calls[self._door.fileno()] = partial(self._admit, self._door)
+        for key, stream in self._streams.items():
+            calls[stream.connection.fileno()] = partial(self._carry_out, key)
         poller = zmq.Poller()
-        unsent = {stream.connection.fileno() for stream in self._streams if stream.unsent}
+        unsent = {stream.connection.fileno() for stream in self._streams.values() if stream.unsent}
         for source in calls:
             poller.register(source, zmq.POLLIN | zmq.POLLOUT if source in unsent else zmq.POLLIN)
         return [calls[source] for source, _ in poller.poll(_LOOK_MS)]
 
-    def _admit(self) -> None:
+    def _watch(self, monitor: ZMQSocket) -> None:
+        """Where the way has ended, end what it carries; what has come before is handed over."""
+        event = recv_monitor_message(monitor)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._is_connected = True
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._is_connected = False
+            self._carry_in()
+            for key in tuple(self._streams):
+                self._lose(key)
+
+    def _admit(self, door: socket.socket) -> None:
         """Begin a connection that was made at the copy of the file."""
-        assert self._door is not None
-        connection, _ = self._door.accept()
-        way = self._new_way()
-        monitor = way.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
-        stream = self._begin(_Stream(connection, way, [], monitor))
-        self._send(stream, _OPEN)
+        self._num_admitted += 1
+        key = (self._num_admitted.to_bytes(4, "big"),)
+        self._begin(key, door.accept()[0])
+        if self._is_connected:
+            self._send(key, _OPEN)
+        else:
+            self._lose(key)
 
-    def _begin(self, stream: _Stream) -> _Stream:
-        stream.connection.setblocking(False)
-        self._streams.add(stream)
-        return stream
+    def _begin(self, key: Key, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._streams[key] = _Stream(connection)
 
-    def _lose(self, stream: _Stream) -> None:
-        """The way has ended, or leads nowhere any more; what has come before is handed over."""
-        self._carry_in(stream.way)
-        if stream in self._streams:
-            self.is_lost = True
-            self._end(stream)
-
-    def _carry_out(self, stream: _Stream) -> None:
+    def _carry_out(self, key: Key) -> None:
         """Send what the process at the socket file has said, and hand over what waits for it."""
-        if stream not in self._streams:
+        stream = self._streams.get(key)
+        if stream is None:
             return
         data = b""
         try:
@@ -228,37 +221,37 @@ class Tunnel:
             return
         except OSError:  # it has ended
             pass
-        self._send(stream, _DATA + data if data else _END)
+        self._send(key, _DATA if data else _END, data)
         if not data:
-            self._end(stream)
+            self._end(key)
 
-    def _carry_in(self, way: ZMQSocket) -> None:
+    def _carry_in(self) -> None:
         """Hand over what the other ends have said."""
-        with suppress(zmq.ZMQError):  # there is no more, or the way was closed meanwhile
+        with suppress(zmq.ZMQError):  # there is no more
             while True:
-                *prefix, frame = way.recv_multipart(zmq.NOBLOCK)
-                self._handle(way, prefix, frame)
+                frame = self._way.recv_multipart(zmq.NOBLOCK)
+                if len(frame) > len(_NOBODY) + 1:  # else it is not of a tunnel
+                    *key, kind, data = frame
+                    self._handle(tuple(key), kind, data)
 
-    def _handle(self, way: ZMQSocket, prefix: list[bytes], frame: bytes) -> None:
-        kind, data = frame[:1], frame[1:]
-        stream = next((each for each in self._streams if each.way is way and each.prefix == prefix), None)
+    def _handle(self, key: Key, kind: bytes, data: bytes) -> None:
+        stream = self._streams.get(key)
         if stream is None:
-            if kind == _OPEN and self._knock(way, prefix):
-                return
-            with suppress(zmq.ZMQError):  # it has gone
-                way.send_multipart([*prefix, _SIGN if kind == _SIGN else _END], zmq.NOBLOCK)
+            if self._door is None and not (kind == _OPEN and self._knock(key)):
+                with suppress(zmq.ZMQError):  # it has gone
+                    self._way.send_multipart([*key, _SIGN if kind == _SIGN else _END, b""], zmq.NOBLOCK)
             return
         try:
             if kind == _DATA:
                 stream.unsent += data
                 stream.flush()
         except OSError:
-            self._send(stream, _END)
+            self._send(key, _END)
             kind = _END
         if kind == _END:
-            self._end(stream)
+            self._end(key)
 
-    def _knock(self, way: ZMQSocket, prefix: list[bytes]) -> bool:
+    def _knock(self, key: Key) -> bool:
         """Make a connection at the first rank's file for a new one elsewhere."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -266,41 +259,45 @@ class Tunnel:
         except OSError:  # it awaits no more
             connection.close()
             return False
-        self._begin(_Stream(connection, way, prefix))
+        self._begin(key, connection)
         return True
 
-    def _send(self, stream: _Stream, frame: bytes) -> None:
+    def _send(self, key: Key, kind: bytes, data: bytes = b"") -> None:
         try:
-            stream.way.send_multipart([*stream.prefix, frame], zmq.NOBLOCK)
+            self._way.send_multipart([*key, kind, data], zmq.NOBLOCK)
         except zmq.ZMQError:  # the other end has gone, or reads nothing
-            self.is_lost = True
-            self._end(stream)
+            self._lose(key)
 
-    def _end(self, stream: _Stream) -> None:
-        if stream in self._streams:
-            self._streams.remove(stream)
+    def _lose(self, key: Key) -> None:
+        self.is_lost = True
+        self._end(key)
+
+    def _end(self, key: Key) -> None:
+        stream = self._streams.pop(key, None)
+        if stream is not None:
             with stream.connection, suppress(OSError):
                 stream.connection.settimeout(_LAST_SECONDS)
                 stream.connection.sendall(stream.unsent)
-            if stream.monitor is not None:
-                stream.way.disable_monitor()
-                stream.monitor.close(linger=0)
-                stream.way.close(linger=int(1e3 * _LAST_SECONDS))
 
-    def _release(self) -> None:
+    def _release(self, linger: float = _LAST_SECONDS) -> None:
         if self._door is not None:
             self._door.close()
             self.file.unlink(missing_ok=True)
-        if self._router is not None:
-            self._router.close(linger=int(1e3 * _LAST_SECONDS))
+        if self._monitor is not None:
+            self._way.disable_monitor()
+            self._monitor.close(linger=0)
+        self._way.close(linger=int(1e3 * linger))
         if self._authenticator is not None:
             self._authenticator.stop()
-        self._context.term()
+        self._way.context.term()
 
 
-def _limit(way: ZMQSocket) -> None:
+def _new_way(kind: int) -> ZMQSocket:
+    """A socket in a context of its own that finds out when the other end is gone."""
+    way: ZMQSocket = zmq.Context().socket(kind)
     way.set(zmq.MAXMSGSIZE, 2 * _CHUNK_BYTES)
     way.set(zmq.CONNECT_TIMEOUT, int(1e3 * SILENCE_SECONDS))
     way.set(zmq.HANDSHAKE_IVL, int(1e3 * SILENCE_SECONDS))
     way.set(zmq.HEARTBEAT_IVL, int(1e3 * _SIGN_SECONDS))
     way.set(zmq.HEARTBEAT_TIMEOUT, int(1e3 * SILENCE_SECONDS))
+    return way

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from amusd.config.engine import ModelShape
 from amusd.models.synthetic import SHAPES
-from amusd.simulation.closed_forms import best_chain, best_synchronous
+from experiments.closed_forms import best_chain, best_synchronous
 from experiments.gpu_proof.plan import GPU, SCALES
 
 WEIGHT_EFFICIENCY = 0.85

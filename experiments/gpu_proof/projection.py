@@ -13,8 +13,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from amusd.commands.simulate import simulate
 from amusd.commands.simulate.inputs import inputs_of
-from amusd.commands.simulate.run import simulate
 from amusd.config import RunConfig, SimulateConfig
 from amusd.console import Console
 from amusd.errors import ConfigError

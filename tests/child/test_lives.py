@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from descriptors import num_descriptors
 
-from amusd.child import command_of
-from amusd.child.lives import Ended, Lives
+from amusd.child import Ended, Lives, command_of
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -149,7 +148,7 @@ def test_a_life_goes_on_when_its_server_is_lost_and_its_end_is_noticed() -> None
 def test_the_end_of_a_life_is_known_though_its_server_is_stopped_or_lost(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amusd.child.lives._EXIT_SECONDS", 0.5)  # a stopped server is killed after it
+    monkeypatch.setattr("amusd.child._EXIT_SECONDS", 0.5)  # a stopped server is killed after it
     with started() as lives:
         assert end_of(lives, what=what, code=3).code == 3
 
@@ -235,7 +234,7 @@ def test_a_fork_of_the_parent_does_not_keep_the_line_open() -> None:
     code = f"""
 import os, signal, sys, time
 sys.path[:0] = [{str(TESTS.parent)!r}, {str(TESTS)!r}]
-from amusd.child.lives import Lives
+from amusd.child import Lives
 server = "import sys; sys.path[:0] = {[str(TESTS.parent), str(TESTS)]!r}; from child import forking; forking.main()"
 lives = Lives([sys.executable, "-c", server, "something"])
 lives.prepare({{}})

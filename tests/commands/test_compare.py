@@ -17,7 +17,7 @@ from amusd.commands.contestants import Comparison, Contestant
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
-from amusd.reporting.answers import ANSWERS_FILE
+from amusd.files import ANSWERS_FILE
 from amusd.runtime import draft_restart
 from amusd.runtime.draft_restart import MAX_RESTARTS, DraftRestart
 from amusd.settings import from_mapping

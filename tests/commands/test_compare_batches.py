@@ -21,7 +21,7 @@ from amusd.console import Console
 from amusd.drafters.ngram import NgramDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
-from amusd.reporting.answers import prompts_csv
+from amusd.files import prompts_csv
 from amusd.settings import from_mapping
 from amusd.workload import user_prompt
 

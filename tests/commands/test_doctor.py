@@ -20,8 +20,7 @@ from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.linear import fastest_dtype
 from amusd.models.loading import explain_target, load_target
 from amusd.runtime.advice import Machine
-from amusd.runtime.core_speed import speed_beside
-from amusd.runtime.cores import allowed_cores
+from amusd.runtime.cores import allowed_cores, speed_beside
 from amusd.runtime.gpus import Gpu
 from amusd.transport.factory import Choice
 from amusd.transport.latency import OneWayTime

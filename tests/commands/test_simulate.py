@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from amusd.commands.simulate import advice, simulate, simulate_text
 from amusd.commands.simulate.inputs import inputs_of
-from amusd.commands.simulate.run import advice, simulate, simulate_text
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping
 from amusd.simulation.calibration import Calibration
-from amusd.simulation.closed_forms import best_synchronous, chain, synchronous
 from amusd.simulation.cost import Costs, Duration, Shared
+from experiments.closed_forms import best_synchronous, chain, synchronous
 
 SMALL = {"num_answers": 2, "num_tokens": 100, "synchronous_lengths": [2, 4], "min_candidates": [0, 2, 3]}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from models import tiny
+from oracle import OracleDrafter, always_right, always_wrong
 
 from amusd.commands import doctor
 from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, TargetConfig
@@ -16,7 +17,6 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError, NoRoomError
 from amusd.models.language_model import ModelOutput
-from amusd.testing.oracle import OracleDrafter, always_right, always_wrong
 from amusd.testing.table import TableModel
 
 MODEL = TableModel(20, seed=3, max_length=60)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
+from oracle import OracleDrafter
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
@@ -22,7 +23,6 @@ from amusd.models.numerics import Numerics
 from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
 from amusd.testing import contract
 from amusd.testing.contract import CAPACITY
-from amusd.testing.oracle import OracleDrafter
 from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 6

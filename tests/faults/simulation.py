@@ -21,9 +21,8 @@ from faults.weather import Weather
 from faults.world import World
 from protocol.mutants import Unhashed
 
-from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import Policy
-from amusd.policies.fixed import BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
+from amusd.policies.schedules import AutoPolicy, BranchingPolicy, ChainPolicy, SynchronousPolicy, WindowedPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.protocol.target_session import TargetSession
 from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart

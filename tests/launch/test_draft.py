@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amusd.child.lives import Lives
+from amusd.child import Lives
 from amusd.config import RunConfig
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError
 from amusd.runtime.supervisor import TARGET_GONE

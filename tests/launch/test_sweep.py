@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from amusd.errors import ConfigError
-from amusd.reporting.answers import KEYS, MEASURES, answers_jsonl, prompts_csv
+from amusd.files import KEYS, MEASURES, answers_jsonl, prompts_csv
 from launch import sweep
 from launch.compose import compose_config
 from launch.job import Group
-from launch.jobs import GroupOutcome
 from launch.run_directory import create_run_directory
 from launch.sweep_plan import groups_of, plan_sweep
 from tests.launch.processes import FAKE, amusd_command, run
@@ -31,7 +30,7 @@ class FakeGroups:
         self._codes = {int(name.removeprefix("job")): code for name, code in codes.items()}
         self.groups: list[list[int]] = []
 
-    def __call__(self, group: Group, *, roles: str | None, json_only: bool) -> GroupOutcome:
+    def __call__(self, group: Group, *, roles: str | None, json_only: bool) -> tuple[tuple[int, ...], int | None]:
         numbers = [int(job.run_directory.name) for job in group.jobs]
         self.groups.append(numbers)
         ended: list[int] = []
@@ -48,7 +47,7 @@ class FakeGroups:
             elif code != 2:
                 break
         signum = ended[-1] - 128 if ended[-1] > 128 else None
-        return GroupOutcome(exit_codes=tuple(ended), signum=signum)
+        return tuple(ended), signum
 
 
 Sweep = Callable[..., "tuple[int, list[dict[str, Any]]]"]

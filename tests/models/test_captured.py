@@ -193,7 +193,7 @@ def test_preparing_leaves_what_a_cache_holds_alone() -> None:
 def test_a_pass_that_was_not_prepared_is_an_error_and_not_a_delay() -> None:
     _, replayed = models(Numerics(width=8, fixed=True, border=None), "amusd")
     cache = replayed.new_cache(40)
-    passes: CapturedPasses = cache.memory.passes  # type: ignore[attr-defined]  # a captured model's memory has them
+    passes: CapturedPasses = cache.passes  # type: ignore[attr-defined]  # a captured model's cache has them
     passes.prepare(PassShape(1))
     with pytest.raises(DeviceError, match="was not prepared: PassShape"):
         replayed.forward([5], cache).choose()
@@ -288,7 +288,7 @@ def test_a_device_that_does_not_answer_is_an_error_and_not_a_wait(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     _, replayed = models(Numerics(width=8, fixed=False, border=None), "amusd")
     cache = replayed.new_cache(40)
-    passes: CapturedPasses = cache.memory.passes  # type: ignore[attr-defined]  # a captured model's memory has them
+    passes: CapturedPasses = cache.passes  # type: ignore[attr-defined]  # a captured model's cache has them
     passes._completion._event = DeafEvent()
     with pytest.raises(DeviceError, match="did not finish"):
         replayed.forward([5], cache).choose()

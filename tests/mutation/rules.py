@@ -219,9 +219,9 @@ RULES = (
     ),
     Rule(
         "a row may cost more than a pass",
-        "amusd/policies/row_cost.py",
-        "        self._row_ns = min(max(0.0, slope), most_ns)",
-        "        self._row_ns = max(0.0, slope)",
+        "amusd/policies/estimates.py",
+        "        self.row_ns = min(max(0.0, slope), most_ns)",
+        "        self.row_ns = max(0.0, slope)",
         "tests/policies/test_row_cost.py",
     ),
     # drafters
@@ -243,7 +243,7 @@ RULES = (
     Rule("a rest may be endless", SWITCH, "min(4 * self._rest, LONGEST)", "4 * self._rest", PAYS),
     Rule(
         "auto waits for a draft that is mute",
-        "amusd/policies/auto.py",
+        "amusd/policies/schedules.py",
         "not view.can_grow or view.draft_is_mute",
         "not view.can_grow",
         POLICIES,
@@ -264,7 +264,7 @@ RULES = (
     ),
     Rule(
         "the synchronous target has no deadline",
-        "amusd/policies/fixed.py",
+        "amusd/policies/schedules.py",
         "not is_whole and seconds_left > 0",
         "not is_whole",
         POLICIES,
@@ -599,7 +599,7 @@ RULES = (
     ),
     Rule(
         "blocks are verified before all have come",
-        "amusd/policies/fixed.py",
+        "amusd/policies/schedules.py",
         "return Wait(seconds_left, worth=math.inf)  # blocks",
         "return Wait(seconds_left)  # blocks",
         f"{BATCHES}::test_a_block_is_waited_for_whoever_else_is_ready",

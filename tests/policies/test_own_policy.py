@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from oracle import always_right
 from runtime.pair import PROMPT, oracle, pair, params, reference
 
 from amusd.config import DecodingConfig, RunConfig, SamplingParams
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy, policy_name
 from amusd.settings import from_mapping
-from amusd.testing.oracle import always_right
 from amusd.types import Mode
 from launch.compose import compose_config
 from launch.keys import keys
 from launch.overrides import expand_sweep
 
 CODE = """
-from amusd.policies.fixed import BranchingPolicy, ChainPolicy
+from amusd.policies.schedules import BranchingPolicy, ChainPolicy
 
 def chain(decoding, *, can_branch):
     return ChainPolicy(max_lookahead=decoding.max_lookahead, min_candidates=1 + can_branch, max_wait_passes=1.0)

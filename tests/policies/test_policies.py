@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from amusd.config import DecodingConfig
-from amusd.policies.auto import AutoPolicy
 from amusd.policies.base import TargetView, Verify, Wait, because
 from amusd.policies.estimates import Estimates
 from amusd.policies.factory import make_policy, policy_name
-from amusd.policies.fixed import (
+from amusd.policies.schedules import (
+    AutoPolicy,
     AutoregressivePolicy,
     BranchingPolicy,
     ChainPolicy,

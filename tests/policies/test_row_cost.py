@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.policies.row_cost import DRAFT_ROW_SHARE, RowCost
+from amusd.policies.estimates import DRAFT_ROW_SHARE, RowCost
 
 
 @given(st.floats(0, 1), st.lists(st.integers(1, 16), min_size=30, max_size=60, unique=False))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from oracle import OracleDrafter, always_wrong
 from runtime.pair import PROMPT, TIMEOUT_SECONDS, VOCAB_SIZE, KeepingRecorder, oracle, paced_model, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
 
@@ -24,7 +25,6 @@ from amusd.errors import AmusdError, ConfigError, PeerLostError
 from amusd.protocol.messages import Candidate, Message
 from amusd.runtime.draft_client import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, failure_report, serve
-from amusd.testing.oracle import OracleDrafter, always_wrong
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from oracle import OracleDrafter
+
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter, Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters
@@ -25,7 +27,6 @@ from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
 from amusd.testing.memory import MemoryTransport, memory_pair
-from amusd.testing.oracle import OracleDrafter
 from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from descriptors import num_descriptors
+from oracle import OracleDrafter, always_wrong
 from runtime.draft_threads import restarting_pair
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 from runtime.table_tree import TableTreeDrafter, spread
@@ -30,7 +31,6 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import NoRoomError
 from amusd.protocol.draft_session import Guesses, Node
-from amusd.testing.oracle import OracleDrafter, always_wrong
 from amusd.testing.table import TableModel
 from amusd.tracing.events import Event, TargetPass
 from amusd.types import FinishReason, Mode
@@ -538,7 +538,7 @@ def settle(engine: Engine) -> None:
     gc.collect()
     engine.generate(PROMPT, params(2), decoding=PLAIN)
     assert not engine.worker._slots_in_use
-    assert not engine._turns._queue
+    assert not engine.turns._queue
 
 
 def resident_megabytes() -> float:

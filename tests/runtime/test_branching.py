@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from oracle import always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
 
@@ -25,7 +26,6 @@ from amusd.errors import ConfigError
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Message
 from amusd.testing.memory import MemoryTransport
-from amusd.testing.oracle import always_wrong
 from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason, Mode, TokenSource

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.clocked import Clock, Link
 from runtime.pair import decode
 
-from amusd.policies.fixed import SynchronousPolicy
+from amusd.policies.schedules import SynchronousPolicy
 from amusd.protocol import prefix_hash
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Open, Progress, Verdict
 from amusd.runtime.draft_client import MAX_NONSENSE, DraftClient

@@ -8,6 +8,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import OracleDrafter, always_right
 from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
 from runtime.table_tree import TableTreeDrafter, spread
@@ -17,7 +18,6 @@ from amusd.policies.verdict_clock import VerdictClock
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_worker import IDLE_SECONDS, SIGN_NS, DraftWorker
-from amusd.testing.oracle import OracleDrafter, always_right
 from amusd.types import FinishReason
 
 PROMPT = (3, 1, 4)

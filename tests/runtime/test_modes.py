@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
+from oracle import OracleDrafter, always_right, always_wrong, right_except_every, right_up_to
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference, target_model
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.drafters.synthetic import Schedule, right_with_probability
 from amusd.errors import ConfigError
-from amusd.testing.oracle import OracleDrafter, always_right, always_wrong, right_except_every, right_up_to
 from amusd.types import FinishReason, Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from models import tiny
+from oracle import OracleDrafter, always_right
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, reference, target_model
 from runtime.table_tree import TableTreeDrafter
 
@@ -23,7 +24,6 @@ from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Open
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.testing.oracle import OracleDrafter, always_right
 from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode

@@ -14,7 +14,7 @@ from runtime.table_tree import TableTreeDrafter, spread
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
-from amusd.errors import PeerProtocolError, RankLostError, RollbackError
+from amusd.errors import InvariantError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
@@ -178,7 +178,7 @@ def test_a_drafter_that_cannot_be_opened_again_leaves_the_session_as_it_was(kind
 
     manager = manager_of(kind, fails=fails)
     before = tree_of(manager)
-    with pytest.raises(RollbackError, match="could not be opened again: open"):
+    with pytest.raises(InvariantError, match="could not be opened again: open"):
         manager.apply(contradiction(manager))
     assert tree_of(manager) == before
 
@@ -265,5 +265,5 @@ def test_a_disagreement_is_reported_with_both_lengths() -> None:
     for _ in range(4):
         propose([manager])
     drafter.truncate(len(PROMPT))
-    with pytest.raises(RollbackError, match=f"drafter holds {len(PROMPT)} tokens, session {len(PROMPT) + 4}"):
+    with pytest.raises(InvariantError, match=f"drafter holds {len(PROMPT)} tokens, session {len(PROMPT) + 4}"):
         propose([manager])

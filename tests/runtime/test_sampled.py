@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from oracle import OracleDrafter
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
 
 from amusd.answer import Generation
@@ -22,7 +23,6 @@ from amusd.errors import ConfigError
 from amusd.protocol.messages import Candidate, Message
 from amusd.sampling.acceptance import certain
 from amusd.testing.memory import MemoryTransport
-from amusd.testing.oracle import OracleDrafter
 from amusd.testing.table import TableModel
 from amusd.types import Mode, TokenSource
 

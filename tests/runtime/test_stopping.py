@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from oracle import always_right, always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
 
 from amusd.drafters.synthetic import Schedule, right_with_probability
-from amusd.testing.oracle import always_right, always_wrong
 from amusd.testing.table import TableTokenizer
 from amusd.types import FinishReason, Mode
 
@@ -78,7 +78,7 @@ def test_an_end_of_sequence_that_only_the_draft_sees_ends_nothing() -> None:
     eos = next(token_id for token_id in range(VOCAB_SIZE) if token_id not in ANSWER)
 
     def eos_drafter() -> object:
-        from amusd.testing.oracle import OracleDrafter
+        from oracle import OracleDrafter
 
         return OracleDrafter([*PROMPT, *([eos] * 40)], always_right(), VOCAB_SIZE)
 

@@ -18,7 +18,6 @@ from descriptors import num_descriptors
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params, reference
 
 import amusd
-from amusd.child import lives
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, TransportConfig
 from amusd.engine import Engine
 from amusd.errors import PeerFailedError, PeerLostError
@@ -98,7 +97,7 @@ def test_a_child_that_ends_before_its_hello_ends_the_start(
             super().__init__(*arguments, **options)  # type: ignore[call-overload]
             started.append(self)
 
-    monkeypatch.setattr(lives.subprocess, "Popen", Noted)
+    monkeypatch.setattr("amusd.child.subprocess.Popen", Noted)
     monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
     before = num_descriptors()
     with pytest.raises(PeerLostError, match=r"the draft's process \(pid \d+\) ") as caught:
@@ -156,7 +155,7 @@ def test_the_child_takes_the_package_that_it_lies_in_and_all_else_as_usual(tmp_p
     own.mkdir()
     (own / "torch.py").write_text("import amusd\nraise SystemExit(amusd.__file__)")
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "amusd" / "child" / "run.py"), supervisor.__name__],
+        [sys.executable, str(tmp_path / "amusd" / "child" / "fork_server.py"), supervisor.__name__],
         env={**os.environ, "PYTHONPATH": str(own), "PYTHONSAFEPATH": is_safe},
         input=json.dumps({"config": {}, "run_directories": [], "work": "amusd.runtime.startup", "cores": [0]}) + "\n",
         capture_output=True,

@@ -17,7 +17,7 @@ from torch import Tensor
 from amusd.config import Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Makers
-from amusd.policies.fixed import ChainPolicy
+from amusd.policies.schedules import ChainPolicy
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello, Message
 from amusd.protocol.wire import decode, encode
 from amusd.runtime.draft_client import DraftClient

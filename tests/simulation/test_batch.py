@@ -15,12 +15,12 @@ from simulation.builders import PLAIN, branching, chain, costs, of_answers, own_
 from simulation.test_simulator import any_answers, any_costs, any_schedule
 
 from amusd.config import DecodingConfig
-from amusd.simulation import closed_forms
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer, drawn_answers
 from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics
+from experiments import closed_forms
 
 MILLISECOND = 1_000_000
 

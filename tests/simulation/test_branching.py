@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.builders import branching, chain, costs, simulator, speedup, synchronous
 
+from amusd.commands.simulate import upper_bound
 from amusd.config import DecodingConfig
-from amusd.simulation import closed_forms
 from amusd.simulation.simulator import Outcome, Simulator
 from amusd.simulation.tokens import guess_places
 from amusd.tracing.events import Event
 from amusd.tracing.messages import RECEIVE, SEND
+from experiments import closed_forms
 
 NARROW = {"fan_out": 2, "rows_per_step": 1, "max_lookahead": 64}
 """One path, as long as the second guess is never right (`accept_next` 0) and so not made."""
@@ -81,7 +82,7 @@ def test_no_tree_exceeds_the_bound_of_one_path(
     """
     machine = guessing(accept_next, simulator(a, costs(c, delay=delay), num_tokens=300))
     gained = speedup(machine, branching(wait, fan_out=fan_out, rows_per_step=rows))
-    assert gained <= closed_forms.upper_bound(machine.accept, c) * 1.02
+    assert gained <= upper_bound(machine.accept, c) * 1.02
 
 
 # Several paths a pass

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amusd.commands.simulate import simulate
 from amusd.commands.simulate.inputs import inputs_of
-from amusd.commands.simulate.run import simulate
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amusd.simulation.closed_forms import (
+from amusd.commands.simulate import upper_bound
+from experiments.closed_forms import (
     best_chain,
     best_synchronous,
     chain,
     synchronous,
     tokens_per_verification,
-    upper_bound,
     windowed,
 )
 

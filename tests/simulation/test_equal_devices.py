@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from amusd.commands.simulate import simulate, simulate_text
 from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, measured_speedups, worth
 from amusd.commands.simulate.inputs import inputs_of
-from amusd.commands.simulate.run import simulate, simulate_text
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import ConfigError

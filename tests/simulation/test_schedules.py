@@ -8,8 +8,8 @@ import pytest
 from simulation.builders import branching, chain, costs, simulator, speedup, synchronous, windowed
 
 from amusd.config import DecodingConfig
-from amusd.simulation import closed_forms
 from amusd.simulation.cost import Duration, Shared
+from experiments import closed_forms
 
 AUTO = DecodingConfig(policy="auto")
 

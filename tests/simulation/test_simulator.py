@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.builders import PLAIN, branching, chain, costs, of_answers, own_tokens, simulator, speedup, synchronous
 
+from amusd.commands.simulate import upper_bound
 from amusd.config import DecodingConfig
-from amusd.simulation import closed_forms
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Outcome
 from amusd.simulation.tokens import Answer
@@ -20,6 +20,7 @@ from amusd.tracing.drafted import Fate, accepted_positions, drafts_tree, judge_s
 from amusd.tracing.events import Event
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.tracing.timeline import by_sequence
+from experiments import closed_forms
 
 # Known limits
 
@@ -237,7 +238,7 @@ def check_spans(events: tuple[Event, ...], names: tuple[str, ...]) -> None:
 def test_no_schedule_exceeds_the_bound(a: float, c: float, delay: float, decoding: DecodingConfig) -> None:
     machine = simulator(a, costs(c, delay=delay), num_tokens=300)
     actual = sum(machine.answers[0]) / 300
-    assert speedup(machine, decoding) <= closed_forms.upper_bound(actual, c) * 1.01
+    assert speedup(machine, decoding) <= upper_bound(actual, c) * 1.01
 
 
 @pytest.mark.parametrize(

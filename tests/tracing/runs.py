@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oracle import OracleDrafter
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
 
@@ -16,7 +17,6 @@ from amusd.answer import Generation
 from amusd.config import DecodingConfig
 from amusd.drafters.synthetic import Schedule, right_with_probability
 from amusd.protocol.draft_session import Guesses, Node
-from amusd.testing.oracle import OracleDrafter
 from amusd.tracing.events import EVENTS, Event
 from amusd.tracing.recorder import Recorder
 from amusd.tracing.timeline import Timeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +17,7 @@ from amusd.models.numerics import Numerics
 from amusd.sampling.sampler import TokenSampler
 
 Progress: TypeAlias = Callable[[int, int], None]
-Work: TypeAlias = Callable[[], None]
+Work: TypeAlias = Callable[[], object]
 
 DRAFT_STEPS = 8
 """Draft steps in a row, as a chain makes them: only the first finds its weights displaced by the target's."""
@@ -165,10 +166,10 @@ def measure_sampling(
     cache = bucketed.new_cache(len(prompt) + rows)
     bucketed.prefill(prompt, cache)
     logits = bucketed.forward(prompt[:rows], cache).logits
-    work: dict[str, Work] = {"argmax": _argmax(logits)}
+    work: dict[str, Work] = {"argmax": partial(argmax_rows, logits)}
     for name, distribution in RULES.items():
         sampler = TokenSampler(distribution, target.vocab_size, target.output_ids, prompt=prompt)
-        work[name] = _choice(sampler, logits, prompt, rows)
+        work[name] = partial(sampler.choose, logits, len(prompt), prompt[:rows])
     typical = medians(time_in_turns(work, bench.num_rounds, progress))
     return {
         "rows": rows,
@@ -238,19 +239,5 @@ def _peer_decoding(peer: GeneratePeer, prompt: Sequence[int], num_tokens: int) -
         produced = len(peer.generate(prompt, num_tokens))
         if produced != num_tokens:
             raise RuntimeError(f"transformers.generate gave {produced} of {num_tokens} tokens: times would not compare")
-
-    return run
-
-
-def _argmax(logits: torch.Tensor) -> Work:
-    def run() -> None:
-        argmax_rows(logits)
-
-    return run
-
-
-def _choice(sampler: TokenSampler, logits: torch.Tensor, prompt: Sequence[int], rows: int) -> Work:
-    def run() -> None:
-        sampler.choose(logits, len(prompt), prompt[:rows])
 
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from amusd.config import RunConfig
@@ -13,20 +12,6 @@ from amusd.runtime.cores import cores_for
 from amusd.transport.factory import ON_ONE_MACHINE, Choice, Link, can_listen_again, typed
 from amusd.transport.latency import OneWayTime, measure_one_way
 from amusd.types import Role
-
-
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """The link that `transport=auto` takes here, compared with the measured times."""
-
-    link: Link
-    reason: str
-    quickest: Link | None
-    """Link with the lowest measured median; None when no link could be measured."""
-    type_instead: str | None
-    """Words that ask for the quickest link; None when `auto` takes it."""
-    text: str
-    """The recommendation and its reason in one line."""
 
 
 def measure_links(config: RunConfig, allowed: list[int], console: Console) -> dict[Link, dict[str, Any]]:
@@ -45,8 +30,12 @@ def measure_links(config: RunConfig, allowed: list[int], console: Console) -> di
     return found
 
 
-def recommend(choice: Choice, measured: Mapping[Link, Mapping[str, Any]]) -> Recommendation:
-    """Compare the chosen link with the quickest measured one; if they differ, name the words that ask for that."""
+def recommend(choice: Choice, measured: Mapping[Link, Mapping[str, Any]]) -> dict[str, str | None]:
+    """Compare the link that `transport=auto` takes here with the quickest measured one.
+
+    `type_instead`: words that ask for the quickest one (`quickest`; None: no link could be measured), if they differ;
+    `text`: all of it in one line.
+    """
     medians = {name: link["one_way_us_p50"] for name, link in measured.items() if "unavailable" not in link}
     quickest = min(medians, key=lambda name: (medians[name], name != choice.link), default=None)
     type_instead = None
@@ -61,7 +50,13 @@ def recommend(choice: Choice, measured: Mapping[Link, Mapping[str, Any]]) -> Rec
         text += f": {taken}; {quickest} was quicker, {medians[quickest]:.1f} us: {type_instead}"
         if not can_listen_again(ON_ONE_MACHINE[quickest]):
             text += " (a draft that is lost is not replaced then)"
-    return Recommendation(choice.link, choice.reason, quickest, type_instead, text)
+    return {
+        "link": choice.link,
+        "reason": choice.reason,
+        "quickest": quickest,
+        "type_instead": type_instead,
+        "text": text,
+    }
 
 
 def _described(time: OneWayTime) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _NUM_READS = 7
 
 
 def time_in_turns(
-    work: Mapping[K, Callable[[], None]],
+    work: Mapping[K, Callable[[], object]],
     num_rounds: int,
     progress: Callable[[int, int], None],
     num_warm_up_rounds: int = WARM_UP_ROUNDS,

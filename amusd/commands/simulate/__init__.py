@@ -1,6 +1,292 @@
 """`amusd simulate`: which schedule would win, and by how much, on a machine that need not be there.
 
 Plain decoding, synchronous blocks and windows of each length, chain and branching with each wait, and `auto`, on the
-same answers, one at a time or several together. The real workers run on virtual time: no model,
-no process, no wait.
+same answers, one at a time or several together; and the map if one is asked for. The real workers run on virtual time:
+no model, no process, no wait.
 """
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, worth, worth_text
+from amusd.commands.simulate.inputs import Inputs, drawn
+from amusd.commands.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial, best_of, waiting_policies
+from amusd.config import RunConfig
+from amusd.console import Console, percent, table
+from amusd.policies.factory import policy_name
+from amusd.simulation.cost import Shared
+from amusd.simulation.simulator import Simulator
+from amusd.types import Mode
+
+LEGEND = """\
+tokens: candidates of a block or window (num_speculative_tokens); waits for: so many candidates before a pass
+(min_candidates); in turns: half of the batch drafts while the other half is verified; chosen: configured, or the
+fastest of those tried; x plain, x best sync: times as fast as plain decoding and the best synchronous length;
+accepted: of the candidates judged; tokens/pass: committed by a target pass; idle t/d: share of the time in which
+target and draft compute nothing; wasted: of the drafted tokens, those never accepted"""
+"""The meaning of the table's names and columns."""
+
+
+def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder: Path) -> dict[str, Any]:
+    """Return the documented JSON without `run_dir`: all rows, and the map if one is asked for.
+
+    The events of the first answer, decoded alone under the configured policy, are written to `events_folder`.
+    """
+    settings, simulator = config.simulate, inputs.simulator
+    waiting = waiting_policies(simulator)
+    waits = {config.min_candidates, *settings.min_candidates}
+    num_block_schedules = 2 + (simulator.num_slots > 1)
+    num_trials = 2 + num_block_schedules * len(set(settings.synchronous_lengths)) + len(waiting) * len(waits)
+    bench = Bench(simulator, config.decoding(), console.steps(num_trials))
+    plain = bench.plain()
+    lengths = settings.synchronous_lengths
+    trials = [plain, *bench.synchronous(lengths), *bench.in_turns(lengths), *bench.windowed(lengths)]
+    for policy in waiting:
+        trials += [bench.asynchronous(policy), *bench.tuned(policy, settings.min_candidates)]
+    trials.append(bench.asynchronous("auto"))
+    result: dict[str, Any] = {
+        "complete": True,
+        "rows": _rows(trials, plain, can_branch=simulator.can_branch),
+        "inputs": inputs.as_dict(),
+    }
+    devices = equal_devices_of(config)
+    if devices is not None:
+        result["equal_devices"] = asdict(devices) | worth(devices, simulator, settings, config.decoding())
+    if settings.grid:
+        result |= {"grid": grid_of(config, simulator, console), "points": [asdict(point) for point in inputs.points]}
+    console.clear_progress()
+    first = replace(simulator, answers=simulator.answers[:1], batch_size=1)
+    first.run(bench.asynchronous(config.policy).decoding, events_folder=events_folder)
+    return result
+
+
+def simulate_text(result: dict[str, Any]) -> str:
+    """Return what `simulate` found as text for a person."""
+    batch_size = result["inputs"]["batch_size"]
+    texts = [_table(result["rows"], in_batches=batch_size > 1)]
+    if batch_size > 1:
+        texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
+    if "equal_devices" in result:
+        found = result["equal_devices"]
+        devices = EqualDevices(**{field.name: found[field.name] for field in fields(EqualDevices)})
+        texts.append(worth_text(found, devices, batch_size))
+    if "grid" in result:
+        texts.append(grid_text(result["grid"]))
+    texts.append(advice(result["rows"]))
+    return "\n\n".join(texts)
+
+
+def _rows(trials: Sequence[Trial], plain: Trial, *, can_branch: bool) -> list[dict[str, Any]]:
+    """Return a row of the result for each trial, compared with `plain` and with the best blocks."""
+    best_synchronous = next(
+        trial
+        for trial in trials
+        if trial.decoding.mode is Mode.SYNCHRONOUS and trial.num_groups == 1 and trial.choice == BEST
+    )
+    return [_row(trial, plain, best_synchronous, can_branch=can_branch) for trial in trials]
+
+
+def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: bool) -> dict[str, Any]:
+    decoding, metrics = trial.decoding, trial.outcome.metrics.as_dict()
+    policy = policy_name(decoding)
+    branches = policy in ("branching", "auto") and can_branch
+    ratios = [
+        reference.total_ns / answer.total_ns
+        for reference, answer in zip(plain.outcome.answers, trial.outcome.answers, strict=True)
+    ]
+    return {
+        "mode": decoding.mode.value,
+        "policy": policy,
+        "choice": trial.choice,
+        "num_groups": trial.num_groups,
+        "num_speculative_tokens": decoding.num_speculative_tokens
+        if decoding.mode is Mode.SYNCHRONOUS or policy == "windowed"
+        else None,
+        "min_candidates": decoding.min_candidates if policy in WAITING else None,
+        "fan_out": decoding.fan_out if branches else None,
+        "rows_per_step": decoding.rows_per_step if branches else None,
+        "speedup": trial.over(plain),
+        # As in `compare`: the median over the answers, not the ratio of all time.
+        "speedup_vs_autoregressive": statistics.median(ratios),
+        "speedup_vs_best_synchronous": None if decoding.mode is Mode.AUTOREGRESSIVE else trial.over(best_synchronous),
+        "tokens_per_verification": metrics["mean_acceptance_length"],
+        **metrics,
+        "draft_idle_fraction": trial.outcome.draft_idle_fraction,
+        "tokens_per_second": trial.outcome.throughput.tokens_per_second,
+        "mean_latency_ms": statistics.fmean(answer.total_ns for answer in trial.outcome.answers) / 1e6,
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
+    """Return a line for each schedule, and what the columns mean."""
+    header: tuple[str, ...] = (
+        "schedule",
+        "tokens/s",
+        "x plain",
+        "x best sync",
+        "accepted",
+        "tokens/pass",
+        "idle t/d",
+        "wasted",
+        *(["s/answer"] if in_batches else []),
+        "chosen",
+    )
+    chosen: dict[str, set[str]] = {}
+    for row in rows:
+        chosen.setdefault(_row_name(row), set()).add(row["choice"])
+    lines: list[tuple[str, ...]] = []
+    for name, row in {_row_name(row): row for row in rows}.items():
+        plain = row["mode"] == Mode.AUTOREGRESSIVE.value
+        has_choice = row["num_speculative_tokens"] is not None or row["min_candidates"] is not None
+        lines.append(
+            (
+                name,
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['speedup']:.2f}",
+                "" if plain else f"{row['speedup_vs_best_synchronous']:.2f}",
+                "" if plain else percent(row["acceptance_rate"]),
+                f"{row['tokens_per_verification']:.2f}",
+                percent(row["target_idle_fraction"]) + ("" if plain else "/" + percent(row["draft_idle_fraction"])),
+                "" if plain else percent(row["wasted_draft_fraction"]),
+                *([f"{row['mean_latency_ms'] / 1000:.2f}"] if in_batches else []),
+                ", ".join(sorted(chosen[name] - {TRIED})) if has_choice else "",
+            )
+        )
+    return f"{table(header, lines)}\n\n{LEGEND}"
+
+
+def advice(rows: Sequence[dict[str, Any]]) -> str:
+    """Return overrides of the command line for the fastest row that a run can have, and those of `auto` beside it."""
+    can_run = [row for row in rows if row["num_groups"] == 1]
+    best = max(can_run, key=lambda row: float(row["tokens_per_second"]))
+    if best["mode"] == Mode.AUTOREGRESSIVE.value:
+        return "Use mode=autoregressive: no schedule with a draft is faster here."
+    text = f"Use {_overrides(best)}: {_gain(best)}."
+    if best["policy"] == "auto":
+        return text
+    auto = next(row for row in can_run if row["policy"] == "auto")
+    return f"{text} policy=auto, which finds its own setting: {_gain(auto)}."
+
+
+def _overrides(row: dict[str, Any]) -> str:
+    keys = ("mode", "policy", "num_speculative_tokens", "min_candidates")
+    return " ".join(f"{key}={row[key]}" for key in keys if row[key] is not None)
+
+
+def _gain(row: dict[str, Any]) -> str:
+    return f"{row['speedup']:.2f} x plain, {row['speedup_vs_best_synchronous']:.2f} x best sync"
+
+
+def _row_name(row: dict[str, Any]) -> str:
+    name = str(row["policy"] or row["mode"])
+    if row["num_groups"] > 1:
+        name += " in turns"
+    if row["num_speculative_tokens"] is not None:
+        return f"{name}, {row['num_speculative_tokens']} tokens"
+    return name if row["min_candidates"] is None else f"{name}, waits for {row['min_candidates']}"
+
+
+def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[dict[str, Any]]:
+    """Return a cell for each acceptance and each ratio of speeds, batch size or number of devices, whichever is named.
+
+    A cell has the tuned schedules, which of those that a run can have wins, its lead, and `auto` beside them. With
+    `rank_speedup` it has the uses of the draft's device in their place.
+    """
+    settings = config.simulate
+    keeps_ratio = bool(settings.grid_batch_sizes or settings.grid_target_devices)
+    ratios = (simulator.costs.steps_per_pass,) if keeps_ratio else settings.grid_ratios
+    sizes = settings.grid_batch_sizes or (1,)
+    numbers = settings.grid_target_devices or (settings.num_target_devices,)
+    devices = None if settings.rank_speedup is None else equal_devices_of(config)
+    cells = list(product(settings.grid_accepts, ratios, sizes, numbers))
+    report = console.steps(len(cells))
+    found = []
+    for accept, ratio, size, number in cells:
+        report(f"acceptance {accept:g}, {ratio:.4g} draft steps a pass, batches of {size}")
+        machine = simulator if keeps_ratio else _with_ratio(simulator, ratio, settings.jitter)
+        machine = replace(machine, answers=drawn(settings, accept, size), batch_size=size)
+        place = {"accept": accept, "ratio": ratio, "batch_size": size}
+        if devices is None:
+            bound = upper_bound(accept, ratio) if size == 1 else None
+            found.append(place | _grid_cell(config, machine) | {"upper_bound": bound})
+        else:
+            beside = replace(devices, num_target_devices=number)
+            found.append(place | {"num_target_devices": number} | worth(beside, machine, settings, config.decoding()))
+    return found
+
+
+def upper_bound(accept: float, ratio: float) -> float:
+    """Return the speed-up that no schedule with one chain of candidates exceeds, with `ratio` draft steps per pass.
+
+    Every rejection needs a pass, and accepted tokens are drafted one after another.
+    """
+    by_passes = math.inf if accept == 1 else 1 / (1 - accept)
+    return min(by_passes, math.inf if accept == 0 else ratio / accept)
+
+
+def _with_ratio(simulator: Simulator, ratio: float, jitter: float) -> Simulator:
+    """Return the machine with a draft that takes `ratio` steps in the time of a pass."""
+    costs = simulator.costs
+    draft_ms = costs.passes[min(costs.passes)].alone.mean_ms / ratio
+    costs = replace(
+        costs,
+        draft_token=Shared.of_ms(draft_ms, jitter),
+        tree_steps={},
+        tree_row_ns=round(costs.tree_row_share * draft_ms * 1e6),
+    )
+    return replace(simulator, costs=costs)
+
+
+def _grid_cell(config: RunConfig, simulator: Simulator) -> dict[str, Any]:
+    settings = config.simulate
+    bench = Bench(simulator, config.decoding())
+    plain = bench.plain()
+    synchronous = best_of(bench.synchronous(settings.synchronous_lengths))
+    tuned = {"windowed": best_of(bench.windowed(settings.synchronous_lengths))}
+    tuned |= {policy: best_of(bench.tuned(policy, settings.min_candidates)) for policy in waiting_policies(simulator)}
+    in_turns = bench.in_turns(settings.synchronous_lengths)
+    speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": synchronous.over(plain)}
+    speedups |= {policy: trial.over(plain) for policy, trial in tuned.items()}
+    ranked = sorted(speedups, key=lambda name: speedups[name], reverse=True)
+    return {
+        "speedups": speedups,
+        "num_speculative_tokens": synchronous.decoding.num_speculative_tokens,
+        "window": tuned["windowed"].decoding.num_speculative_tokens,
+        "min_candidates": {policy: tuned[policy].decoding.min_candidates for policy in waiting_policies(simulator)},
+        "winner": ranked[0],
+        "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
+        "auto": bench.asynchronous("auto").over(plain),
+        "in_turns": best_of(in_turns).over(plain) if in_turns else None,
+    }
+
+
+GRID_AXES = (
+    ("batch_size", "batch size", "number of answers at a time"),
+    ("num_target_devices", "target devices", "number of the target's devices"),
+    ("ratio", "verify/draft", "draft steps per pass"),
+)
+"""What a map may go over besides acceptance: key of a cell, name in the table, words for the legend."""
+
+
+def grid_text(cells: Sequence[dict[str, Any]]) -> str:
+    """Return a table: for each acceptance the winners, their speed-ups and their leads over the next, and a legend."""
+    axis, name, across = next(
+        (names for names in GRID_AXES if len({cell.get(names[0]) for cell in cells}) > 1), GRID_AXES[-1]
+    )
+    by_place = {(cell["accept"], cell[axis]): cell for cell in cells}
+    places = list(dict.fromkeys(cell[axis] for cell in cells))
+    header = (f"accept \\ {name}", *(f"{place:g}" for place in places))
+    lines = []
+    for accept in dict.fromkeys(cell["accept"] for cell in cells):
+        row = [by_place[accept, place] for place in places]
+        shown = [f"{cell['winner']} {max(cell['speedups'].values()):.2f} (+{percent(cell['margin'])})" for cell in row]
+        lines.append((f"{accept:g}", *shown))
+    legend = f"for each acceptance and {across}: the fastest, times plain decoding, its lead over the next"
+    return f"{table(header, lines)}\n\n{legend}"

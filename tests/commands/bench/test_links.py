@@ -43,15 +43,15 @@ def test_every_link_is_measured_and_one_that_fails_ends_nothing(monkeypatch: pyt
 @pytest.mark.parametrize("other", [12.5, 12.3])
 def test_the_link_that_auto_takes_is_said_to_be_the_quickest_where_no_other_was_quicker(other: float) -> None:
     found = recommend(CHOICE, {"zeromq": taking(other), "shared_memory": taking(12.3), "nccl": BROKEN})
-    assert (found.quickest, found.type_instead) == ("shared_memory", None)
-    assert found.text == "transport=auto takes shared_memory here (a reason): 12.3 us, the quickest measured"
+    assert (found["quickest"], found["type_instead"]) == ("shared_memory", None)
+    assert found["text"] == "transport=auto takes shared_memory here (a reason): 12.3 us, the quickest measured"
 
 
 def test_a_quicker_one_is_named_with_what_to_type() -> None:
     found = recommend(CHOICE, {"shared_memory": taking(12.3), "zeromq_tcp": taking(12.2), "gloo": taking(80.0)})
-    assert (found.link, found.quickest) == ("shared_memory", "zeromq_tcp")
-    assert found.type_instead == "transport=zeromq transport.address=tcp://127.0.0.1:0"
-    assert found.text == (
+    assert (found["link"], found["quickest"]) == ("shared_memory", "zeromq_tcp")
+    assert found["type_instead"] == "transport=zeromq transport.address=tcp://127.0.0.1:0"
+    assert found["text"] == (
         "transport=auto takes shared_memory here (a reason): 12.3 us; zeromq_tcp was quicker, 12.2 us: "
         "transport=zeromq transport.address=tcp://127.0.0.1:0"
     )
@@ -59,12 +59,14 @@ def test_a_quicker_one_is_named_with_what_to_type() -> None:
 
 def test_it_is_said_what_else_the_quicker_one_costs() -> None:
     found = recommend(CHOICE, {"shared_memory": taking(90.0), "gloo": taking(80.0)})
-    assert found.text.endswith("gloo was quicker, 80.0 us: transport=gloo (a draft that is lost is not replaced then)")
+    assert found["text"].endswith(
+        "gloo was quicker, 80.0 us: transport=gloo (a draft that is lost is not replaced then)"
+    )
 
 
 def test_what_could_not_be_measured_is_said_too() -> None:
     found = recommend(CHOICE, {"shared_memory": BROKEN, "zeromq": taking(50.0)})
-    assert found.text.endswith("(a reason): it could not be measured; zeromq was quicker, 50.0 us: transport=zeromq")
+    assert found["text"].endswith("(a reason): it could not be measured; zeromq was quicker, 50.0 us: transport=zeromq")
     found = recommend(CHOICE, {"shared_memory": BROKEN})
-    assert (found.quickest, found.type_instead) == (None, None)
-    assert found.text.endswith("(a reason); no link could be measured")
+    assert (found["quickest"], found["type_instead"]) == (None, None)
+    assert found["text"].endswith("(a reason); no link could be measured")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launch import terminal
+from amusd import console
 
 SECONDS = 60.0
 
@@ -23,8 +23,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Callable[[], bool]
         if len(lines) == 3:
             third.set()
 
-    monkeypatch.setattr(terminal, "tell", tell)
-    monkeypatch.setattr(terminal, "WAIT_LINE_SECONDS", 0.01)
+    monkeypatch.setattr(console, "tell", tell)
+    monkeypatch.setattr(console, "WAIT_LINE_SECONDS", 0.01)
     return lines, lambda: third.wait(SECONDS)
 
 
@@ -36,7 +36,7 @@ def test_a_wait_is_told_at_once_again_and_when_it_is_over(
     told: tuple[list[str], Callable[[], bool]], seconds: float | None, first: str, again: str
 ) -> None:
     lines, await_third = told
-    with terminal.waiting_for("rain", seconds):
+    with console.waiting_for("rain", seconds):
         assert await_third()
     assert lines[0] == first
     assert all(line.startswith("still waiting for rain: ") and line.endswith(again) for line in lines[1:-1])
@@ -47,7 +47,7 @@ def test_a_wait_is_told_at_once_again_and_when_it_is_over(
 
 def test_a_wait_that_fails_leaves_the_last_word_to_the_error(told: tuple[list[str], Callable[[], bool]]) -> None:
     lines, _ = told
-    with pytest.raises(ValueError, match="drought"), terminal.waiting_for("rain", 5.0):
+    with pytest.raises(ValueError, match="drought"), console.waiting_for("rain", 5.0):
         raise ValueError("drought")
     assert not any(line.startswith("waited") for line in lines)
     assert "waiting" not in [thread.name for thread in threading.enumerate()]
