@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from models import tiny
 from runtime.pair import pair
 
+from amusd.answer import Answer
 from amusd.commands import compare as command
+from amusd.commands import peers as module
 from amusd.commands.compare import run_comparison
 from amusd.commands.contestants import Comparison, Contestant, comparison_table, contestants_of, records_of, rows_of
-from amusd.commands.peers import Answers, Load, Peer, Peers, _generation, _values, answer_load, layouts_of
+from amusd.commands.peers import Answers, Load, Peer, Peers, _generation, _load, _values, answer_load, layouts_of
 from amusd.config import (
     CompareConfig,
     DecodingConfig,
@@ -203,6 +208,41 @@ def test_an_answer_crosses_as_it_is() -> None:
         for mode in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS):
             answer = engine.generate("bad", config.sampling, decoding=DecodingConfig(mode=mode))
             assert _generation(_values(answer)) == replace(answer, sequence_id=NO_SEQUENCE)
+
+
+def a_load(**changes: Any) -> Load:
+    contestant = Contestant(DecodingConfig(mode=Mode.AUTOREGRESSIVE), None, **changes)
+    return Load(contestant, [(5, 6), (7,), (8, 9, 10)], SamplingParams(max_new_tokens=4, ignore_eos=True))
+
+
+def test_a_load_crosses_as_it_is() -> None:
+    load, lines = a_load(batch_size=3), list[Any]()
+    Peer.begin(SimpleNamespace(_say=lines.append), load)  # type: ignore[arg-type]
+    assert _load(json.loads(json.dumps(lines[0]))) == load
+
+
+def test_the_slowest_of_several_engines_stands_for_all() -> None:
+    def engine(seconds: float) -> Any:
+        return SimpleNamespace(begin=lambda _load: None, end=lambda: Answers([], seconds))
+
+    peers = Peers()
+    peers._of_layout["replicas"] = [engine(seconds) for seconds in (1.0, 3.0, 2.0)]
+    assert peers.answer(None, a_load(layout="replicas")).seconds == 3.0  # type: ignore[arg-type]
+
+
+def test_answers_are_in_the_order_of_their_prompts_whichever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_flight = module.in_flight
+
+    def backwards(*arguments: Any) -> Iterator[tuple[int, Answer]]:
+        return reversed([*in_flight(*arguments)])
+
+    load = a_load(batch_size=3)
+    with pair({"ngram": lambda: NgramDrafter(2)}, max_num_seqs=3, pass_seconds=0.0) as (engine, _):
+        expected = [answer_load(engine, replace(load, prompts=[prompt])).generations[0] for prompt in load.prompts]
+        monkeypatch.setattr(module, "in_flight", backwards)
+        found = answer_load(engine, load).generations
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert len({one.token_ids for one in found}) == len(load.prompts)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from models.test_eagle import OPTIONS, WIDTH, Weights, eagle3_logits, eagle3_wei
 from safetensors.torch import load_file
 from torch import Tensor
 
+from amusd.config import GREEDY, Distribution
 from amusd.drafters.eagle import EagleDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.eagle import load_eagle
@@ -27,13 +28,21 @@ IDS = eagle3_weights()["d2t"] + torch.arange(12)
 class Pair:
     """A rollback manager over an EAGLE drafter, and a target whose features are random numbers."""
 
-    def __init__(self, model: CachedModel, embedding: Tensor, prompt: list[int], fan_out: int = 2) -> None:
+    def __init__(
+        self,
+        model: CachedModel,
+        embedding: Tensor,
+        prompt: list[int],
+        fan_out: int = 2,
+        distribution: Distribution = GREEDY,
+    ) -> None:
         self.weights: Weights = eagle3_weights()
         self.embedding = embedding
         opening = Open(
             1, 1, tuple(prompt), CAPACITY, "eagle", 8, 1, fan_out=fan_out, rows_per_step=3 if fan_out > 1 else 1
         )
         self.drafter = EagleDrafter(model)
+        self.drafter.set_distribution(distribution)
         self.manager = RollbackManager(opening, self.drafter)
         self.num_sent = 0
         generator = torch.Generator().manual_seed(len(prompt))
@@ -163,6 +172,15 @@ def test_a_token_behind_kept_ones_starts_from_their_own_states_where_features_ar
     pair.commit(first.token_id, second.token_id, other, send=False)
     propose([pair.manager])
     assert pair.manager.session.root.children[0].token_id == pair.expected([], pair.num_sent)
+
+
+def test_under_the_ratio_test_it_is_certain_of_the_likeliest(make: Callable[..., Pair]) -> None:
+    hot = Distribution(temperature=100.0, seed=3, acceptance="rejection")
+    pair = make(random_tokens(random.Random(4), 6), distribution=hot)
+    pair.send_features()
+    for _ in range(4):
+        propose([pair.manager])
+    assert pair.check() >= 4
 
 
 def test_features_of_another_width_are_refused(make: Callable[..., Pair]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from amusd.config import HardwareConfig, RunConfig, TransportConfig
 from amusd.errors import ConfigError
 from amusd.transport.addresses import address_towards, interface_address, interface_name
-from launch.nodes import Member, check_sharing, has_ranks_elsewhere, nodes_of, plan, ranks_of
+from launch.nodes import Member, check_sharing, has_ranks_elsewhere, nodes_of, plan, ranks_of, with_interface
+from launch.store import Place
 
 
 def members(*nodes: int, **changes: Any) -> list[Member]:
@@ -83,6 +84,13 @@ def test_the_plan_names_each_rank_its_machine_and_device_and_how_they_talk() -> 
         "commands of rank 0: TCP, encrypted; passes: gloo or NCCL over eth1, not encrypted",
         "candidates and verdicts: transport=zeromq, tcp://10.0.0.0:1, encrypted",
     ]
+
+
+def test_ranks_meet_at_the_interface_that_is_given_and_else_at_the_one_towards_rank_0() -> None:
+    place = Place(rank=1, apart=True, address="127.0.0.1", port=1, is_by_itself=False, namespace="t")
+    link = TransportConfig(kind="zeromq", address="tcp://127.0.0.1:1")
+    assert with_interface(dataclasses.replace(link, interface="eth1"), place).interface == "eth1"
+    assert with_interface(link, place).interface == "127.0.0.1"
 
 
 def test_an_interface_is_found_by_its_name_and_by_its_address() -> None:

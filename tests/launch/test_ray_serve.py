@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import AsyncGenerator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from amusd.errors import ConfigError
+from amusd.errors import ConfigError, PeerFailedError
 from amusd.settings import to_mapping
 from launch.compose import compose_config
 from launch.process_tree import descendants
-from launch.ray_serve import ENGINES, INGRESS, Replica, deployments, main
+from launch.ray_serve import ENGINES, INGRESS, Ingress, Replica, _see_all_gpus, application, deployments, main
 
 from .small_pair import save_pair
 
@@ -75,6 +76,137 @@ def test_without_ray_one_line_says_what_to_install(
     monkeypatch.setattr("launch.signals.ignore_signals", lambda: None)  # the process goes on
     assert main([]) == 2
     assert capsys.readouterr().err == "amusd: ray: needs ray; pip install 'amusd[ray]'\n"
+
+
+class Engines:
+    """The handle of the engines, as far as an ingress uses it: one answer, which may end with an error."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: Any = None
+        self.sent: Any = None
+        self.is_cancelled = False
+        self.answer = self
+
+    def options(self, **options: Any) -> Engines:
+        self.asked = options
+        return self
+
+    def remote(self, *sent: Any) -> Engines:
+        self.sent = sent
+        return self
+
+    async def __aiter__(self) -> AsyncGenerator[str, None]:
+        yield "taken"
+        if self.error is not None:
+            raise self.error
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class ActorError(Exception):
+    """Ray's, when an actor is gone."""
+
+
+class PressureError(Exception):
+    """Ray's, when a deployment has too many requests."""
+
+
+class UnavailableError(Exception):
+    """Ray's, when a deployment cannot be started."""
+
+
+@pytest.fixture
+def ingress(monkeypatch: pytest.MonkeyPatch) -> Ingress:
+    pytest.importorskip("fastapi", reason="the server is not installed: pip install 'amusd[serve]'")
+    names = {"BackPressureError": PressureError, "DeploymentUnavailableError": UnavailableError}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace(RayActorError=ActorError))
+    monkeypatch.setitem(sys.modules, "ray.serve", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "ray.serve.exceptions", SimpleNamespace(**names))
+    return Ingress(Engines(), to_mapping(compose_config([])))
+
+
+async def asked(ingress: Ingress) -> list[Any]:
+    scope = {"type": "http", "path": "/v1/models", "app": object()}
+    return [message async for message in ingress._ask(scope, b"{}", "a conversation")]
+
+
+def test_an_ingress_asks_the_engine_of_a_conversation(ingress: Ingress) -> None:
+    assert asyncio.run(asked(ingress)) == ["taken"]
+    assert ingress._engines.asked == {"stream": True, "session_id": "a conversation"}
+    assert ingress._engines.sent == ({"type": "http", "path": "/v1/models"}, b"{}")
+    assert ingress._engines.is_cancelled
+
+
+def test_an_engine_that_is_gone_for_ray_is_lost_for_the_front(ingress: Ingress) -> None:
+    from amusd.serving.front import EngineLostError
+
+    ingress._engines.error = ActorError("killed")
+    with pytest.raises(EngineLostError, match=r"^killed$"):
+        asyncio.run(asked(ingress))
+    assert ingress._engines.is_cancelled
+
+
+@pytest.mark.parametrize(("error", "status"), [(PressureError(), 429), (UnavailableError(), 503)])
+def test_what_no_engine_can_take_is_refused(ingress: Ingress, error: Exception, status: int) -> None:
+    from amusd.serving.requests import RequestError
+
+    ingress._engines.error = error
+    with pytest.raises(RequestError) as raised:
+        asyncio.run(asked(ingress))
+    assert raised.value.status == status
+    assert ingress._engines.is_cancelled
+
+
+def test_an_engine_sees_the_gpus_of_all_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    bundles = [{"CPU": 1, "GPU": 0.5}, {"CPU": 1, "GPU": 0.5}, {"CPU": 1}, {"CPU": 1, "GPU": 1}]
+    gpus = {1: ["3"], 3: ["5"]}
+
+    async def shown(index: int) -> list[str]:
+        return gpus[index]
+
+    def options(*, scheduling_strategy: tuple[Any, int], num_gpus: float, **_: Any) -> Any:
+        assert num_gpus == bundles[scheduling_strategy[1]]["GPU"]
+        return SimpleNamespace(remote=lambda: shown(scheduling_strategy[1]))
+
+    util = SimpleNamespace(get_current_placement_group=lambda: SimpleNamespace(bundle_specs=bundles))
+    task = SimpleNamespace(options=options)
+    ray = SimpleNamespace(util=util, get_gpu_ids=lambda: [3], remote=lambda _function: task)
+    strategies = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, index: (group, index))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    asyncio.run(_see_all_gpus())
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+@pytest.mark.parametrize("lost", ["a rank", "the draft", "the engine"])
+def test_an_engine_that_has_lost_what_it_needs_is_replaced(lost: str) -> None:
+    def failure(of: str) -> PeerFailedError | None:
+        return PeerFailedError(f"{of} is gone") if of == lost else None
+
+    async def health() -> tuple[int, dict[str, str]]:
+        return (503, {"status": "the engine is gone"}) if lost == "the engine" else (200, {})
+
+    followers = SimpleNamespace(failure=lambda: failure("a rank"))
+    drafts = SimpleNamespace(followers=followers, start_failure=lambda: failure("the draft"))
+    replica = SimpleNamespace(_drafts=drafts, _gate=SimpleNamespace(service=SimpleNamespace(health=health)))
+    with pytest.raises((PeerFailedError, RuntimeError), match=f"^{lost} is gone$"):
+        asyncio.run(Replica.check_health(replica))  # type: ignore[arg-type]
+
+
+def test_no_engine_keeps_to_cores_since_all_of_a_machine_would_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deployment(_kind: type, *, name: str, **_options: Any) -> Any:
+        return SimpleNamespace(bind=lambda *arguments: (name, *arguments))
+
+    serve = SimpleNamespace(deployment=deployment, ingress=lambda: lambda kind: kind)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+    config = compose_config(["hardware.pin_cores=true"])
+    name, engines, settings = application(config)
+    assert settings["hardware"] == {**to_mapping(config)["hardware"], "pin_cores": False}
+    assert (name, engines) == (INGRESS, (ENGINES, settings))
 
 
 def test_a_replica_answers_as_a_server_does_and_ends_with_its_draft(

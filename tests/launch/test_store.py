@@ -7,18 +7,24 @@ import pickle
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from amusd.config import RunConfig
-from amusd.errors import ConfigError
+from amusd.errors import AmusdError, ConfigError, PeerFailedError
+from amusd.models.ranks import COMMANDS
+from amusd.transport.curve import read_keys, write_keys
+from amusd.transport.tunnel import Tunnel
+from amusd.types import Role
 from launch.draft import own_transport
+from launch.drafts import OVER
 from launch.job import Group, Job, Options, store_secret
 from launch.main import main
-from launch.nodes import await_members
-from launch.ranks import reach
+from launch.nodes import await_members, left, tell_no_group, told_group
+from launch.ranks import reach, run_further_ranks
 from launch.store import Place, Store
 from tests.launch.processes import FAKE, ROOT, SECONDS, environment, node_variables, run
 
@@ -42,6 +48,12 @@ def test_a_store_beyond_this_machine_needs_keys_or_a_word(host: str) -> None:
         place(host).check_address(["transport.insecure=false"])
     for allowed in ("transport.insecure=true", "transport.keys=keys"):
         place(host).check_address([allowed])
+
+
+def test_torchrun_over_machines_needs_them_too_and_on_one_machine_nothing() -> None:
+    with pytest.raises(ConfigError, match=r"not on this machine, and neither transport\.keys=FOLDER"):
+        place("192.0.2.1", is_by_itself=False).check_address([])
+    place("192.0.2.1", is_by_itself=False, apart=False).check_address([])
 
 
 def test_the_script_refuses_in_one_line_before_anything_listens(tmp_path: Path) -> None:
@@ -78,6 +90,14 @@ def test_a_store_that_cannot_be_served_or_found_is_a_line(monkeypatch: pytest.Mo
     draft = place(NODE, port=free_port(), rank=1)
     with pytest.raises(ConfigError, match=f"^{draft.endpoint}: no target found there"):
         Store(draft)
+
+
+def test_a_store_listens_at_its_own_address_alone() -> None:
+    target = place(NODE, port=free_port())
+    store = Store(target)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.3", target.port), timeout=SECONDS)
+    store.put("finished", value=True)
 
 
 @pytest.mark.long
@@ -128,12 +148,16 @@ def test_anything_else_in_the_store_is_refused_the_same_way(host: Place, text: b
         store.get("group", 5.0)
 
 
-def test_a_value_is_sealed_under_its_own_name(host: Place) -> None:
+def test_a_value_is_sealed_under_its_own_name_and_run(host: Place) -> None:
     store = Store(host, b"ours")
     store.put("finished", value=True)
     store._store.set("t/rendezvous", store._store.get("t/finished"))
     with pytest.raises(ConfigError, match="the value 'rendezvous'"):
         store.get("rendezvous", 5.0)
+    Store(dataclasses.replace(host, rank=1, namespace="t/0"), b"ours").put("group", {"command": "generate"})
+    store._store.set("t/group", store._store.get("t/0/group"))
+    with pytest.raises(ConfigError, match="the value 'group'"):
+        store.get("group", 5.0)
 
 
 def test_a_worker_takes_the_link_from_its_own_arguments(tmp_path: Path) -> None:
@@ -148,6 +172,51 @@ def test_what_the_store_holds_is_no_prompt() -> None:
     group = Group(command="generate", jobs=(Job(config=RunConfig(prompt="a secret"), run_directory=Path("/runs")),))
     assert "a secret" in group.to_text()
     assert "a secret" not in group.without_prompts().to_text()
+
+
+@pytest.mark.parametrize("error", [ConfigError("no such model"), PeerFailedError("rank 1 was killed")])
+def test_what_ends_a_further_rank_is_told_the_target(
+    host: Place, monkeypatch: pytest.MonkeyPatch, error: AmusdError
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("launch.ranks._follow", fail)
+    target = Store(host)
+    job = Job(config=RunConfig(), run_directory=Path("/runs"))
+    target.put("group", Group(command="generate", jobs=(job,)).to_text())
+    further = dataclasses.replace(host, rank=1, local_rank=1, size=3, apart=False)
+    assert run_further_ranks(Options(), further) == 0
+    assert target.get("failure", 5.0) == {"users_mistake": isinstance(error, ConfigError), "line": str(error)}
+    assert target.has(left(1))
+
+
+@pytest.mark.parametrize(("apart", "exit_code"), [(True, 2), (False, 0)])
+def test_with_nothing_to_do_other_machines_end_as_the_target_does(host: Place, apart: bool, exit_code: int) -> None:
+    target = Store(host)
+    tell_no_group(target, "no such model", 2)
+    other = dataclasses.replace(host, rank=1, local_rank=0 if apart else 1, apart=apart)
+    store = Store(other)
+    assert told_group(other, store) == exit_code
+    assert store.await_any(OVER, 5.0) == "finished"
+
+
+def test_ranks_elsewhere_reach_the_first_one_with_their_keys(host: Place, tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys")
+    ours, theirs = (read_keys(tmp_path / "keys", role) for role in (Role.TARGET, Role.DRAFT))
+    with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as rank:
+        door.bind(str(tmp_path / "door"))
+        door.listen()
+        with closing(Tunnel.listen(NODE, tmp_path / "door", ours)) as here:
+            there = reach(Store(host), here.address, str(tmp_path), theirs)
+            assert there is not None
+            with closing(there):
+                rank.connect(str(tmp_path / COMMANDS))
+                rank.sendall(b"x")
+                door.settimeout(SECONDS)
+                near, _ = door.accept()
+                with near:
+                    assert near.recv(1) == b"x"
 
 
 @pytest.mark.parametrize(

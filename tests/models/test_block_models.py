@@ -211,6 +211,15 @@ def test_dflash_does_not_see_features_that_have_not_come(target: Path, tmp_path:
     check(state.score(2, 40), dflash_scores(weights, shared, {0: features[0], 1: features[1]}, 2, 40))
 
 
+def test_dflash_forgets_the_features_that_a_block_is_written_over(target: Path, tmp_path: Path) -> None:
+    weights, shared, features = dflash_weights(), shared_weights(target), random(14, WIDTH, seed=1)
+    state = load_dflash(save_dflash(tmp_path / "draft", weights), target).new_state()
+    state.take(0, features)
+    for position in (4, 14):
+        known = {place: features[place] for place in range(position) if not 4 <= place < 4 + BLOCK or position == 4}
+        check(state.score(position, 40), dflash_scores(weights, shared, known, position, 40))
+
+
 @pytest.mark.parametrize("from_anchor", [False, True])
 def test_dflash_in_speculators_form_may_have_a_head_of_its_own(from_anchor: bool, target: Path, tmp_path: Path) -> None:
     weights = dflash_weights() | {

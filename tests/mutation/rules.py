@@ -35,6 +35,15 @@ REQUESTS, RESPONSES, PURE = "amusd/serving/requests.py", "amusd/serving/response
 SERVICE, API, LEAVING = "amusd/serving/service.py", "tests/serving/test_api.py", "tests/serving/test_leaving.py"
 GATE, BAD_REQUESTS = "amusd/serving/app.py", "tests/serving/test_bad_requests.py"
 
+TUNNEL, TUNNEL_TESTS = "amusd/transport/tunnel.py", "tests/transport/test_tunnel.py"
+NODES, MEMBERS = "launch/nodes.py", "tests/launch/test_members.py"
+RANKS, STORE, STORE_TESTS = "launch/ranks.py", "launch/store.py", "tests/launch/test_store.py"
+FRONT, FRONT_TESTS = "amusd/serving/front.py", "tests/serving/test_front.py"
+RAY, RAY_TESTS = "launch/ray_serve.py", "tests/launch/test_ray_serve.py"
+PEERS, PEER_TESTS = "amusd/commands/peers.py", "tests/commands/test_equal_devices.py"
+FILES, FILE_TESTS = "amusd/commands/generate.py", "tests/commands/test_generate.py"
+DEVICES, DEVICE_TESTS = "amusd/commands/simulate/equal_devices.py", "tests/simulation/test_equal_devices.py"
+
 RULES = (
     # protocol
     Rule(
@@ -103,6 +112,13 @@ RULES = (
         DRAFT,
         "not len(opening.token_ids) <= opening.max_length <= MAX_TOKENS",
         "opening.max_length > MAX_TOKENS",
+        SESSIONS,
+    ),
+    Rule(
+        "the draft runs no further ahead after a verdict",
+        DRAFT,
+        "transition.token_ids)\n        self._limit = self._next_limit()\n",
+        "transition.token_ids)\n",
         SESSIONS,
     ),
     Rule(
@@ -230,6 +246,20 @@ RULES = (
         "amusd/policies/schedules.py",
         "not view.can_grow or view.draft_is_mute",
         "not view.can_grow",
+        POLICIES,
+    ),
+    Rule(
+        "a row costs what is committed with the draft, though alone it is more",
+        "amusd/policies/auto.py",
+        "max(view.tokens_per_second, view.plain_tokens_per_second)",
+        "view.tokens_per_second",
+        POLICIES,
+    ),
+    Rule(
+        "a wait costs a sequence more than its time",
+        "amusd/policies/auto.py",
+        "max(view.gain - loss, -delay)",
+        "view.gain - loss",
         POLICIES,
     ),
     Rule(
@@ -572,7 +602,7 @@ RULES = (
         "amusd/policies/schedules.py",
         "return Wait(seconds_left, worth=math.inf)  # blocks",
         "return Wait(seconds_left)  # blocks",
-        f"{BATCHES}::test_blocks_of_eight_requests_are_accepted_as_those_of_each_alone",
+        f"{BATCHES}::test_a_block_is_waited_for_whoever_else_is_ready",
     ),
     Rule(
         "a pass that is not finite ends every answer",
@@ -816,6 +846,28 @@ RULES = (
         "if False and scope",
         LEAVING,
     ),
+    # passes
+    Rule(
+        "a track reaches beyond the border of keys",
+        "amusd/models/numerics.py",
+        "1 + num_free // self.track_stride",
+        "2 + num_free // self.track_stride",
+        "tests/models/test_numerics.py",
+    ),
+    Rule(
+        "rows of a tree see each other",
+        "amusd/models/passes.py",
+        "row[list(path)] = True",
+        "seen[:, list(path)] = True",
+        "tests/models/test_tree_pass.py",
+    ),
+    Rule(
+        "passes with a fixed width have as many rows as there are tokens",
+        "amusd/models/eager.py",
+        "self._row_counts.least(rows) if is_padded else rows",
+        "rows",
+        "tests/models/test_batch.py",
+    ),
     # drafters
     Rule(
         "a drafter that cannot run ahead is asked to",
@@ -969,5 +1021,225 @@ RULES = (
         "self._num_steps - self._num_steps_before >= self._max_steps",
         "False",
         "tests/runtime/test_synchronous_trees.py",
+    ),
+    # ranks on several machines
+    Rule(
+        "a port that can be reached is rank 0's",
+        TUNNEL,
+        "heard = bool(way.poll(0))",
+        "heard = was_reached",
+        TUNNEL_TESTS,
+    ),
+    Rule(
+        "a connection takes what is for another",
+        TUNNEL,
+        "each.way is way and each.prefix == prefix",
+        "each.way is way",
+        TUNNEL_TESTS,
+    ),
+    Rule(
+        "a slow reader loses what came before the end",
+        TUNNEL,
+        "                stream.connection.sendall(stream.unsent)\n",
+        "                pass\n",
+        TUNNEL_TESTS,
+    ),
+    Rule(
+        "an end is not told to the other end", TUNNEL, "_DATA + data if data else _END)", "_DATA + data)", TUNNEL_TESTS
+    ),
+    Rule(
+        "an end that was killed has ended by itself",
+        TUNNEL,
+        "or reads nothing\n            self.is_lost = True\n",
+        "or reads nothing\n",
+        TUNNEL_TESTS,
+    ),
+    Rule(
+        "the draft's process looks after ranks of the target", NODES, " if rank < num_hosts else range(0)", "", MEMBERS
+    ),
+    Rule("ranks that are left over have no process", NODES, "if left_over or not each:", "if not each:", MEMBERS),
+    Rule(
+        "an interface that is given is not taken",
+        NODES,
+        "interface=transport.interface or own_host(place)",
+        "interface=own_host(place)",
+        MEMBERS,
+    ),
+    Rule(
+        "another machine's processes end well where the target found a mistake",
+        NODES,
+        'return int(told["exit_code"]) if place.is_away else 0',
+        "return 0",
+        STORE_TESTS,
+    ),
+    Rule(
+        "those that come late wait for a run that is not",
+        NODES,
+        'store.put("finished", True)  # those that have come late wait for this',
+        "pass",
+        STORE_TESTS,
+    ),
+    Rule(
+        "ranks ask for the way without their keys",
+        RANKS,
+        "Path(folder) / COMMANDS, keys)",
+        "Path(folder) / COMMANDS, None)",
+        STORE_TESTS,
+    ),
+    Rule(
+        "the reason that ended the run is not told",
+        RANKS,
+        "raise failure or error from None",
+        "raise error from None",
+        STORE_TESTS,
+    ),
+    Rule(
+        "a user's mistake on another machine is a failure",
+        RANKS,
+        "isinstance(error, ConfigError)",
+        "False",
+        STORE_TESTS,
+    ),
+    Rule(
+        "a value may stand under another name",
+        STORE,
+        'f"{self._namespace}/{name}\\0{text}"',
+        'f"{self._namespace}\\0{text}"',
+        STORE_TESTS,
+    ),
+    Rule(
+        "a value may be of another run",
+        STORE,
+        'f"{self._namespace}/{name}\\0{text}"',
+        'f"{name}\\0{text}"',
+        STORE_TESTS,
+    ),
+    Rule(
+        "torchrun's store needs no keys", STORE, "(self.is_by_itself or self.apart)", "self.is_by_itself", STORE_TESTS
+    ),
+    Rule(
+        "the store listens everywhere",
+        STORE,
+        "socket.create_server((address, port)",
+        'socket.create_server(("", port)',
+        STORE_TESTS,
+    ),
+    # many engines
+    Rule(
+        "an engine that had nothing counts as lost by the request",
+        FRONT,
+        "num_lost += response.engine is not None",
+        "num_lost += 1",
+        FRONT_TESTS,
+    ),
+    Rule(
+        "an answer has begun with the opening of its stream",
+        FRONT,
+        "len(self._withheld) > 2",
+        "len(self._withheld) > 1",
+        FRONT_TESTS,
+    ),
+    Rule(
+        "a conversation changes its engine with every turn",
+        FRONT,
+        "messages[: next(users, len(messages)) + 1]",
+        "messages",
+        FRONT_TESTS,
+    ),
+    Rule("Ray is not told the conversation", RAY, "session_id=conversation", 'session_id=""', RAY_TESTS),
+    Rule(
+        "an engine that is lost is no reason to ask another",
+        RAY,
+        "raise EngineLostError(str(error)) from error",
+        "raise",
+        RAY_TESTS,
+    ),
+    Rule(
+        "an engine answers a client that has gone",
+        RAY,
+        "            messages.cancel()\n",
+        "            pass\n",
+        RAY_TESTS,
+    ),
+    Rule(
+        "a replica sees the GPUs of its first rank alone",
+        RAY,
+        "[*ray.get_gpu_ids(), *(gpu for gpus in await asyncio.gather(*others) for gpu in gpus)]",
+        "[*ray.get_gpu_ids()]",
+        RAY_TESTS,
+    ),
+    Rule("an engine whose rank has ended is healthy", RAY, "self._drafts.followers.failure() or ", "", RAY_TESTS),
+    Rule("all replicas of a machine take the same cores", RAY, "pin_cores=False", "pin_cores=True", RAY_TESTS),
+    # equal devices, files of answers
+    Rule(
+        "the fastest of several engines stands for all",
+        PEERS,
+        "return max((peer.end()",
+        "return min((peer.end()",
+        PEER_TESTS,
+    ),
+    Rule(
+        "answers come in the order in which they end",
+        PEERS,
+        "[answers[number].result() for number in range(len(load.prompts))]",
+        "[answer.result() for answer in answers.values()]",
+        PEER_TESTS,
+    ),
+    Rule(
+        "another engine answers one prompt at a time",
+        PEERS,
+        'orders["drafter"], orders["batch_size"])',
+        'orders["drafter"], 1)',
+        PEER_TESTS,
+    ),
+    Rule(
+        "the first shard's prompts are the second one's, too",
+        WORKLOAD,
+        "prompts[number - 1 :: count]",
+        "prompts[max(0, number - 2) :: count]",
+        FILE_TESTS,
+    ),
+    Rule(
+        "what parts have answered counts as this run's own",
+        FILES,
+        "sum(prompt.number not in self.answered for prompt in self.prompts)",
+        "len(self.prompts)",
+        FILE_TESTS,
+    ),
+    Rule(
+        "a rank makes a pass as many times as fast as there are devices",
+        DEVICES,
+        "self.more ** math.log2(self.rank_speedup)",
+        "self.more",
+        DEVICE_TESTS,
+    ),
+    Rule(
+        "replicas compute as if each were alone",
+        DEVICES,
+        "costs=costs.where_other(works=True) if num_engines > 1 else costs, ",
+        "",
+        DEVICE_TESTS,
+    ),
+    Rule(
+        "drafting is compared with ranks alone",
+        DEVICES,
+        'max(best["rank"], best["replica"]) - 1',
+        'best["rank"] - 1',
+        DEVICE_TESTS,
+    ),
+    # published drafters, once more
+    Rule(
+        "under the ratio test EAGLE draws as the target does",
+        EAGLE,
+        'GREEDY if distribution.rule == "rejection" else distribution',
+        "distribution",
+        EAGLE_TESTS,
+    ),
+    Rule(
+        "a block leaves the features behind it",
+        BLOCKS,
+        "        self._known[position : position + self._model.block_size] = False  # overwritten\n",
+        "",
+        BLOCKS_TESTS,
     ),
 )

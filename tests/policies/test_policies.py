@@ -121,9 +121,19 @@ def test_auto_verifies_what_is_worth_its_row() -> None:
     at_hand = replace(KNOWN, num_candidates=3, chances=(0.6, 0.3, 0.1), may_get_more=False)
     assert AUTO.decide(at_hand) == Verify(3)
     assert AUTO.decide(replace(at_hand, row_seconds=0.004)) == Verify(2, min_chance=0.2)  # a fifth of a token
+    faster_alone = replace(at_hand, row_seconds=0.004, plain_tokens_per_second=100.0)
+    assert AUTO.decide(faster_alone) == Verify(1, min_chance=0.4)
     assert AUTO.decide(replace(at_hand, row_seconds=0.02)) == Verify(0, min_chance=1.0)  # no better than decoding alone
     assert AUTO.decide(replace(KNOWN, row_seconds=0.006)) == Wait(0.02)  # 0.25 and 0.3 of a token for 0.6
     assert AUTO.decide(replace(KNOWN, row_seconds=0.008)) == Verify(0, min_chance=0.4)
+
+
+def test_auto_says_what_a_wait_is_worth_beside_other_sequences() -> None:
+    assert AUTO.decide(KNOWN).worth == pytest.approx(0.6 - 0.25)
+    assert AUTO.decide(replace(KNOWN, acceptance=0.2)).worth == pytest.approx(0.2 - 0.25)
+    of_none = [{"row_seconds": 0.02}, {"may_get_more": False}, {"drafting_pays": False}, {"waited_seconds": 0.02}]
+    for changes in of_none:  # no more is lost than the time
+        assert AUTO.decide(replace(KNOWN, **changes)).worth == pytest.approx(-0.25)
 
 
 def test_auto_has_the_draft_rest_where_drafting_does_not_pay() -> None:

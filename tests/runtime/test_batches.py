@@ -417,6 +417,25 @@ def test_one_whose_draft_is_at_long_work_has_two_others_wait_for_nothing() -> No
         assert waiter.result().token_ids == reference(30, START)[1:]
 
 
+def test_a_block_is_waited_for_whoever_else_is_ready() -> None:
+    class Slow(PromptedOracle):
+        def propose(self, max_tokens: int) -> tuple[int, ...]:
+            time.sleep(0.02)
+            return super().propose(max_tokens)
+
+    schedule = decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=20.0)
+    with pair({"slow": Slow}, max_num_seqs=3) as (engine, _):
+        others = [engine.submit(START, params(30), decoding=PLAIN) for _ in range(2)]
+        waiter = engine.submit(EIGHT_PROMPTS[0], params(20), decoding=schedule)
+        answer = waiter.result()
+        assert answer.token_ids == text_behind(EIGHT_PROMPTS[0])[len(PROMPT) :][:20]
+        passes = [event for event in events_of(engine, "target_pass") if isinstance(event, TargetPass)]
+        sizes = [event.num_candidates for event in passes if event.sequence_id == answer.sequence_id]
+        assert sizes[:4] == [4, 4, 4, 4]
+        for other in others:
+            assert other.result().token_ids == reference(30, START)[1:]
+
+
 def test_one_that_its_draft_cannot_take_has_another_one_wait_for_it_once() -> None:
     """Blocks are waited for in lock step, but not in each pass for one of which the draft says nothing."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amusd.commands.simulate import simulate, simulate_text
-from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, measured_speedups
+from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, measured_speedups, worth
 from amusd.commands.simulate.inputs import inputs_of
 from amusd.config import RunConfig
 from amusd.console import Console
@@ -19,6 +19,8 @@ from amusd.errors import ConfigError
 from amusd.reporting.map import draw_map
 from amusd.settings import from_mapping
 from amusd.simulation.cost import Costs, Duration, Shared
+from amusd.simulation.simulator import Simulator
+from amusd.simulation.tokens import drawn_answers
 
 SMALL = {"num_answers": 2, "num_tokens": 60, "synchronous_lengths": [2, 4], "min_candidates": [1]}
 
@@ -76,6 +78,10 @@ def test_several_answers_are_divided_among_replicas(tmp_path: Path) -> None:
     assert of("rank", two)[0] == pytest.approx(2 * of("rank", one)[0] * 20 / 24)
     shared = predicted(configured(num_answers=5, rank_speedup=1.6, batch_size=5, num_target_devices=4), tmp_path)
     assert of("replica", shared)[0] == pytest.approx(5 / 4 * 4 * 50, rel=0.02)
+    alike = predicted(configured(num_answers=4, rank_speedup=1.0, batch_size=2, sequence_ms=4.0), tmp_path)
+    speedups = alike["equal_devices"]["speedups"]
+    assert speedups["rank"] < speedups["replica"]
+    assert alike["equal_devices"]["gain"] == pytest.approx(speedups["draft"] / speedups["replica"] - 1)
 
 
 def test_replicas_disturb_each_other_as_the_workers_of_a_pair_do() -> None:
@@ -83,6 +89,13 @@ def test_replicas_disturb_each_other_as_the_workers_of_a_pair_do() -> None:
     costs = Costs(passes=passes, draft_token=Shared(Duration.of_ms(2.0), Duration.of_ms(3.0)))
     assert costs.where_other(works=True) == Costs(passes={0: Shared.of_ms(25.0)}, draft_token=Shared.of_ms(3.0))
     assert costs.where_other(works=False) == Costs(passes={0: Shared.of_ms(20.0)}, draft_token=Shared.of_ms(2.0))
+    answers = drawn_answers(0.7, num_answers=2, num_tokens=60, seed=3)
+    machine = Simulator(costs=costs, answers=answers, max_candidates=64, batch_size=2)
+    config = configured()
+    found = worth(EqualDevices(rank_speedup=1.0), machine, config.simulate, config.decoding())
+    plain = {row["use"]: row["tokens_per_second"] for row in found["rows"] if row["mode"] == "autoregressive"}
+    assert plain == pytest.approx({"rank": 2 * 50, "replica": 2 * 40})
+    assert found["gain"] == pytest.approx(found["speedups"]["draft"] / found["speedups"]["rank"] - 1)
 
 
 def test_an_older_device_drafts_more_slowly_and_is_less_of_a_rank(tmp_path: Path) -> None:

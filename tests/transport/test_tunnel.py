@@ -113,6 +113,27 @@ def test_each_connection_carries_bytes_both_ways_until_either_end_ends_it(
     assert not (tmp_path / "copy").exists()
 
 
+def test_what_a_slow_process_has_not_read_comes_before_the_end(
+    tmp_path: Path, door: socket.socket, ends: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "_LAST_SECONDS", SECONDS)
+    long = os.urandom(2_000_000)  # more than a socket holds
+    with (
+        closing(Tunnel.listen(HOST, tmp_path / "door", None)) as here,
+        closing(Tunnel.connect(here.address, tmp_path / "copy", None)),
+    ):
+        far = knock(ends, tmp_path / "copy")
+        near = accepted(ends, door)
+        near.sendall(b"go")
+        assert received(far, 2) == b"go"
+        far.sendall(long)
+        far.close()
+        while here._streams:  # until the end has come
+            time.sleep(0.01)
+        assert received(near, len(long)) == long
+        assert near.recv(1) == b""
+
+
 def test_where_the_first_rank_awaits_nobody_any_more_a_connection_ends_at_once(
     tmp_path: Path, door: socket.socket, ends: ExitStack
 ) -> None:
