@@ -250,14 +250,14 @@ RULES = (
     ),
     Rule(
         "a row costs what is committed with the draft, though alone it is more",
-        "amusd/policies/auto.py",
+        "amusd/policies/schedules.py",
         "max(view.tokens_per_second, view.plain_tokens_per_second)",
         "view.tokens_per_second",
         POLICIES,
     ),
     Rule(
         "a wait costs a sequence more than its time",
-        "amusd/policies/auto.py",
+        "amusd/policies/schedules.py",
         "max(view.gain - loss, -delay)",
         "view.gain - loss",
         POLICIES,
@@ -1026,15 +1026,15 @@ RULES = (
     Rule(
         "a port that can be reached is rank 0's",
         TUNNEL,
-        "heard = bool(way.poll(0))",
-        "heard = was_reached",
+        "if self._way.poll(0):\n                self._way.recv_multipart()\n",
+        "if was_reached:\n",
         TUNNEL_TESTS,
     ),
     Rule(
         "a connection takes what is for another",
         TUNNEL,
-        "each.way is way and each.prefix == prefix",
-        "each.way is way",
+        "self._num_admitted += 1",
+        "self._num_admitted = 1",
         TUNNEL_TESTS,
     ),
     Rule(
@@ -1044,14 +1044,12 @@ RULES = (
         "                pass\n",
         TUNNEL_TESTS,
     ),
-    Rule(
-        "an end is not told to the other end", TUNNEL, "_DATA + data if data else _END)", "_DATA + data)", TUNNEL_TESTS
-    ),
+    Rule("an end is not told to the other end", TUNNEL, "_DATA if data else _END, data)", "_DATA, data)", TUNNEL_TESTS),
     Rule(
         "an end that was killed has ended by itself",
         TUNNEL,
-        "or reads nothing\n            self.is_lost = True\n",
-        "or reads nothing\n",
+        "or reads nothing\n            self._lose(key)",
+        "or reads nothing\n            self._end(key)",
         TUNNEL_TESTS,
     ),
     Rule(
