@@ -23,14 +23,16 @@ from amusd.drafters.base import Expansion
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.tree import ModelTreeDrafter, TreePart
 from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache
+from amusd.models.kv_cache import PreallocatedCache
 from amusd.protocol.draft_session import Transition
 
 
 class EagleDrafter(ModelTreeDrafter):
     """Drafts trees, and chains as trees of fan-out 1, with a `model` whose network reads features."""
 
-    def __init__(self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: KVCache | None = None) -> None:
+    def __init__(
+        self, model: CachedModel, ngrams: NgramCache | None = None, *, cache: PreallocatedCache | None = None
+    ) -> None:
         """`ngrams`, `cache`: see `ModelTreeDrafter`."""
         super().__init__(model, ngrams, cache=cache)
         self._features = torch.zeros(model.max_length, model.feature_width, dtype=torch.bfloat16)

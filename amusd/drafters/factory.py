@@ -20,7 +20,7 @@ from amusd.drafters.tree import ModelTreeDrafter
 from amusd.errors import ConfigError
 from amusd.models.block_models import BlockModel
 from amusd.models.cached_model import CachedModel
-from amusd.models.language_model import KVCache
+from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.loading import load_block_draft, load_draft_model
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.tokenizer import Tokenizer
@@ -204,19 +204,19 @@ def _model_makers(config: DrafterConfig, model: CachedModel) -> tuple[DrafterFac
         looks_up = config.kind in ("embedded", "eagle") and config.min_lookup > 0
         return NgramCache(config.min_lookup, config.max_lookup) if looks_up else None
 
-    def chain(cache: KVCache) -> Drafter:
+    def chain(cache: PreallocatedCache) -> Drafter:
         return AutoregressiveDrafter(model, lookup(), cache=cache)
 
-    def tree(cache: KVCache) -> Drafter:
+    def tree(cache: PreallocatedCache) -> Drafter:
         return ModelTreeDrafter(model, lookup(), cache=cache)
 
-    def eagle(cache: KVCache) -> Drafter:
+    def eagle(cache: PreallocatedCache) -> Drafter:
         return EagleDrafter(model, lookup(), cache=cache)
 
     def synthetic(drafter: Drafter) -> Drafter:
         return SyntheticDrafter(drafter, config.accept, config.accept_next, model.vocab_size)
 
-    def maker(make: Callable[[KVCache], Drafter]) -> DrafterFactory:
+    def maker(make: Callable[[PreallocatedCache], Drafter]) -> DrafterFactory:
         return lambda number: [make(cache) for cache in caches(number)]
 
     if config.kind == "eagle":

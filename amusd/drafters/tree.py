@@ -17,8 +17,10 @@ from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, Expansion, path_to, say_not_finite
 from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
 from amusd.errors import NoRoomError, NotFiniteError
-from amusd.models.cached_model import CachedModel, TreeRows
-from amusd.models.language_model import DigestRequest, KVCache, ModelOutput
+from amusd.models.cached_model import CachedModel
+from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.language_model import DigestRequest, ModelOutput
+from amusd.models.passes import Part, PathRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.digest import Digests
 from amusd.sampling.ranking import Ranking
@@ -31,7 +33,7 @@ LOOKUP_WEIGHT = 0.85
 class TreePart:
     """A tree's rows of a pass, and what its guesses depend on beside the logits of the last rows."""
 
-    rows: TreeRows
+    rows: Part
     positions: Sequence[int]
     """The places of the tokens that follow these rows."""
     contexts: Sequence[Sequence[int]]
@@ -49,7 +51,7 @@ class ModelTreeDrafter(Drafter):
         ngrams: NgramCache | None = None,
         *,
         num_ids: int | None = None,
-        cache: KVCache | None = None,
+        cache: PreallocatedCache | None = None,
     ) -> None:
         """`num_ids`: reduce ids to `[0, num_ids)` before the model sees them (a model that only spends time).
 
@@ -197,7 +199,8 @@ class ModelTreeDrafter(Drafter):
             inputs = ranking.inputs(positions, contexts, mixtures)
             others = np.repeat(inputs[:1], len(tokens) - len(inputs), axis=0)  # of rows whose guesses are not needed
             wanted = DigestRequest(ranking.digest, np.concatenate((others, inputs)))
-        return TreePart(TreeRows(tokens, prefix, paths, self._cache, wanted), positions, contexts, mixtures)
+        rows = Part(self._cache, tokens, PathRows(prefix, paths), wanted)
+        return TreePart(rows, positions, contexts, mixtures)
 
     def rank(self, part: TreePart, output: ModelOutput) -> Sequence[Guesses]:
         """Rank the tokens behind the last rows by the logits of the pass."""

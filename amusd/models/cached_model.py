@@ -7,7 +7,7 @@ nothing of candidates, sampling or messages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -34,32 +34,12 @@ from amusd.models.passes import (
     PartOutput,
     Pass,
     PathRows,
-    Slots,
     check_paths,
     lay_out_paths,
     lay_out_rows,
 )
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.split_attention import stored_dtype
-
-
-@dataclass(frozen=True, slots=True)
-class TreeRows:
-    """The nodes of one tree in a pass: a part of `CachedModel.forward_trees`.
-
-    After `prefill` of n tokens, slots [0, n) are theirs. The others are the caller's, who may give a slot to another
-    node at any time; `new_cache(capacity, spare=...)` has `capacity + spare` in all, and `spare` is the longest path.
-    Low slots are cheap on a CPU.
-    """
-
-    token_ids: Sequence[int]
-    prefix: Slots
-    """[positions] int64: the slots of the tokens before the tree."""
-    paths: Sequence[Sequence[int]]
-    """The slots that lead from there to each row, its own last, where its keys and values go. An ancestor was
-    computed before, or is a row of this pass."""
-    cache: KVCache
-    wanted: DigestRequest | None = None
 
 
 class _CapturedCache(PreallocatedCache):
@@ -156,7 +136,7 @@ class CachedModel:
     def new_cache(self, capacity: int, *, spare: int = 0) -> PreallocatedCache:
         """An empty cache for at most `capacity` tokens. Raises `ValueError` beyond `max_length`.
 
-        `spare`: slots for nodes of a tree beside these tokens; see `TreeRows`.
+        `spare`: slots for nodes of a tree beside these tokens, as many as its longest path has; see `forward_trees`.
         """
         return self.new_caches(1, capacity, spare=spare)[0]
 
@@ -305,20 +285,21 @@ class CachedModel:
             chain.cache.truncate(end)
         return [tokens[: chain.num_tokens] for chain, tokens in zip(batch, chosen, strict=True)]
 
-    def forward_trees(self, batch: Sequence[TreeRows]) -> list[ModelOutput]:
-        """One pass over 1 to `width` nodes of each tree; the caches share their memory.
+    def forward_trees(self, batch: Sequence[Part]) -> list[ModelOutput]:
+        """One pass over the nodes of trees, 1 to `width` of each; the caches share their memory.
+
+        After `prefill` of n tokens, slots [0, n) are theirs. The others are the caller's, who may give a slot to
+        another node at any time. Low slots are cheap on a CPU.
 
         Logits that are captured are valid until the next pass. `cache.length` neither matters nor changes; `prefill`
         and `forward` write from there on, padding included, whatever lies there. Raises `ValueError`, before any
         change, for what no path can be.
         """
-        parts = []
         for tree in batch:
-            cache = self._checked((), tree.cache)
+            self._checked((), tree.cache)
             if not 1 <= len(tree.token_ids) <= self._numerics.width:
                 raise ValueError(f"{len(tree.token_ids)} rows: allowed are 1 to {self._numerics.width}")
-            parts.append(Part(cache, tree.token_ids, PathRows(tree.prefix, tree.paths), tree.wanted))
-        return self._outputs(parts)
+        return self._outputs(batch)
 
     def run(self, work: Pass) -> list[PartOutput]:
         """Compute a pass on every rank; returns what it gives for each part, or nothing for a prompt.
@@ -349,7 +330,7 @@ class CachedModel:
             return []
         digests = {part.wanted.digest: None for part in parts if part.wanted is not None}
         if len(digests) < 2 or self._eager is not None:
-            return [output.rows for output in self.run(Pass(parts))]
+            return [rows for rows, *_ in self.run(Pass(parts))]
         found: dict[int, ModelOutput] = {}
         first, *_ = digests
         for digest in digests:
@@ -358,8 +339,8 @@ class CachedModel:
                 for number, part in enumerate(parts)
                 if (first if part.wanted is None else part.wanted.digest) == digest
             ]
-            for number, output in zip(numbers, self.run(Pass([parts[number] for number in numbers])), strict=True):
-                found[number] = replace(output.rows, logits=output.rows.logits.clone())  # of the last pass
+            for number, (rows, *_) in zip(numbers, self.run(Pass([parts[number] for number in numbers])), strict=True):
+                found[number] = replace(rows, logits=rows.logits.clone())  # of the last pass
         return [found[number] for number in range(len(parts))]
 
     def _lay_out(self, token_ids: Sequence[int], parents: Sequence[int], cache: PreallocatedCache) -> PathRows:
@@ -388,8 +369,8 @@ class CachedModel:
             return self._replay_steps(chains)
         parts = [Part(self._check_chain(chain.token_ids, chain.cache), chain.token_ids) for chain in chains]
         chosen = []
-        for chain, output in zip(chains, self.run(Pass(parts)), strict=True):
-            last, chooser = ModelOutput(output.rows.logits[-1:]), chain.chooser
+        for chain, (rows, *_) in zip(chains, self.run(Pass(parts)), strict=True):
+            last, chooser = ModelOutput(rows.logits[-1:]), chain.chooser
             before = chain.cache.length - 1
             columns = last.choose() if chooser is None else chooser.choose(last.logits, before, chain.token_ids[-1:])
             chosen.append(self._tokens(columns))
@@ -421,7 +402,8 @@ class CachedModel:
     def _choose_steps(self, chain: ChainRows, start: int, output: PartOutput) -> list[int]:
         """The tokens of one chain that began at `start`: each step's, as long as it followed what is chosen."""
         chooser, end = chain.chooser, start + len(chain.token_ids)
-        steps = [output.rows.last_row(), *output.steps]
+        rows, *others = output
+        steps = [rows.last_row(), *others]
         if chooser is None:
             return self._tokens([column for step in steps for column in step.choose()])
         chosen: list[int] = []

@@ -228,7 +228,7 @@ class CapturedPasses:
         for step, scores in enumerate(logits[1:]):
             place = self._step_rows(step, shape).start + index
             steps.append(self._model_output(scores[index : index + 1], slice(place, place + 1), shape.digest))
-        return PartOutput(rows, steps)
+        return [rows, *steps]
 
     def _model_output(self, logits: Tensor, rows: slice, digest: LogitsDigest | None) -> ModelOutput:
         digests = None if digest is None else self._buffers(digest).host_outputs[rows].copy()

@@ -53,9 +53,7 @@ class EagerPasses:
                 logits = self._call(parts, with_logits=work.with_logits)
                 if logits is not None:
                     each = torch.split(logits, [len(part.token_ids) for part in parts])
-                    outputs |= {
-                        number: PartOutput(ModelOutput(rows)) for number, rows in zip(numbers, each, strict=True)
-                    }
+                    outputs |= {number: [ModelOutput(rows)] for number, rows in zip(numbers, each, strict=True)}
         return [outputs[number] for number in sorted(outputs)]
 
     def prepare(self, num_parts: int, cache: PreallocatedCache) -> None:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from amusd.models.block_models import BlockModel
-from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.cached_model import CachedModel
 from amusd.models.features import FeatureSpec
 from amusd.models.language_model import FeatureRows
+from amusd.models.passes import Part, PathRows
 
 SHIFTS = (0, -1, 1)
 """How many layers further up the states are taken."""
@@ -108,7 +109,7 @@ def guess_with_eagle(model: CachedModel) -> Guess:
             prefix = np.arange(1, start)  # the row of a token has the slot of its position; the first has none
             paths = [[*range(start, row + 1)] for row in rows]
             tokens = token_ids[rows.start : rows.stop]
-            columns += model.forward_trees([TreeRows(tokens, prefix, paths, cache)])[0].choose()
+            columns += model.forward_trees([Part(cache, tokens, PathRows(prefix, paths))])[0].choose()
         return columns if model.output_ids is None else model.output_ids.cpu()[columns].tolist()
 
     return guess

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -111,14 +111,11 @@ class Pass:
         return next((part.wanted.digest for part in self.parts if part.wanted is not None), None)
 
 
-@dataclass(frozen=True, slots=True)
-class PartOutput:
-    """The result of a pass for one sequence."""
+PartOutput: TypeAlias = Sequence[ModelOutput]
+"""The result of a pass for one sequence: the output of its rows, then that of each further step, which has one row.
 
-    rows: ModelOutput
-    """The output of its rows. Where passes are captured, its logits are valid until the next pass."""
-    steps: Sequence[ModelOutput] = ()
-    """The output of each further step, which has one row."""
+Where passes are captured, logits are valid until the next pass.
+"""
 
 
 class Network(Protocol):

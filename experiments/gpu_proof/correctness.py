@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.models.cached_model import TreeRows
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import capture_for
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Part, PathRows
 from amusd.models.self_test import measure_width_invariance
 from experiments.gpu_proof import adapter
 from experiments.gpu_proof.checkpoint import VOCAB_SIZE, save_small_pair
@@ -60,9 +60,8 @@ def _small_logits(folder: Path, device: str, dtype: str) -> dict[str, Tensor]:
     cache = model.new_cache(512, spare=16)
     model.prefill(prompt[:-6], cache)
     chain = model.forward(prompt[-6:], cache).logits.float().cpu()
-    tree = (
-        model.forward_trees([TreeRows([7, 8], np.arange(_SMALL_LENGTH), [[501], [502]], cache)])[0].logits.float().cpu()
-    )
+    part = Part(cache, [7, 8], PathRows(np.arange(_SMALL_LENGTH), [[501], [502]]))
+    tree = model.forward_trees([part])[0].logits.float().cpu()
     return {"chain": chain, "tree": tree}
 
 

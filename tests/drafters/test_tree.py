@@ -19,7 +19,7 @@ from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, ModelTreeDrafter
 from amusd.errors import NoRoomError
-from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node, Transition
 from amusd.protocol.messages import Open, Verdict
@@ -239,8 +239,8 @@ def test_no_pass_writes_into_a_slot_that_is_in_use(monkeypatch: pytest.MonkeyPat
     passes: list[Any] = []
     forward_trees = CachedModel.forward_trees
 
-    def spy(self: CachedModel, batch: Sequence[TreeRows]) -> Any:
-        passes.extend(tuple(path[-1] for path in rows.paths) for rows in batch)
+    def spy(self: CachedModel, batch: Sequence[Any]) -> Any:
+        passes.extend(tuple(path[-1] for path in part.rows.paths) for part in batch)
         return forward_trees(self, batch)
 
     monkeypatch.setattr(CachedModel, "forward_trees", spy)

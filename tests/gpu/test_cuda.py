@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from amusd.config import Distribution
-from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.cached_model import CachedModel
 from amusd.models.graphs import CudaGraphs, run_each_time
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.models.passes import Part, PathRows
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.synthetic import SHAPES, random_model, shape_config
 from amusd.sampling.ranking import Ranking
@@ -137,7 +138,7 @@ def test_paths_and_trees_of_graphs_choose_what_passes_computed_anew_choose(folde
             assert found[0] == rows[2]
             model.keep([0, 2], cache)
             tokens += [rows[2], found[2]]
-        logits = model.forward_trees([TreeRows([7, 8], np.arange(len(TOKENS)), [[630], [629]], cache)])[0].logits
+        logits = model.forward_trees([Part(cache, [7, 8], PathRows(np.arange(len(TOKENS)), [[630], [629]]))])[0].logits
         chosen.append((tokens, logits.argmax(-1).tolist()))
         cache.truncate(0)
     assert chosen[0] == chosen[1]

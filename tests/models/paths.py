@@ -12,7 +12,15 @@ from torch import Tensor
 
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import PreallocatedCache
+from amusd.models.passes import Part, PathRows, Slots
 from amusd.protocol.verification import Tracks
+
+
+def tree_rows(
+    token_ids: Sequence[int], prefix: Slots, paths: Sequence[Sequence[int]], cache: PreallocatedCache
+) -> Part:
+    """The nodes of one tree in a pass, for `CachedModel.forward_trees`."""
+    return Part(cache, token_ids, PathRows(prefix, paths))
 
 
 @dataclass

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids
-from models.paths import random_paths
+from models.paths import random_paths, tree_rows
 from torch import Tensor
 
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.cached_model import CachedModel
 from amusd.models.eager import EagerPasses, RowCounts
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import load_model, wrap_model
@@ -268,11 +268,11 @@ def test_trees_of_several_sequences_have_the_logits_that_each_has_alone(kind: st
             paths = [[slot] if rng.random() < 0.5 or not row else [slots[0], slot] for row, slot in enumerate(slots)]
             trees.append((random_ids(len(slots), seed=rng.randrange(99)), np.arange(9 + index), paths))
         found = model.forward_trees(
-            [TreeRows(*tree, caches[index]) for index, tree in zip(members, trees, strict=True)]
+            [tree_rows(*tree, caches[index]) for index, tree in zip(members, trees, strict=True)]
         )
         logits = [output.logits.clone() for output in found]
         for index, tree, together in zip(members, trees, logits, strict=True):
-            expected = model.forward_trees([TreeRows(*tree, alone[index])])[0].logits
+            expected = model.forward_trees([tree_rows(*tree, alone[index])])[0].logits
             torch.testing.assert_close(together, expected, atol=1e-4, rtol=1e-4)
 
 

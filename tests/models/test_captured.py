@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from models import tiny
+from models.paths import tree_rows
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
@@ -19,7 +20,7 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.errors import DeviceError, NotFiniteError
 from amusd.models import graphs
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.cached_model import CachedModel
 from amusd.models.captured import CapturedPasses, PassShape
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import wrap_model
@@ -176,7 +177,7 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
         model.keep([0, 2], cache)
         model.extend([7], cache, 1 + length % 2)
     for slot in range(60):
-        model.forward_trees([TreeRows([5], np.arange(0), [[slot]], tree_cache)])
+        model.forward_trees([tree_rows([5], np.arange(0), [[slot]], tree_cache)])
     assert len(captures) == 2 * number
 
 

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from models.blocks import random_ids
+from models.paths import tree_rows
 from models.test_decoder import Case, lean_model, stock_model
 from models.thread_ranks import ThreadRanks
 from torch import Tensor
 
 from amusd.errors import RankLostError
-from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.cached_model import CachedModel
 from amusd.models.graphs import Replay
 from amusd.models.language_model import DigestRequest
 from amusd.models.numerics import Numerics
@@ -101,7 +102,7 @@ def decoded(model: CachedModel) -> list[list[int]]:
     tree_cache = model.new_cache(16, spare=16)
     model.prepare(tree_cache)
     model.prefill(prompt, tree_cache)
-    logits = model.forward_trees([TreeRows(block[:2], np.arange(11), [[17], [14]], tree_cache)])[0].logits
+    logits = model.forward_trees([tree_rows(block[:2], np.arange(11), [[17], [14]], tree_cache)])[0].logits
     return [*chosen, logits.argmax(-1).tolist()]
 
 

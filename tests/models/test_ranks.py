@@ -15,11 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.blocks import random_ids
-from models.paths import decoded_both_ways
+from models.paths import decoded_both_ways, tree_rows
 from models.test_decoder import Case, lean_model, stock_model
 
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
-from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Part, Pass, PathRows
 from amusd.models.process_group import ProcessGroup, backend_for
@@ -201,7 +201,7 @@ def _three_passes(model: CachedModel) -> None:
     cache = model.new_cache(20, spare=8)
     model.prefill(random_ids(5), cache)
     model.forward([1, 2], cache)
-    model.forward_trees([TreeRows([3, 4], np.arange(5), [[12], [12, 14]], cache)])
+    model.forward_trees([tree_rows([3, 4], np.arange(5), [[12], [12, 14]], cache)])
 
 
 @pytest.mark.parametrize("number", range(NUM_EXCHANGES + 1))
@@ -302,7 +302,7 @@ def test_followers_compute_trees_too() -> None:
     def compute(model: CachedModel) -> torch.Tensor:
         cache = model.new_cache(10, spare=6)
         model.prefill(prompt, cache)
-        return model.forward_trees([TreeRows(tokens, prefix, paths, cache)])[0].logits.clone()
+        return model.forward_trees([tree_rows(tokens, prefix, paths, cache)])[0].logits.clone()
 
     expected = compute(lean_model(STOCK))
     with meeting(2) as (leader, followers):
@@ -310,7 +310,7 @@ def test_followers_compute_trees_too() -> None:
         leader.await_followers("cpu", DEADLINE_SECONDS)
         torch.testing.assert_close(compute(model), expected, atol=1e-4, rtol=1e-4)
         with pytest.raises(ValueError, match="each row needs its own"):
-            model.forward_trees([TreeRows([1, 2], prefix, [[13], [13]], model.new_cache(10, spare=6))])
+            model.forward_trees([tree_rows([1, 2], prefix, [[13], [13]], model.new_cache(10, spare=6))])
     assert followers[0].result(DEADLINE_SECONDS) == [0, 9], "a pass that cannot be was commanded"
 
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny
 from models.blocks import decode_in_blocks, random_ids, stock_logits
+from models.paths import tree_rows
 from models.test_decoder import CASES, LENGTH, PROMPT, Case, lean_model, stock_model
 from models.thread_ranks import ThreadRanks, on_ranks
 from torch import Tensor
 
 from amusd.errors import UnsupportedModelError
-from amusd.models.cached_model import TreeRows
 from amusd.models.huggingface import load_model
 from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.numerics import Numerics
@@ -102,7 +102,7 @@ def test_the_ranks_together_compute_a_tree_as_the_whole_model_does() -> None:
         model = lean_model(stock, ranks=ranks)
         cache = model.new_cache(4, spare=2)
         model.prefill(token_ids[:2], cache)
-        return model.forward_trees([TreeRows(token_ids[2:], np.arange(2), [[3], [4]], cache)])[0].logits.clone()
+        return model.forward_trees([tree_rows(token_ids[2:], np.arange(2), [[3], [4]], cache)])[0].logits.clone()
 
     alone, together = compute(ALONE), on_ranks(2, compute)
     torch.testing.assert_close(together[0], alone, atol=1e-4, rtol=1e-4)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids, stock_logits
-from models.paths import decoded_both_ways
+from models.paths import decoded_both_ways, tree_rows
 from torch import Tensor
 
 from amusd.models.attention import register_attention
-from amusd.models.cached_model import CachedModel, TreeRows
+from amusd.models.cached_model import CachedModel
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import PreallocatedCache
@@ -74,7 +74,7 @@ class Tree:
             node.slot = self.free.pop()
         paths = [[ancestor.slot for ancestor in node.path] for node in nodes]
         token_ids, prefix = [node.token_id for node in nodes], np.arange(len(self.prompt))
-        return self.model.forward_trees([TreeRows(token_ids, prefix, paths, self.cache)])[0].logits.clone()
+        return self.model.forward_trees([tree_rows(token_ids, prefix, paths, self.cache)])[0].logits.clone()
 
     def expected(self, stock: Any, nodes: Sequence[Node]) -> Tensor:
         paths = [[*self.prompt, *(ancestor.token_id for ancestor in node.path)] for node in nodes]
@@ -184,7 +184,7 @@ def test_slots_reach_beyond_the_last_position(name: str) -> None:
     num_slots = tiny.MAX_LENGTH + SPARE
     first, second, third = num_slots - 1, num_slots - 2, num_slots - 3
     slots = [[first], [first, second], [first, third]]  # two behind the first
-    logits = model.forward_trees([TreeRows([7, 8, 9], np.arange(len(prompt)), slots, cache)])[0].logits
+    logits = model.forward_trees([tree_rows([7, 8, 9], np.arange(len(prompt)), slots, cache)])[0].logits
     paths = [[*prompt, 7], [*prompt, 7, 8], [*prompt, 7, 9]]
     expected = torch.stack([stock_logits(stock, path)[-1] for path in paths])
     torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
@@ -231,18 +231,18 @@ GOOD: dict[str, Any] = {
 )
 def test_what_no_path_can_be_is_refused_before_any_change(changes: dict[str, Any], message: str) -> None:
     tree = Tree(MODEL, random_ids(PROMPT))
-    MODEL.forward_trees([TreeRows(**GOOD, cache=tree.cache)])
+    MODEL.forward_trees([tree_rows(**GOOD, cache=tree.cache)])
     probe = ([9], np.arange(PROMPT), [[PROMPT, PROMPT + 1, PROMPT + 2]], tree.cache)  # behind both
-    before = MODEL.forward_trees([TreeRows(*probe)])[0].logits
+    before = MODEL.forward_trees([tree_rows(*probe)])[0].logits
     with pytest.raises(ValueError, match=message):
-        MODEL.forward_trees([TreeRows(**{**GOOD, **changes}, cache=tree.cache)])
+        MODEL.forward_trees([tree_rows(**{**GOOD, **changes}, cache=tree.cache)])
     assert tree.cache.length == PROMPT
-    assert torch.equal(MODEL.forward_trees([TreeRows(*probe)])[0].logits, before)
+    assert torch.equal(MODEL.forward_trees([tree_rows(*probe)])[0].logits, before)
 
 
 def test_a_foreign_cache_and_a_negative_spare_are_refused() -> None:
     with pytest.raises(TypeError, match="new_cache"):
-        MODEL.forward_trees([TreeRows(**GOOD, cache=object())])  # type: ignore[arg-type]  # the point of the test
+        MODEL.forward_trees([tree_rows(**GOOD, cache=object())])  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(ValueError, match="spare=-1"):
         MODEL.new_cache(8, spare=-1)
 
@@ -250,7 +250,7 @@ def test_a_foreign_cache_and_a_negative_spare_are_refused() -> None:
 def test_capacity_and_spare_slots_are_all_there() -> None:
     cache = MODEL.new_cache(1, spare=500)
     assert cache.capacity == 1
-    alone = MODEL.forward_trees([TreeRows([5], np.arange(0), [[500]], cache)])[0].logits
+    alone = MODEL.forward_trees([tree_rows([5], np.arange(0), [[500]], cache)])[0].logits
     torch.testing.assert_close(alone, stock_logits(STOCK, [5]), atol=1e-3, rtol=1e-3)
 
 
@@ -319,7 +319,7 @@ def test_several_paths_behind_wider_ones_have_the_logits_of_stock(replayed: bool
         torch.testing.assert_close(logits, torch.stack(expected), atol=1e-3, rtol=1e-3)
 
     def tree_pass() -> None:
-        model.forward_trees([TreeRows([5], np.arange(10), [[40]], cache)])
+        model.forward_trees([tree_rows([5], np.arange(10), [[40]], cache)])
 
     for other in (lambda: model.forward([5], cache).choose(), lambda: model.prefill([5], cache), tree_pass):
         model.forward([5, 6, 7], cache, parents=[0, 0])
