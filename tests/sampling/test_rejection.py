@@ -178,7 +178,7 @@ class RawProbabilities(DraftSampler):
     def _choose(self, logits: Any, position: int) -> int:
         column = super()._choose(logits, position)
         weights = np.exp(logits.astype(np.float64) / self._distribution.temperature)
-        self._rows[-1] = pack_row(row(range(len(logits)), (weights / weights.sum()).tolist()))
+        self._rows = (*self._rows[:-1], pack_row(row(range(len(logits)), (weights / weights.sum()).tolist())))
         return column
 
 

@@ -254,21 +254,29 @@ def test_a_target_that_has_gone_is_a_lost_peer() -> None:
         link.close()
 
 
-def listening_addresses() -> set[str]:
-    """Hexadecimal addresses at which this process accepts TCP connections."""
+def listening_at() -> set[str]:
+    """Where this process accepts TCP connections: address and port, in hexadecimal digits."""
     links = (path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
     own = {str(link).removeprefix("socket:[").removesuffix("]") for link in links if str(link).startswith("socket:")}
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         if Path(table).exists():
             rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
-            found |= {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in own}
+            found |= {row[1] for row in rows if row[3] == "0A" and row[9] in own}
     return found
 
 
+@pytest.fixture
+def listening_before() -> set[str]:
+    """What else this process listens at: what other tests have left until it is collected."""
+    return listening_at()
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process listens to")
-def test_it_listens_on_loopback_alone(ends: tuple[TorchDistributedTransport, TorchDistributedTransport]) -> None:
-    assert listening_addresses() == {"0100007F"}
+def test_it_listens_on_loopback_alone(
+    listening_before: set[str], ends: tuple[TorchDistributedTransport, TorchDistributedTransport]
+) -> None:
+    assert {place.partition(":")[0] for place in listening_at() - listening_before} == {"0100007F"}
 
 
 @pytest.mark.parametrize("address", ["tcp://192.168.1.5:5555", "tcp://example.org:5555", "tcp://0.0.0.0:5555"])
