@@ -176,7 +176,7 @@ def test_more_rows_than_agree_are_computed_in_several_calls(
         assert len(counts) >= 1
 
 
-def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width() -> None:
+def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network whose bits depend on how many rows there are, and on the place."""
     model = tiny_model(FIXED)
     assert model._eager is not None
@@ -194,12 +194,14 @@ def test_numbers_of_rows_agree_if_they_give_the_bits_of_the_width() -> None:
 
     counts = RowCounts(Moody(), WIDTH, 100, only_width=False)  # type: ignore[arg-type]  # as much as is needed
     assert counts.up_to(64) == [8, 24, 48, 64]
-    assert [counts.least(rows) for rows in (1, 8, 9, 25)] == [8, 8, 24, 48]
+    assert [counts.quickest(rows) for rows in (1, 8, 9, 25)] == [8, 8, 24, 48]
     only = RowCounts(Moody(), WIDTH, 100, only_width=True)  # type: ignore[arg-type]  # the same
     assert only.up_to(64) == [8]
     Moody.fills_vectors = True
     even = RowCounts(Moody(), WIDTH, 100, only_width=False)  # type: ignore[arg-type]  # the same
     assert even.up_to(8) == [2, 6, 8]
+    monkeypatch.setattr(even, "_time", {2: 3.0, 6: 1.0, 8: 2.0}.get)
+    assert [even.quickest(rows) for rows in (1, 2, 3, 7, 8, 9)] == [6, 6, 6, 8, 8, 24]
 
 
 @pytest.mark.parametrize("replayed", [False, True])
