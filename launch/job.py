@@ -52,7 +52,7 @@ class Standing:
     num_done: int
     """Jobs that have ended, those of an earlier attempt included."""
     num_timed: int
-    """Of these, jobs that ended since `began`: what the time left is judged by."""
+    """Jobs among these that ended since `began`: the time left is judged by them."""
     began: float
     """`time.monotonic()` of the sweep's first job, one clock for all processes of a machine."""
 

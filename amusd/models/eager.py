@@ -180,7 +180,7 @@ class RowCounts:
         """The number that agrees, holds `rows` and takes the least time; the largest that agrees holds them.
 
         Up to `width` rows a pass reads all weights all the same, and kernels suit some numbers better: on a Zen 5 the
-        products of 4 or 6 rows in bfloat16 take 0.83 of the time of those of 2. Of more rows the least number is taken.
+        products of 4 or 6 rows in bfloat16 take 0.83 of the time of those of 2. Beyond `width` it is the least number.
         """
         if rows not in self._quickest:
             fitting = [number for number in self.up_to(max(rows, self._width)) if number >= rows]
