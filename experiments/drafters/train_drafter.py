@@ -39,6 +39,8 @@ NETWORKS = {"eagle3": Eagle3, "eagle1": Eagle1, "medusa": Medusa, "dflash": DFla
 STEPS = {"eagle3": 4, "eagle1": 2, "medusa": 4, "dflash": 7}
 """Distances from the last true feature that a training covers."""
 MEASURED_STEPS = {"eagle3": 6, "eagle1": 6, "medusa": 4, "dflash": 7}
+COOLDOWN = 0.6
+"""Share of the time in which the learning rate falls to zero."""
 _SAVED = ("step", "seconds", "num_tokens", "losses", "curve")
 """What a checkpoint holds of a `Run`, beside weights and optimizers."""
 
@@ -151,7 +153,7 @@ class Run:
         """One step."""
         began, whole = time.monotonic(), round(self._arguments.minutes * 60)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._arguments.lr * schedule(min(whole - 1, int(self.seconds)), whole)
+            group["lr"] = self._arguments.lr * schedule(min(whole - 1, int(self.seconds)), whole, COOLDOWN)
         batch = self._load(rows)
         loss = self._loss(batch)
         loss.backward()

@@ -3,8 +3,9 @@
     python experiments/embedded_draft/train.py --text TEXT.npz --states STATES/ --out DRAFT/
 
 Writes `weights.safetensors` (float32, the layers and the final norm), `output_ids.npy` (the draft's vocabulary, most
-frequent first) and `training.json` (settings, curve, cost) into DRAFT, and goes on from `checkpoint.pt` there if it was
-interrupted.
+frequent first) and `training.json` (settings, curve, cost) into DRAFT. An interrupted run goes on from `checkpoint.pt`
+there, on another machine too. `plateau.pt` is of the step after which the learning rate falls: run again with more
+`--epochs`, it goes on from there.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ HELD_OUT_ROWS = 96
 """Rows that no run learns from, whatever its share of the data."""
 CURVE_POINTS = 6
 CHECKPOINT_SECONDS = 300.0
+CHECKPOINT, PLATEAU = "checkpoint.pt", "plateau.pt"
 _SAVED = ("seconds", "num_tokens", "losses", "curve")
 """What a checkpoint holds of a `Run`, beside weights, optimizers and step."""
 
@@ -46,6 +48,9 @@ def main() -> None:
     parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument("--epochs", type=float, default=2.5)
+    parser.add_argument(
+        "--cooldown", type=float, default=0.6, help="share of the steps in which the rate falls to zero"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="share of the rows to learn from")
     parser.add_argument("--rows", type=int, default=8, help="rows of a batch")
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
@@ -68,8 +73,10 @@ def train(arguments: argparse.Namespace) -> None:
         run.learn(rows)
         if run.step % max(1, run.num_steps // CURVE_POINTS) == 0 or run.step == run.num_steps:
             run.evaluate()
+        if run.step == run.plateau_end:
+            run.save(PLATEAU)
         if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-            run.save()
+            run.save(CHECKPOINT)
             saved_at = time.monotonic()
     run.finish()
 
@@ -86,6 +93,7 @@ class Run:
         self._held_out, others = order[:HELD_OUT_ROWS], order[HELD_OUT_ROWS:]
         self.pool = others[: round(arguments.share * len(others))]
         self.num_steps = math.ceil(arguments.epochs * math.ceil(len(self.pool) / arguments.rows))
+        self.plateau_end = self.num_steps - math.ceil(arguments.cooldown * self.num_steps)
         self.step = 0
 
         teacher = load_teacher(arguments.device)
@@ -111,7 +119,6 @@ class Run:
         self._seconds, self._num_tokens = 0.0, 0
         self._losses: list[float] = []
         self._curve: list[dict[str, Any]] = []
-        self._checkpoint = arguments.out / "checkpoint.pt"
         arguments.out.mkdir(parents=True, exist_ok=True)
 
     def batches(self) -> Iterator[np.ndarray]:
@@ -124,7 +131,7 @@ class Run:
         began = time.monotonic()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * schedule(self.step, self.num_steps)
+                group["lr"] = group["peak"] * schedule(self.step, self.num_steps, self._arguments.cooldown)
         token_ids, target_states, counted, known_ids, shares = self._load(rows)
         with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
             hidden = self._student(token_ids)[counted]
@@ -170,31 +177,39 @@ class Run:
         self._curve.append(point)
         print(f"\n{point}", flush=True)
 
-    def save(self) -> None:
-        """Write the checkpoint, whole or not at all."""
-        partial = self._checkpoint.with_suffix(".partial")
+    def save(self, name: str) -> None:
+        """Write a checkpoint, whole or not at all."""
+        partial = self._arguments.out / f"{name}.partial"
         state = {name: getattr(self, f"_{name}") for name in _SAVED}
         optimizers = [optimizer.state_dict() for optimizer in self._optimizers]
-        torch.save(
-            {"student": self._student.state_dict(), "optimizers": optimizers, "step": self.step, **state}, partial
-        )
-        partial.rename(self._checkpoint)
+        steps = {"step": self.step, "plan": (self.plateau_end, self.num_steps)}
+        torch.save({"student": self._student.state_dict(), "optimizers": optimizers, **steps, **state}, partial)
+        partial.rename(partial.with_suffix(""))
 
     def resume(self) -> None:
-        """Go on from the checkpoint, if there is one."""
-        if not self._checkpoint.exists():
+        """Go on from the last checkpoint whose learning rates were this run's."""
+        for name in (CHECKPOINT, PLATEAU):
+            path = self._arguments.out / name
+            if not path.exists():
+                continue
+            saved = torch.load(path, weights_only=True, map_location="cpu")
+            if saved["step"] <= self.plateau_end or saved["plan"] == (self.plateau_end, self.num_steps):
+                break
+        else:
             return
-        saved = torch.load(self._checkpoint, weights_only=True)
         self._student.load_state_dict(saved["student"])
         for optimizer, state in zip(self._optimizers, saved["optimizers"], strict=True):
+            peaks = [group["peak"] for group in optimizer.param_groups]
             optimizer.load_state_dict(state)
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["peak"] = peak
         self.step = saved["step"]
         for name in _SAVED:
             setattr(self, f"_{name}", saved[name])
         print(f"going on from step {self.step}")
 
     def finish(self) -> None:
-        """Write the result; the checkpoint is no longer needed."""
+        """Write the result; the last checkpoint is no longer needed."""
         folder = self._arguments.out
         weights = {name: tensor.contiguous() for name, tensor in self._student.trained_weights().items()}
         save_file(weights, folder / "weights.safetensors")
@@ -211,7 +226,7 @@ class Run:
             "before": self._before,
         }
         (folder / "training.json").write_text(json.dumps(report, indent=1) + "\n")
-        self._checkpoint.unlink(missing_ok=True)
+        (folder / CHECKPOINT).unlink(missing_ok=True)
         print()
 
     def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -263,10 +278,9 @@ def make_optimizers(student: Student, arguments: argparse.Namespace) -> list[tor
     return optimizers
 
 
-def schedule(step: int, num_steps: int) -> float:
-    """Share of the highest learning rate: up within 2 % of the steps, flat, and linearly to zero in the last 60 %."""
-    progress = step / num_steps
-    return min(1.0, (step + 1) / max(1, num_steps // 50), (1 - progress) / 0.6)
+def schedule(step: int, num_steps: int, cooldown: float) -> float:
+    """Share of the highest learning rate: up within 2 % of the steps, flat, to zero in the last `cooldown` of them."""
+    return min(1.0, (step + 1) / max(1, num_steps // 50), (num_steps - step) / max(1, cooldown * num_steps))
 
 
 def batches(

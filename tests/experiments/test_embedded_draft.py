@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,6 +142,7 @@ def test_from_nothing_to_a_draft_that_loads(
     call("label", text=text, out=states, tokens_per_batch=256)
     call("train", text=text, states=states, out=draft, layers="0,r", vocab_size=64, epochs=12, rows=2, lr=0.0005)
     call("package", draft=draft, out=shipped)
+    first = (draft / "weights.safetensors").read_bytes()
 
     rows = scripts["dataset"].read_text(text)
     assert rows.num_tokens >= 150
@@ -151,6 +153,29 @@ def test_from_nothing_to_a_draft_that_loads(
     assert report["curve"][-1]["loss"] < report["curve"][1]["loss"]  # the first is from before the first step
     assert read_draft(shipped).num_layers == 2
     assert read_draft(shipped).facts["before"] is None
+
+    # cut off and run again, or run again with more epochs: the weights are those of one run
+    class CutOffError(Exception):
+        """As if the machine had gone."""
+
+    learn = scripts["train"].Run.learn
+
+    def learn_or_end(run: Any, rows: np.ndarray) -> None:
+        if run.step == run.plateau_end + 3:
+            raise CutOffError
+        learn(run, rows)
+
+    same = {"text": text, "states": states, "layers": "0,r", "vocab_size": 64, "rows": 2, "lr": 0.0005}
+    call("train", out=tmp_path / "whole", epochs=16, **same)
+    with monkeypatch.context() as patch:
+        patch.setattr(scripts["train"], "CHECKPOINT_SECONDS", 0)
+        patch.setattr(scripts["train"].Run, "learn", learn_or_end)
+        with pytest.raises(CutOffError):
+            call("train", out=draft, epochs=12, **same)
+    call("train", out=draft, epochs=12, **same)
+    assert (draft / "weights.safetensors").read_bytes() == first
+    call("train", out=draft, epochs=16, **same)
+    assert (draft / "weights.safetensors").read_bytes() == (tmp_path / "whole" / "weights.safetensors").read_bytes()
 
     further = {"text": text, "states": states, "layers": "0,r,1", "epochs": 6, "rows": 2, "lr": 0.0005}
     call("train", out=tmp_path / "further", draft_file=shipped, **further)
