@@ -39,7 +39,7 @@ class EagleDrafter(ModelTreeDrafter):
 
     @property
     def is_ready(self) -> bool:
-        """Features have come, or a verdict without any."""
+        """The features of all tokens but the last have come, or a verdict."""
         return self._is_ready
 
     def set_distribution(self, distribution: Distribution) -> None:
@@ -64,7 +64,7 @@ class EagleDrafter(ModelTreeDrafter):
         is_new = not self._known[start : start + number].all()
         self._features[start : start + number] = features
         self._known[start : start + number] = True
-        self._is_ready = True
+        self._is_ready = self._is_ready or start + number >= len(self._context) - 1
         first = max(start + 1 - self._first_position, 0)  # in the prefix: the row behind the first feature
         if is_new and first < self._num_computed:
             self._free += self._prefix[first : self._num_computed][::-1].tolist()

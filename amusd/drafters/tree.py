@@ -100,7 +100,7 @@ class ModelTreeDrafter(Drafter):
             self.model.vocab_size,
             self.model.output_ids,
             number=fan_out,
-            min_probability=MIN_PROBABILITY,
+            min_probability=0.0 if self._is_chain else MIN_PROBABILITY,  # a chain goes on however unlikely it is
             num_prompt_tokens=len(token_ids),
             digests=self._digests,
         )
@@ -211,7 +211,7 @@ class ModelTreeDrafter(Drafter):
         except NotFiniteError as error:
             say_not_finite(error)
             self._cache.wipe()  # what was committed behind the prompt is lost, too: it costs guesses
-            return [()] * number
+            return [] if self._is_chain else [()] * number
         self._num_drafted += sum(map(len, ranked))
         return ranked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from models.test_eagle import OPTIONS, WIDTH, Weights, eagle3_logits, eagle3_wei
 from safetensors.torch import load_file
 from torch import Tensor
 
-from amusd.config import GREEDY, Distribution
+from amusd.config import GREEDY, AcceptanceRule, Distribution
 from amusd.drafters.eagle import EagleDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.eagle import load_eagle
@@ -38,9 +39,8 @@ class Pair:
     ) -> None:
         self.weights: Weights = eagle3_weights()
         self.embedding = embedding
-        opening = Open(
-            1, 1, tuple(prompt), CAPACITY, "eagle", 8, 1, fan_out=fan_out, rows_per_step=3 if fan_out > 1 else 1
-        )
+        rows, drawn = (3, GREEDY) if fan_out > 1 else (1, distribution)
+        opening = Open(1, 1, tuple(prompt), CAPACITY, "eagle", 8, 1, (), drawn, fan_out, rows)
         self.drafter = EagleDrafter(model)
         self.drafter.set_distribution(distribution)
         self.manager = RollbackManager(opening, self.drafter)
@@ -181,6 +181,44 @@ def test_under_the_ratio_test_it_is_certain_of_the_likeliest(make: Callable[...,
     for _ in range(4):
         propose([pair.manager])
     assert pair.check() >= 4
+
+
+def test_it_waits_for_the_features_of_the_whole_prompt(make: Callable[..., Pair]) -> None:
+    pair = make(random_tokens(random.Random(5), 9))
+    pair.send_features(0, 4)
+    pair.send_features(4, 7)
+    assert not pair.manager.has_work
+    pair.send_features(7)
+    assert pair.manager.has_work
+
+
+@pytest.mark.parametrize("rule", ["rejection", "matching"])
+def test_a_chain_of_a_pass_without_numbers_has_no_token(
+    make: Callable[..., Pair], rule: AcceptanceRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distribution = Distribution(temperature=1.0, seed=3, acceptance=rule)
+    pair = make(random_tokens(random.Random(6), 6), fan_out=1, distribution=distribution)
+    model = pair.drafter.model
+    with monkeypatch.context() as patch:
+        trees = model.forward_trees
+        patch.setattr(
+            model,
+            "forward_trees",
+            lambda batch: [replace(out, logits=out.logits * float("nan")) for out in trees(batch)],
+        )
+        pair.send_features()
+        assert [proposal.num_tokens for proposal in propose([pair.manager])] == [0]
+    assert not pair.manager.session.root.children
+    pair.commit(7)
+    assert [proposal.num_tokens for proposal in propose([pair.manager])] == [1]
+
+
+def test_a_chain_goes_on_however_unlikely_it_is(make: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.drafters.tree.MIN_PROBABILITY", 0.99)
+    pair = make(random_tokens(random.Random(7), 6), fan_out=1)
+    pair.send_features()
+    propose([pair.manager])
+    assert pair.manager.session.root.children
 
 
 def test_features_of_another_width_are_refused(make: Callable[..., Pair]) -> None:
