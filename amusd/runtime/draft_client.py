@@ -137,9 +137,11 @@ class DraftClient:
     # What the draft is told
 
     def open(self, sequence: TargetSequence) -> None:
-        """Have the draft work on a sequence that begins, if there is a draft."""
-        self._sequences[sequence.sequence_id] = sequence
+        """Have the draft work on a sequence that begins, if there is a draft and the sequence wants one."""
         self._next_sequence_id = sequence.sequence_id + 1
+        if not sequence.uses_draft:
+            return
+        self._sequences[sequence.sequence_id] = sequence
         if not self.look_for_next():
             self._attach(sequence)
 
@@ -188,7 +190,12 @@ class DraftClient:
         return range(self._num_features[sequence.sequence_id] if self.may_hear(sequence) else end, end)
 
     def send_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
-        """Send the features, bfloat16 [rows, width], of the positions from `start` on, in frames of a bounded size."""
+        """Send the features, bfloat16 [rows, width], of the positions from `start` on, in frames of a bounded size.
+
+        Sends nothing to a draft that was lost meanwhile.
+        """
+        if not self.may_hear(sequence):
+            return
         assert self.peer is not None
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
@@ -274,7 +281,7 @@ class DraftClient:
 
     def _attach(self, sequence: TargetSequence) -> None:
         """Have the draft work on the sequence, whatever is committed of it by now."""
-        if not (sequence.uses_draft and self.has_draft):
+        if not self.has_draft:
             return
         assert self.peer is not None
         sequence.session.attach(self.peer.incarnation)

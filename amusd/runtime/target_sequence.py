@@ -14,7 +14,7 @@ from typing import Any
 from amusd.config import GREEDY, Distribution
 from amusd.errors import NotFiniteError
 from amusd.models.language_model import KVCache
-from amusd.policies.base import Decision, Policy, Verify
+from amusd.policies.base import Decision, Policy, Verify, Wait
 from amusd.policies.observer import Observer
 from amusd.protocol.messages import Open
 from amusd.protocol.target_session import TargetSession
@@ -145,6 +145,8 @@ class TargetSequence:
         if not may_hear:
             view = replace(view, may_get_more=False, drafting_pays=True)
         decision = self.request.policy.decide(view)
+        if not may_hear and isinstance(decision, Wait):  # a policy may not have asked whether anything can come
+            decision = Verify(view.num_candidates)
         self.decision = decision if isinstance(decision, Verify) else Verify(view.num_candidates)
         return decision
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime.clocked import Clock, Link
 from runtime.pair import decode
 
-from amusd.policies.schedules import SynchronousPolicy
+from amusd.policies.base import Decision, TargetView, Wait
+from amusd.policies.schedules import AutoregressivePolicy, ChainPolicy, SynchronousPolicy
 from amusd.protocol import prefix_hash
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Open, Progress, Verdict
 from amusd.runtime.draft_client import MAX_NONSENSE, DraftClient
@@ -27,6 +30,7 @@ VOCAB_SIZE = 50
 PROMPT = (3, 1, 4)
 SILENCE = 0.3
 PASS_SECONDS = 0.01
+PLAIN = AutoregressivePolicy(max_lookahead=1, tokens_per_message=1)
 
 
 class Next:
@@ -202,6 +206,47 @@ def test_a_draft_that_says_nothing_but_nonsense_is_lost() -> None:
     target.client.drain()
     assert not target.client.has_draft
     assert target.client.losses == [f"it sent {MAX_NONSENSE} messages in a row that the protocol forbids"]
+
+
+def test_a_link_that_breaks_amid_the_features_of_several_is_lost_once() -> None:
+    target = Target()
+    first, second = target.open(), target.open()
+    target.link.is_lost = True
+    for sequence in (first, second):
+        target.client.send_features(sequence, 0, torch.zeros(2, 4, dtype=torch.bfloat16))
+    assert target.client.losses == ["the link is cut"]
+    assert (first.metrics.num_draft_losses, second.metrics.num_draft_losses) == (1, 1)
+
+
+def test_an_answer_without_a_draft_has_none_to_lose() -> None:
+    target = Target()
+    request, stop = target.request(20)
+    plain = target.worker.admit(replace(request, policy=PLAIN, drafter=None), stop)
+    drafted = target.open()
+    target.link.is_lost = True
+    target.client.take(0.0)
+    assert target.client.look_for_next()
+    assert [message.sequence_id for message in target.next.link.messages(Open)] == [drafted.sequence_id]
+    assert (plain.metrics.num_draft_losses, plain.metrics.num_draft_restarts) == (0, 0)
+    assert (drafted.metrics.num_draft_losses, drafted.metrics.num_draft_restarts) == (1, 1)
+
+
+def test_a_policy_that_waits_whatever_may_come_waits_for_no_draft_that_is_gone() -> None:
+    class Stubborn(ChainPolicy):
+        def decide(self, view: TargetView) -> Decision:
+            return Wait(0.1)
+
+    target = Target()
+    request, stop = target.request(3)
+    policy = Stubborn(max_lookahead=4, tokens_per_message=1, min_candidates=1, max_wait_passes=1.0)
+    target.link.is_lost = True
+    target.next.poll = lambda: None  # type: ignore[method-assign]
+    answer = [
+        token
+        for emission in decode(target.worker, replace(request, policy=policy), stop)
+        for token in emission.token_ids
+    ]
+    assert len(answer) == 3
 
 
 def test_a_draft_that_joins_late_is_told_the_rest_of_a_known_answer() -> None:
