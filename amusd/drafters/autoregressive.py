@@ -63,8 +63,7 @@ class AutoregressiveDrafter(ChainDrafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`: all but the last go through the model at once, but for those that the cache holds."""
-        if capacity > self._cache.capacity:
-            raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
+        self._check_room(capacity)
         super().open(token_ids, capacity, fan_out)
         if self._lookup is not None:
             self._lookup.open(token_ids)
@@ -141,6 +140,11 @@ class AutoregressiveDrafter(ChainDrafter):
         agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._held, token_ids[:-1], strict=False))
         number = min(self._cache.length, sum(1 for _ in agreeing))
         return number if number >= self._num_opened else 0
+
+    def _check_room(self, capacity: int) -> None:
+        """Raises `NoRoomError`."""
+        if capacity > self._cache.capacity:
+            raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for."""

@@ -73,6 +73,7 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`, both drafters."""
+        self._check_room(capacity)
         self.inner.set_distribution(self._distribution)
         self.inner.open(self._known(token_ids), capacity)  # first: it may work on another device meanwhile
         super().open(token_ids, capacity, fan_out)

@@ -76,8 +76,10 @@ def test_after_a_pass_without_numbers_it_proposes_what_a_fresh_one_does(monkeypa
 def test_a_sequence_longer_than_either_model_takes_is_refused() -> None:
     short = TableModel(20, seed=4, max_length=30)
     for model, inner in ((MODEL, short), (short, MODEL)):
+        drafter = AutoregressiveDrafter(inner)
         with pytest.raises(NoRoomError):
-            CascadeDrafter(model, AutoregressiveDrafter(inner)).open(PROMPT, 40)
+            CascadeDrafter(model, drafter).open(PROMPT, 40)
+        assert drafter.length == 0
 
 
 def checkpoint(folder: Path, name: str, num_layers: int, tokenizer: object = None, **changes: object) -> str:
