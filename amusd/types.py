@@ -42,7 +42,7 @@ class DraftPresence(str, enum.Enum):
 class TokenSource(str, enum.Enum):
     """Who was first to say a token of an answer. Which one it is depends on timing; the token does not.
 
-    A lookup has no name of its own: in a tree it only makes the draft model's guesses likelier or less likely.
+    A lookup has no name of its own: in a tree it adds guesses, or makes the draft model's likelier.
     """
 
     TARGET = "target"

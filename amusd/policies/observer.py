@@ -20,7 +20,7 @@ OUTLIER = 10.0
 Drafter: TypeAlias = tuple[str | None, bool]
 """Its name, and whether it drafts trees."""
 Switches: TypeAlias = dict[tuple[Drafter, int], DraftingSwitch]
-"""One for each drafter and the number of sequences in a pass, to the next power of two."""
+"""One for each drafter and the number of sequences in a pass, rounded down to a power of two."""
 
 
 class Observer:

@@ -12,7 +12,7 @@ Rules
         the last position of the sequence.
         After `max_steps` steps, if there is such a limit, no node is computed before the next verdict.
     R2  A guess that is less likely to be needed than `min_probability` is not made, and none is while the tree has
-        `max_nodes` nodes; each is thought of again when a verdict has changed that.
+        `max_nodes` nodes; each is thought of again when a verdict has changed that. A looked-up path is made whole.
     R3  Every node is offered once, after its parent, with the prefix that the tree hangs behind; all are offered again,
         under new numbers, in a new epoch, which the target begins when something was lost.
     R4  A verdict that adds nothing is ignored; one that contradicts what the target committed before is refused.

@@ -130,7 +130,8 @@ class Verdict:
 class Features:
     """Target -> draft: what the drafter reads of the target's hidden states of committed tokens.
 
-    Sent before the verdict that commits the tokens, each position once. Their loss costs speed, never a token.
+    Sent before the verdict that commits the tokens, each position once for each `Open`. Their loss costs speed, never a
+    token.
     """
 
     sequence_id: int

@@ -36,7 +36,7 @@ from amusd.protocol.prefix_hash import CommittedPrefix
 from amusd.protocol.verification import Block, PassOutcome, Tracks
 
 MAX_NODES = 4096
-"""Candidates in one tree at most: far more than a draft can compute in a few passes."""
+"""Numbers of candidates in one tree at most: far more than a draft can compute in a few passes."""
 MAX_NUMBERS = 4 * MAX_NODES
 """Numbers that are remembered, or come in one message, at most: a node that is offered again has several."""
 
