@@ -14,6 +14,7 @@ the run are outside of this.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
@@ -67,12 +68,17 @@ def record_message(recorder: Recorder, name: str, message: Message, **received: 
 def match_messages(sender: Sequence[Event], receiver: Sequence[Event]) -> list[Flow]:
     """The messages of one direction that arrived, in order. What only one side has recorded is left out."""
     flows: list[Flow] = []
-    sent = (event for event in sender if isinstance(event, Send))
+    alike: dict[tuple[object, ...], deque[tuple[int, Send]]] = {}
+    for place, event in enumerate(event for event in sender if isinstance(event, Send)):
+        alike.setdefault(_description(event), deque()).append((place, event))
+    last = -1
     for received in (event for event in receiver if isinstance(event, Receive)):
-        match = next((event for event in sent if _description(event) == _description(received)), None)
-        if match is None:
-            break
-        flows.append(Flow(match, received))
+        waiting = alike.get(_description(received), deque())
+        while waiting and waiting[0][0] < last:  # lost: a later one has arrived
+            waiting.popleft()
+        if waiting:
+            last, match = waiting.popleft()
+            flows.append(Flow(match, received))
     return flows
 
 

@@ -85,6 +85,16 @@ def test_every_message_of_a_run_is_matched_in_order(real_run: Run) -> None:
     assert {flow.message for flow in timeline.to_target} == {"candidate", "progress"}
 
 
+def test_what_the_receiver_alone_has_recorded_hides_nothing_behind_it() -> None:
+    sent = [
+        made("send", n, n, 1, message="candidate", start=n) for n in (0, 2, 3)
+    ]  # a killed sender wrote no event of 1
+    received = [made("receive", 10 + n, 10 + n, 1, message="candidate", start=n) for n in range(4)]
+    assert match_messages(sent, received) == [
+        Flow(*pair) for pair in zip(sent, (received[0], *received[2:]), strict=True)
+    ]
+
+
 @given(data=st.data(), num_sent=st.integers(0, 12))
 def test_lost_messages_do_not_shift_the_others(data: st.DataObject, num_sent: int) -> None:
     sent = [made("send", n, n, 1, message="candidate", start=n) for n in range(num_sent)]
