@@ -117,18 +117,19 @@ def _part(event: Event) -> str | None:
 def _account(
     events: Iterable[Event], parts: Sequence[tuple[Event, dict[str, int]]], names: Iterable[str]
 ) -> Account | None:
-    whole = next((event for event in events if isinstance(event, WholeSequence)), None)
-    if whole is None:
+    lives = [event for event in events if isinstance(event, WholeSequence)]  # several of a draft that was lost
+    if not lives:
         return None
     found = dict.fromkeys(names, 0)
-    reached_ns = whole.start_ns
+    start_ns, end_ns = lives[0].start_ns, lives[-1].end_ns
+    reached_ns = start_ns
     for event, shares in sorted(parts, key=lambda part: part[0].start_ns):
         found["host"] += max(0, event.start_ns - reached_ns)
         for name, share in shares.items():
             found[name] += share
         reached_ns = max(reached_ns, event.end_ns)
-    found["host"] += max(0, whole.end_ns - reached_ns)
-    return Account(whole.duration_ns, found)
+    found["host"] += max(0, end_ns - reached_ns)
+    return Account(end_ns - start_ns, found)
 
 
 def _sum(each: Sequence[Account]) -> Account:

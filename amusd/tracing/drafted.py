@@ -60,10 +60,12 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
     fates: list[tuple[DraftStep, list[Fate]]] = []
     held: dict[int, tuple[int, int]] = {}
     """Position -> (step, token of that step), for tokens not thrown away."""
-    length = base = 0
+    length = base = num_before = 0  # the last one: steps of earlier lives of the draft
     for event in draft:
         if isinstance(event, DraftPrefill):
             length = base = event.num_tokens
+            num_before = len(fates)
+            held = {position: place for position, place in held.items() if position < base}
         elif isinstance(event, DraftStep):
             fates.append((event, [Fate.WASTED] * event.num_tokens))
             if is_tree:
@@ -73,7 +75,7 @@ def judge_steps(draft: Sequence[Event], target: Sequence[Event]) -> list[Step]:
             held |= {first + index: (len(fates) - 1, index) for index in range(event.num_tokens)}
         elif isinstance(event, VerdictTaken) and event.kept_steps is not None:
             for position, step in enumerate(event.kept_steps, start=event.kept_length - len(event.kept_steps)):
-                _confirm(fates, step, Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN)
+                _confirm(fates[num_before:], step, Fate.ACCEPTED if position in accepted else Fate.OVERTAKEN)
         elif isinstance(event, VerdictTaken):
             for position in range(length - event.num_discarded, length):
                 held.pop(position, None)

@@ -138,6 +138,25 @@ def test_rolled_back_tokens_are_wasted_and_kept_ones_may_be_overtaken() -> None:
     assert fates == [(Fate.OVERTAKEN, Fate.ACCEPTED, Fate.WASTED), (Fate.WASTED,)]
 
 
+@pytest.mark.parametrize("fan_out", [1, 2])
+def test_a_draft_that_came_in_the_place_of_a_lost_one_is_judged_by_its_own_steps(fan_out: int) -> None:
+    kept = {"kept_steps": [1]} if fan_out > 1 else {}
+    draft = [
+        made("draft_prefill", 0, 1, 1, num_tokens=4, fan_out=fan_out),
+        made("draft_step", 1, 4, 1, num_tokens=2, length=6),  # positions 4 and 5: lost
+        made("sequence", 0, 4, 1),
+        made("draft_prefill", 6, 7, 1, num_tokens=4, fan_out=fan_out),
+        made("draft_step", 7, 8, 1, num_tokens=1, length=5),  # position 4 anew
+        made("advance", 8, 9, 1, num_discarded=0, num_adopted=0, committed_length=5, **kept),
+        made("sequence", 6, 10, 1),
+    ]
+    target = [made("target_pass", 0, 8, 1, committed_length=5, num_tokens=1, num_accepted=1)]
+    assert [step.fates for step in judge_steps(draft, target)] == [(Fate.WASTED, Fate.WASTED), (Fate.ACCEPTED,)]
+    account = draft_account(draft, target)
+    assert account is not None
+    assert account.wall_ns == sum(account.parts.values()) == 10
+
+
 def test_fractions_of_several_sequences_add_up_to_one(real_run: Run) -> None:
     fractions = time_fractions(real_run.timeline, {2, 3, 4})
     for role in ("target", "draft"):
