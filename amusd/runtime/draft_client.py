@@ -192,13 +192,17 @@ class DraftClient:
     def send_features(self, sequence: TargetSequence, start: int, features: Tensor) -> None:
         """Send the features, bfloat16 [rows, width], of the positions from `start` on, in frames of a bounded size.
 
-        Sends nothing to a draft that was lost meanwhile.
+        Sends nothing to a draft that was lost meanwhile. What finds no room before the draft has read is due at the
+        next pass.
         """
         if not self.may_hear(sequence):
             return
         assert self.peer is not None
+        assert self.link is not None
         for rows in torch.split(features, max(1, MAX_FEATURE_BYTES // (2 * features.shape[1]))):
             end, data = start + len(rows), rows.contiguous().view(torch.uint8).numpy().tobytes()
+            if not self.link.has_room(2 * len(data)):  # as much again is left to other messages
+                return
             if not self._send(Features(sequence.sequence_id, self.peer.incarnation, start, end, data)):
                 return
             self._num_features[sequence.sequence_id] = start = end

@@ -43,6 +43,10 @@ class Transport(Protocol):
         """Queue a message. Raises `PeerLostError` when the peer is known to be gone or has stopped reading."""
         ...
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether so many bytes can be queued before the peer has read more. False says nothing of a loss."""
+        ...
+
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None when none came within `timeout` seconds (0 polls).
 

@@ -35,6 +35,10 @@ class DelayedTransport:
         """Queue a message. Raises PeerLostError."""
         self._link.send(message)
 
+    def has_room(self, num_bytes: int) -> bool:
+        """See `Transport`."""
+        return self._link.has_room(num_bytes)
+
     def receive(self, timeout: float) -> Message | None:
         """The next message that is due, or None after `timeout` seconds. Raises PeerLostError."""
         deadline_ns = time.monotonic_ns() + round(timeout * 1e9)

@@ -30,13 +30,17 @@ class FrameQueue:
     def put(self, frame: bytes, timeout: float | None = None) -> bool:
         """Append a frame; False when there is no room within `timeout` seconds (None: wait), or the queue has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self.ending is not None or self._has_room(frame), timeout)
-            if self.ending is not None or not self._has_room(frame):
+            self._changed.wait_for(lambda: self.ending is not None or self.has_room(len(frame)), timeout)
+            if self.ending is not None or not self.has_room(len(frame)):
                 return False
             self._frames.append(frame)
             self._num_bytes += len(frame)
             self._changed.notify_all()
             return True
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether a frame of so many bytes fits now."""
+        return len(self._frames) < MAX_QUEUED_MESSAGES and self._num_bytes + num_bytes <= MAX_QUEUED_BYTES
 
     def take(self, timeout: float) -> bytes | None:
         """The next frame, or None after `timeout` seconds. Raises PeerLostError once it has ended and is empty."""
@@ -66,6 +70,3 @@ class FrameQueue:
                 self._num_bytes = 0
             self.ending = self.ending or reason
             self._changed.notify_all()
-
-    def _has_room(self, frame: bytes) -> bool:
-        return len(self._frames) < MAX_QUEUED_MESSAGES and self._num_bytes + len(frame) <= MAX_QUEUED_BYTES

@@ -123,6 +123,11 @@ class Rings:
         own.words[_WRITTEN] = end  # last: only now there is a record
         return True
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether frames of so many bytes, of the largest size, fit. Raises PeerProtocolError."""
+        taken = num_bytes + (1 + num_bytes // MAX_FRAME_BYTES) * _record_bytes(0)
+        return self._written + taken - self._read_position() <= self.own.num_ring_bytes
+
     def has_news(self) -> bool:
         """True when `take` has something to look at."""
         return self.theirs is not None and self.theirs.words[_WRITTEN] != self._read

@@ -87,6 +87,13 @@ class SharedMemoryTransport:
         """Put a message into the ring. Raises PeerLostError."""
         self._put(self.frames.encode(message))
 
+    def has_room(self, num_bytes: int) -> bool:
+        """See `Transport`."""
+        try:
+            return self._rings.has_room(num_bytes)
+        except PeerProtocolError:
+            return True  # `send` says what is wrong
+
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
         deadline = time.monotonic() + timeout

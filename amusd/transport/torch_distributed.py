@@ -117,6 +117,10 @@ class TorchDistributedTransport:
         """Queue a message. Raises PeerLostError."""
         self._put(self.frames.encode(message))
 
+    def has_room(self, num_bytes: int) -> bool:
+        """See `Transport`."""
+        return self._outbox.has_room(num_bytes)
+
     def receive(self, timeout: float) -> Message | None:
         """The next message, or None after `timeout` seconds. Raises PeerLostError."""
         deadline = time.monotonic() + timeout

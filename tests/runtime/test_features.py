@@ -65,7 +65,7 @@ class LossyLink:
 
     def __init__(self, link: Transport, keep: Sequence[bool], spoil: bytes | None = None) -> None:
         self._link, self._keep, self._spoil = link, list(keep), spoil
-        self.receive, self.close = link.receive, link.close
+        self.receive, self.close, self.has_room = link.receive, link.close, link.has_room
         self.sent: list[Features] = []
 
     def send(self, message: Message) -> None:
@@ -186,6 +186,26 @@ def test_long_features_come_in_frames_of_a_bounded_size(monkeypatch: pytest.Monk
         assert generate(engine, Mode.ASYNCHRONOUS) == reference(NUM_TOKENS)
     assert max(message.end - message.start for message in links[0].sent) == 2
     assert [message.start for message in links[0].sent[1:]] == [message.end for message in links[0].sent[:-1]]
+
+
+def test_features_that_find_no_room_come_when_the_draft_has_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.runtime.draft_client.MAX_FEATURE_BYTES", 16)  # two rows
+    links: list[LossyLink] = []
+
+    def narrow(link: MemoryTransport) -> Transport:
+        links.append(LossyLink(link, ()))
+        links[0].has_room = lambda num_bytes: len(links[0].sent) % 3 < 2 or bool(links[0].sent.append(waits))
+        return links[0]
+
+    waits = Features(0, 0, 0, 0, b"")  # in the place of a frame that found none
+    drafter = ReadingDrafter()
+    with pair({NAME: lambda: drafter}, wrap_target_link=narrow) as (engine, draft):
+        assert generate(engine, Mode.ASYNCHRONOUS) == reference(NUM_TOKENS)
+    assert draft.error is None
+    assert waits in links[0].sent
+    sent = [message for message in links[0].sent if message is not waits]
+    assert [message.start for message in sent[1:]] == [message.end for message in sent[:-1]]
+    assert drafter.num_taken == len(drafter.features) > NUM_TOKENS // 2
 
 
 def test_a_draft_that_joins_late_gets_the_features_of_the_whole_prefix() -> None:

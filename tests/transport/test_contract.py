@@ -11,8 +11,8 @@ from strategies import EXAMPLES
 from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill
 
 from amusd.errors import PeerLostError
-from amusd.protocol.messages import Candidate, Failed, Open, Shutdown, Verdict
-from amusd.protocol.wire import encode
+from amusd.protocol.messages import Candidate, Failed, Features, Open, Shutdown, Verdict
+from amusd.protocol.wire import MAX_FEATURE_BYTES, encode
 from amusd.transport.base import Transport
 from amusd.types import Role
 
@@ -69,6 +69,19 @@ def test_every_kind_of_message_arrives_equal_in_both_directions(ends: tuple[Tran
         for message in EXAMPLES:
             sender.send(message)
         assert [expect(receiver) for _ in EXAMPLES] == list(EXAMPLES)
+
+
+def test_what_has_room_never_counts_as_too_much(ends: tuple[Transport, Transport]) -> None:
+    sender, receiver = ends
+    message = Features(1, 1, 0, 1, bytes(MAX_FEATURE_BYTES))
+    for _ in range(3):
+        number = 0
+        while number < 40 and sender.has_room(2 * MAX_FEATURE_BYTES):
+            sender.send(message)
+            number += 1
+        assert number >= 2
+        sender.send(Shutdown())
+        assert [expect(receiver) for _ in range(number + 1)] == [*[message] * number, Shutdown()]
 
 
 def test_receive_gives_none_when_its_time_is_up(ends: tuple[Transport, Transport]) -> None:
