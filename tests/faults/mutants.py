@@ -25,7 +25,7 @@ from faults.simulation import MAX_NUM_SEQS, Simulation
 from faults.target import WatchedClient, WatchedTarget
 from protocol import mutants as sessions
 
-from amusd.policies.base import Decision, Policy, TargetView, Wait
+from amusd.policies.base import Decision, Wait
 from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Candidate, Close, Open
 from amusd.protocol.target_session import TargetSession
@@ -35,26 +35,19 @@ from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.sampling.stopping import StopChecker
 
 
-@dataclass(frozen=True)
-class Patient:
-    """Waits for a candidate, however long it takes."""
-
-    policy: Policy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
-
-    def decide(self, view: TargetView) -> Decision:
-        if view.num_candidates == 0 and view.max_candidates > 0:
-            return Wait(0.05)
-        return self.policy.decide(view)
-
-
 class NeedsTheDraft(WatchedTarget):
     """The target does not go on without a candidate."""
 
     def admit(self, request: Request, stop: StopChecker) -> TargetSequence:
-        return super().admit(replace(request, policy=Patient(request.policy)), stop)
+        sequence = super().admit(request, stop)
+        decide = sequence.decide
+
+        def wait(max_rows: int, waited_ns: int, *, may_hear: bool) -> Decision:
+            decision = decide(max_rows, waited_ns, may_hear=may_hear)
+            return Wait(0.05) if not sequence.session.num_candidates and sequence.max_candidates > 0 else decision
+
+        sequence.decide = wait  # type: ignore[method-assign]
+        return sequence
 
 
 class NeverReminds(WatchedClient):
