@@ -143,8 +143,11 @@ def test_a_stopped_process_is_slow_not_lost_and_close_does_not_wait_for_it(
 
 
 def lasting_threads() -> list[str]:
-    """Of links, this test's or an earlier one's, that do not end. One closed while its groups form ends late."""
-    deadline = time.monotonic() + FORM_SECONDS + 5
+    """Of links, this test's or an earlier one's, that do not end.
+
+    One closed while its groups form ends late, and so does one whose peer closed amid a send: when that runs out.
+    """
+    deadline = time.monotonic() + FORM_SECONDS + DEADLINE + 5
     while names := [thread.name for thread in threading.enumerate() if thread.name.startswith(("gloo-", "nccl-"))]:
         if time.monotonic() > deadline:
             break
