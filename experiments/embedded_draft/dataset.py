@@ -4,9 +4,9 @@ A text file (`.npz`) holds `token_ids` uint16 [rows, width], padded behind `leng
 the tokens of the chat prefix that every row begins with; `answer`, the bits of a bool [rows, width], 1 where a token
 belongs to an answer; `temperature` float16 [rows], at which the answers were sampled (0: greedy).
 
-A folder of states holds `states.npy`, uint16 [tokens, hidden]: bits of the target's last hidden state in bfloat16, its
-final norm applied, for the rows' tokens one behind the other. The output head turns a state into the whole distribution
-of the next token, which is more than the top-k of it and, from k = 288 on, smaller.
+A corpus is a folder of a text, `text.npz`, and `states.npy`, uint16 [tokens, hidden]: bits of the target's last hidden
+state in bfloat16, its final norm applied, for the rows' tokens one behind the other. The output head turns a state into
+the whole distribution of the next token, which is more than the top-k of it and, from k = 288 on, smaller.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from amusd.drafters.ngram import MAX_CONTINUATIONS, NgramCache
 
-STATES = "states.npy"
+TEXT, STATES = "text.npz", "states.npy"
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,9 @@ class Text:
 
 
 def read_text(path: Path) -> Text:
-    """Read a text file. Raises `OSError` or `KeyError` if it is none."""
+    """Read a text file, or those of `corpora_in` a folder as one. Raises `OSError` or `KeyError` if it is none."""
+    if path.is_dir():
+        return _join([read_text(folder / TEXT) for folder in corpora_in(path)])
     with np.load(path) as file:
         token_ids = file["token_ids"].astype(np.int64)
         width = token_ids.shape[1]
@@ -77,6 +80,26 @@ def read_text(path: Path) -> Text:
             file["temperature"].astype(np.float32),
             int(file["prefix_length"]),
         )
+
+
+def corpora_in(folder: Path) -> list[Path]:
+    """The folder itself if it is a corpus, else the corpora in it, by name. Raises `FileNotFoundError` without one."""
+    found = [folder] if (folder / TEXT).exists() else sorted(path.parent for path in folder.glob(f"*/{TEXT}"))
+    found = [path for path in found if path.suffix != _PARTIAL]
+    if not found:
+        raise FileNotFoundError(f"{folder}: no {TEXT} in it, and in no folder of it")
+    return found
+
+
+def _join(texts: Sequence[Text]) -> Text:
+    width = max(text.token_ids.shape[1] for text in texts)
+    return Text(
+        np.concatenate([np.pad(text.token_ids, ((0, 0), (0, width - text.token_ids.shape[1]))) for text in texts]),
+        np.concatenate([text.length for text in texts]),
+        np.concatenate([np.pad(text.answer, ((0, 0), (0, width - text.answer.shape[1]))) for text in texts]),
+        np.concatenate([text.temperature for text in texts]),
+        texts[0].prefix_length,
+    )
 
 
 def write_text(path: Path, text: Text) -> None:
@@ -94,13 +117,32 @@ def write_text(path: Path, text: Text) -> None:
 
 
 def offsets(text: Text) -> np.ndarray:
-    """int64 [rows + 1]: where each row's tokens begin in the folder of states."""
+    """int64 [rows + 1]: where each row's tokens begin among those of all rows."""
     return np.concatenate(([0], np.cumsum(text.length)))
 
 
-def read_states(folder: Path) -> Tensor:
-    """bfloat16 [tokens, hidden], read from the file as it is used."""
-    return torch.from_numpy(np.load(folder / STATES, mmap_mode="r+")).view(torch.bfloat16)
+def to_bits(states: Tensor) -> np.ndarray:
+    """uint16 of the same shape: states as a corpus holds them."""
+    bits: np.ndarray = states.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
+    return bits
+
+
+def write_corpus(folder: Path, text: Text, states: np.ndarray) -> None:
+    """Write a corpus, whole or not at all."""
+    partial = folder.with_suffix(_PARTIAL)
+    partial.mkdir(parents=True, exist_ok=True)
+    write_text(partial / TEXT, text)
+    np.save(partial / STATES, states)
+    partial.rename(folder)
+
+
+def read_states(folder: Path) -> list[Tensor]:
+    """For each row of `read_text`, bfloat16 [tokens, hidden], read from the files as they are used."""
+    rows: list[Tensor] = []
+    for corpus in corpora_in(folder):
+        states = torch.from_numpy(np.load(corpus / STATES, mmap_mode="r+")).view(torch.bfloat16)
+        rows += states.split(read_text(corpus / TEXT).length.tolist())
+    return rows
 
 
 def known_tokens(text: Text) -> Known:

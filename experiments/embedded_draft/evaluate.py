@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from dataset import known_behind, repeated_share
 from losses import mix
-from teacher import continue_rows, load_teacher
+from teacher import load_teacher
+from writer import continue_rows
 
 from amusd.config import DrafterConfig, WorkloadConfig
 from amusd.drafters.ngram import NgramCache
@@ -37,6 +38,8 @@ from amusd.workload import load_prompts
 
 MAX_NEW_TOKENS = 128
 MAX_LENGTH = 1024
+ROWS = 48
+"""Answers written at once."""
 MOST_REPEATED = 0.25
 """Share of repeated 12-token windows from which on an answer counts as looping."""
 POSITIONS = (0, 16, 48, MAX_NEW_TOKENS)
@@ -109,7 +112,6 @@ def main() -> None:
 
 def answer_all(paths: Iterable[str]) -> list[Answer]:
     """The target's greedy and sampled answers to every prompt."""
-    torch.manual_seed(0)
     teacher, tokenizer = load_teacher("cpu"), load_tokenizer(embedded_target_path())
     prompts: list[tuple[str, list[int]]] = []
     for path in (None, *paths):
@@ -120,11 +122,10 @@ def answer_all(paths: Iterable[str]) -> list[Answer]:
     prompts = sorted((p for p in prompts if len(p[1]) + MAX_NEW_TOKENS <= MAX_LENGTH), key=lambda p: len(p[1]))
     answers: list[Answer] = []
     for temperature in (0.0, 1.0):
-        for start in range(0, len(prompts), 24):
-            part = prompts[start : start + 24]
-            written = continue_rows(
-                teacher, [ids for _, ids in part], temperature=temperature, max_new_tokens=MAX_NEW_TOKENS
-            )
+        for start in range(0, len(prompts), ROWS):
+            part = prompts[start : start + ROWS]
+            rows = [ids for _, ids in part]
+            written = continue_rows(teacher, rows, temperature=temperature, max_new_tokens=MAX_NEW_TOKENS, seed=start)
             answers += [
                 Answer(category, temperature, ids, tokens)
                 for (category, ids), tokens in zip(part, written, strict=True)

@@ -1,167 +1,252 @@
-"""Let the embedded target write what its draft learns from: user turns and answers, given only its chat prefix.
+"""Let the embedded target write what its draft learns from: answers to user turns of many kinds, and its states.
 
-    python experiments/embedded_draft/generate.py --out TEXT.npz --tokens 2000000
+    python experiments/embedded_draft/generate.py --out corpora/ --parts 20
 
-A batch of rows is written at one temperature: the user turns at 1, half of them begun with a few words of a task that
-the target seldom thinks of by itself, the answers at the batch's own. Rows that loop and rows seen before are dropped.
-Two cores write about 250 tokens a second, a GPU thousands.
+Each part is a corpus of its own (`dataset.py`) and has its own seed. Parts that exist, or that another process is
+writing, are passed over, so that a process on each core, or later another machine, shares the work by the same command.
+The temperature of answers changes from row to row; user turns that the target ends are written at 1. A row whose answer
+begins to loop is cut there. One core with AVX2 alone
+writes about 150 tokens a second and reads twice as many.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import itertools
 import random
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from dataset import Text, repeated_share, write_text
-from teacher import continue_rows, load_teacher, load_tokenizer, stop_ids
+from dataset import Text, repeated_share, to_bits, write_corpus
+from openings import Opening, Openings
+from teacher import load_teacher, load_tokenizer, stop_ids
+from torch import Tensor
+from writer import Writer
 
-TEMPERATURES = (0.0, 0.3, 0.6, 0.6, 0.8, 1.0)
-"""Of the answers, batch by batch."""
-SEEDED_SHARE = 0.5
-SEEDS = (
-    "Write a Python function that",
-    "Explain what this code does:\n",
-    "Write a SQL query that",
-    "Fix the bug in this function:\n",
-    "Solve step by step:",
-    "How many",
-    "If a train",
-    "Prove that",
-    "Summarise the following text:",
-    "Rewrite this paragraph:",
-    "Translate to French:",
-    "Translate into English:",
-    "Write an email to",
-    "Write a short story about",
-    "Write a poem about",
-    "Compare",
-    "Pretend you are",
-    "List five",
-    "Extract all names from this text:",
-    "Classify the sentiment of",
-    "Complete the following function.\n\ndef ",
-    "What is the difference between",
-)
-MOST_USER_TOKENS = 120
+TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.4, 1.0)
+"""Of the answers, row by row."""
+MOST_USER_TOKENS = 100
+"""That the target writes; a turn with more of them is no question."""
 LEAST_ROOM = 80
-"""A row with this much room left gets another turn."""
+"""A row with this much room left may get another turn."""
 MOST_REPEATED = 0.25
-"""Share of a row's tokens that may lie in repetitions."""
+"""Share of an answer's tokens that may lie in repetitions before its row is cut."""
 
 
 def main() -> None:
     """Read the command line and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=2_000_000, help="at least this many, padding not counted")
-    parser.add_argument("--length", type=int, default=324, help="tokens of a row, chat prefix included")
-    parser.add_argument("--rows", type=int, default=64, help="rows written at once")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the parts")
+    parser.add_argument("--parts", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=384, help="rows of a part, before duplicates are dropped")
+    parser.add_argument("--length", type=int, default=384, help="tokens of a row at most, chat prefix included")
+    parser.add_argument("--slots", type=int, default=64, help="rows written at once")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    text = generate(arguments.tokens, arguments.length, arguments.rows, arguments.seed, arguments.device)
-    write_text(arguments.out, text)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    teacher, turns = load_teacher(arguments.device), Turns(load_tokenizer())
+    writer = Writer(teacher, arguments.slots, arguments.length)
+    for number in range(arguments.parts):
+        folder = arguments.out / f"{number:03d}"
+        with (arguments.out / f"{number:03d}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if not folder.exists():
+                rows = write_part(writer, turns, stop_ids(teacher), arguments.rows, number)
+                write_corpus(folder, *_as_corpus(rows, arguments.length, len(turns.prefix)))
 
 
-def generate(num_tokens: int, length: int, batch_rows: int, seed: int, device: str) -> Text:
-    """Batches of rows until there are `num_tokens` tokens."""
-    torch.manual_seed(seed)
-    choices = random.Random(seed)  # noqa: S311 - no secret
-    teacher, writer = load_teacher(device), _Turns(load_tokenizer())
-    kept: list[tuple[list[int], list[bool], float]] = []
+def write_part(writer: Writer, turns: Turns, stops: set[int], num_rows: int, seed: int) -> list[Row]:
+    """Rows that are all different and hold an answer, of `num_rows` that are begun."""
+    choices, generator = random.Random(seed), torch.Generator(writer.device).manual_seed(seed)  # noqa: S311 - no secret
+    script = _Script(turns, Openings(choices), stops, writer.length)
+    to_come = iter(list(itertools.islice(itertools.cycle(TEMPERATURES), num_rows)))
+    slots: list[Row | None] = [None] * writer.num_slots
+    kept: list[Row] = []
     seen: set[tuple[int, ...]] = set()
-    num_dropped, written, number, began = 0, 0, 0, time.monotonic()
-    while written < num_tokens:
-        temperature = TEMPERATURES[number % len(TEMPERATURES)]
-        number += 1
-        for token_ids, answer in _write_batch(teacher, writer, choices, batch_rows, length, temperature):
-            opening = tuple(token_ids[len(writer.prefix) : len(writer.prefix) + 48])
-            if opening in seen or repeated_share(token_ids[len(writer.prefix) :]) > MOST_REPEATED:
+    num_dropped, began = 0, time.monotonic()
+    while True:
+        for slot, row in enumerate(slots):
+            if row is None and (temperature := next(to_come, None)) is not None:
+                slots[slot] = script.begin(temperature)
+        if not any(slots):
+            break
+        for row, state in _read(writer, slots, turns.prefix[0]):
+            row.last = state
+        rows = [row for row in slots if row is not None]
+        hot = [row.temperature if row.answering else 1.0 for row in rows]
+        chosen = writer.choose(torch.stack([row.last for row in rows]), hot, generator)
+        for row, token_id in zip(rows, chosen, strict=True):
+            script.advance(row, token_id)
+        for slot, row in enumerate(slots):
+            if row is None or not row.complete:
+                continue
+            slots[slot] = None
+            opening = tuple(row.token_ids[len(turns.prefix) : len(turns.prefix) + 48])
+            if opening in seen or not any(row.answer):
                 num_dropped += 1
                 continue
             seen.add(opening)
-            kept.append((token_ids, answer, temperature))
-            written += len(token_ids)
-        rate = written / (time.monotonic() - began)
-        left = max(0, num_tokens - written) / max(rate, 1) / 60
-        print(
-            f"\r{written:,} tokens, {num_dropped} rows dropped, {rate:,.0f}/s, {left:.0f} min left ", end="", flush=True
-        )
+            kept.append(row)
+            for answer in row.answers():
+                script.openings.take(turns.decode(answer))
+            rate = sum(len(row.token_ids) for row in kept) / (time.monotonic() - began)
+            print(f"\rpart {seed}: {len(kept)} rows, {num_dropped} dropped, {rate:,.0f} tokens/s ", end="", flush=True)
     print()
-    return _as_text(kept, length, len(writer.prefix))
+    return kept
 
 
-class _Turns:
+@dataclass(slots=True, eq=False)
+class Row:
+    """A row while it is written."""
+
+    temperature: float
+    token_ids: list[int] = field(default_factory=list)
+    answer: list[bool] = field(default_factory=list)
+    """Which tokens belong to an answer."""
+    states: list[np.ndarray] = field(default_factory=list)
+    """Bits of the states of the tokens that have been read."""
+    num_read: int = 0
+    answering: bool = False
+    user_tokens: int = 0
+    """Tokens that the target has written of the user's turn."""
+    complete: bool = False
+    last: Tensor = field(default_factory=lambda: torch.empty(0))
+    """State of the last token."""
+
+    def append(self, token_ids: list[int], *, answer: bool) -> None:
+        """Add tokens."""
+        self.token_ids += token_ids
+        self.answer += [answer] * len(token_ids)
+
+    def answers(self) -> list[list[int]]:
+        """The tokens of each answer."""
+        parts = itertools.groupby(zip(self.token_ids, self.answer, strict=True), key=lambda pair: pair[1])
+        return [[token_id for token_id, _ in part] for is_answer, part in parts if is_answer]
+
+
+class Turns:
     """Token ids around the turns of the chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        marks = tokenizer.apply_chat_template([{"role": "user", "content": "\0"}], tokenize=False)
-        before, _, after = marks.partition("\0")
-        opening = tokenizer.apply_chat_template(
-            [{"role": "user", "content": "\0"}], tokenize=False, add_generation_prompt=True
-        ).partition(after)[2]
+        question = [{"role": "user", "content": "\0"}]
+        asked = tokenizer.apply_chat_template(question, tokenize=False)
+        before, _, after = asked.partition("\0")
+        opening = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)[len(asked) :]
         turn = before[before.rindex("<|im_start|>") :]
         line = after.partition("<|im_end|>")[2]
         self.prefix: list[int] = self.encode(before)
         self.to_answer: list[int] = self.encode(line + opening)
         self.to_user: list[int] = self.encode(line + turn)
+        self.end: list[int] = self.encode("<|im_end|>")
 
     def encode(self, text: str) -> list[int]:
         """Token ids, nothing added."""
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-
-def _write_batch(
-    teacher: Any, writer: _Turns, choices: random.Random, batch_rows: int, length: int, temperature: float
-) -> list[tuple[list[int], list[bool]]]:
-    """Rows of `length` tokens at most, and which of their tokens belong to answers."""
-    stops = stop_ids(teacher)
-    rows = [list(writer.prefix) for _ in range(batch_rows)]
-    answers = [[False] * len(row) for row in rows]
-
-    def append(index: int, token_ids: list[int], *, answer: bool) -> None:
-        rows[index] += token_ids
-        answers[index] += [answer] * len(token_ids)
-
-    def take_turn(active: list[int], room: int, temperature: float, *, answer: bool) -> None:
-        turns = continue_rows(teacher, [rows[i] for i in active], temperature=temperature, max_new_tokens=room)
-        for index, turn in zip(active, turns, strict=True):
-            append(index, turn, answer=answer)
-
-    active = list(range(batch_rows))
-    while active:
-        for index in active:
-            if choices.random() < SEEDED_SHARE:
-                append(index, writer.encode(choices.choice(SEEDS)), answer=False)
-        take_turn(active, MOST_USER_TOKENS, 1.0, answer=False)
-        active = [i for i in active if rows[i][-1] in stops]  # a turn cut short is no question
-        for index in active:
-            append(index, writer.to_answer, answer=False)
-        active = [i for i in active if len(rows[i]) < length]
-        if not active:
-            break
-        take_turn(active, length - min(len(rows[i]) for i in active), temperature, answer=True)
-        active = [i for i in active if rows[i][-1] in stops and len(rows[i]) + LEAST_ROOM < length]
-        for index in active:
-            append(index, writer.to_user, answer=False)
-    return [(row[:length], answer[:length]) for row, answer in zip(rows, answers, strict=True) if any(answer[:length])]
+    def decode(self, token_ids: list[int]) -> str:
+        """Text without the marks of turns."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True)).strip()
 
 
-def _as_text(kept: list[tuple[list[int], list[bool], float]], width: int, prefix_length: int) -> Text:
-    token_ids = np.full((len(kept), width), 2, dtype=np.int64)
-    answer = np.zeros((len(kept), width), dtype=bool)
-    for row, (ids, is_answer, _) in enumerate(kept):
-        token_ids[row, : len(ids)] = ids
-        answer[row, : len(ids)] = is_answer
-    lengths = np.array([len(ids) for ids, _, _ in kept], dtype=np.int64)
-    temperatures = np.array([temperature for _, _, temperature in kept], dtype=np.float32)
-    return Text(token_ids, lengths, answer, temperatures, prefix_length)
+class _Script:
+    """Who speaks when."""
+
+    def __init__(self, turns: Turns, openings: Openings, stops: set[int], length: int) -> None:
+        self.openings = openings
+        self._turns, self._stops, self._length = turns, stops, length
+
+    def begin(self, temperature: float) -> Row:
+        """A new row that the target goes on with."""
+        while True:
+            row = Row(temperature)
+            row.append(self._turns.prefix, answer=False)
+            self._open(row, self.openings.first())
+            if len(row.token_ids) + LEAST_ROOM <= self._length:
+                return row
+
+    def advance(self, row: Row, token_id: int) -> None:
+        """Add what the target has written, and what comes next if that ends its turn."""
+        row.append([token_id], answer=row.answering)
+        row.user_tokens += not row.answering
+        if token_id not in self._stops:
+            row.complete = row.user_tokens > MOST_USER_TOKENS
+        elif not row.answering:
+            row.append(self._turns.to_answer, answer=False)
+            row.answering = True
+        elif len(row.token_ids) + LEAST_ROOM <= self._length and (opening := self.openings.further()):
+            row.append(self._turns.to_user, answer=False)
+            self._open(row, opening)
+        else:
+            row.complete = True
+        row.complete |= len(row.token_ids) >= self._length or _loops(row)
+
+    def _open(self, row: Row, opening: Opening) -> None:
+        row.append(self._turns.encode(opening.text), answer=False)
+        row.answering, row.user_tokens = opening.complete, 0
+        if opening.complete:
+            row.append(self._turns.end + self._turns.to_answer, answer=False)
+
+
+def _loops(row: Row) -> bool:
+    """Whether the answer that is being written repeats itself; looked at now and then."""
+    if not row.answer[-1] or len(row.token_ids) % 16:
+        return False
+    return repeated_share(row.answers()[-1]) > MOST_REPEATED
+
+
+def _read(writer: Writer, slots: list[Row | None], first_token: int) -> Iterator[tuple[Row, Tensor]]:
+    """Read what has been added to each row, one token of many rows at a time; the state of the last one of each.
+
+    A slot with nothing to read gets the first token of the prefix again, which changes nothing.
+    """
+    stepping = []
+    for slot, row in enumerate(slots):
+        if row is None:
+            continue
+        added = row.token_ids[row.num_read :]
+        if len(added) == 1:
+            stepping.append((slot, row))
+            continue
+        (states,) = writer.read([slot], [row.num_read], [added])
+        row.states.append(to_bits(states))
+        row.num_read += len(added)
+        yield row, states[-1]
+    if not stepping:
+        return
+    starts, token_ids = [0] * len(slots), [[first_token] for _ in slots]
+    for slot, row in stepping:
+        starts[slot], token_ids[slot] = row.num_read, row.token_ids[-1:]
+    states = writer.read(range(len(slots)), starts, token_ids)[:, 0]
+    bits = to_bits(states)
+    for slot, row in stepping:
+        row.states.append(bits[slot : slot + 1])
+        row.num_read += 1
+        yield row, states[slot]
+
+
+def _as_corpus(rows: list[Row], width: int, prefix_length: int) -> tuple[Text, np.ndarray]:
+    """The rows cut to `width`, and their states; zeros behind the last token that was read, which no answer follows."""
+    token_ids = np.full((len(rows), width), 2, dtype=np.int64)
+    answer = np.zeros((len(rows), width), dtype=bool)
+    lengths = np.array([min(len(row.token_ids), width) for row in rows], dtype=np.int64)
+    states = []
+    for index, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        token_ids[index, :length] = row.token_ids[:length]
+        answer[index, :length] = row.answer[:length]
+        read = np.concatenate(row.states)[:length]
+        states += [read, np.zeros((length - len(read), read.shape[1]), dtype=read.dtype)]
+    temperatures = np.array([row.temperature for row in rows], dtype=np.float32)
+    return Text(token_ids, lengths, answer, temperatures, prefix_length), np.concatenate(states)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class _Divergence(torch.autograd.Function):
             for start in range(0, len(states), _BLOCK):
                 block = slice(start, start + _BLOCK)
                 logits = states[block].to(head.dtype) @ head.t()
-                teacher_logits = teacher_states[block] @ head.t()
+                teacher_logits = teacher_states[block].to(head.dtype) @ head.t()
                 q = logits.softmax(dim=-1, dtype=torch.float32)
                 p = teacher_logits.softmax(dim=-1, dtype=torch.float32)
                 total += _kl(p, teacher_logits.float(), logits.float())
@@ -88,7 +88,7 @@ def agreement(
     greedy, sampled = [], []
     for start in range(0, len(states), _BLOCK):
         block = slice(start, start + _BLOCK)
-        p = (teacher_states[block] @ head.t()).float().softmax(dim=-1)
+        p = (teacher_states[block].to(head.dtype) @ head.t()).float().softmax(dim=-1)
         q = (states[block].to(head.dtype) @ head[output_ids].t()).float().softmax(dim=-1)
         mixed = mix(q, output_ids, known_ids[block], shares[block], len(head))
         greedy.append(mixed.argmax(dim=-1) == p.argmax(dim=-1))

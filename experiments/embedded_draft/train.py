@@ -1,6 +1,6 @@
 """Distil the embedded target into a draft of a few layers.
 
-    python experiments/embedded_draft/train.py --text TEXT.npz --states STATES/ --out DRAFT/
+    python experiments/embedded_draft/train.py --corpus CORPORA/ --out DRAFT/
 
 Writes `weights.safetensors` (float32, the layers and the final norm), `output_ids.npy` (the draft's vocabulary, most
 frequent first) and `training.json` (settings, curve, cost) into DRAFT. An interrupted run goes on from `checkpoint.pt`
@@ -14,13 +14,13 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from dataset import Text, known_tokens, offsets, read_states, read_text
+from dataset import Text, corpora_in, known_tokens, offsets, read_states, read_text
 from losses import agreement, divergence
 from safetensors.torch import save_file
 from student import Student
@@ -29,8 +29,8 @@ from torch import Tensor
 
 from amusd.models.embedded_draft import read_draft
 
-HELD_OUT_ROWS = 96
-"""Rows that no run learns from, whatever its share of the data."""
+HELD_OUT_SHARE = 1 / 86
+"""Of the rows of each corpus: no run learns from them, whatever its share of the data."""
 CURVE_POINTS = 6
 CHECKPOINT_SECONDS = 300.0
 CHECKPOINT, PLATEAU = "checkpoint.pt", "plateau.pt"
@@ -41,8 +41,7 @@ _SAVED = ("seconds", "num_tokens", "losses", "curve")
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--states", type=Path, required=True, help="folder written by label.py")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of generate.py or label.py, or of several")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers, its vocabulary")
     parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
@@ -86,11 +85,10 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._text = read_text(arguments.text)
-        self._states = read_states(arguments.states)
+        self._text = read_text(arguments.corpus)
+        self._states = read_states(arguments.corpus)
         self._starts = offsets(self._text)
-        order = np.random.default_rng(0).permutation(self._text.num_rows)
-        self._held_out, others = order[:HELD_OUT_ROWS], order[HELD_OUT_ROWS:]
+        self._held_out, others = split([read_text(corpus).num_rows for corpus in corpora_in(arguments.corpus)])
         self.pool = others[: round(arguments.share * len(others))]
         self.num_steps = math.ceil(arguments.epochs * math.ceil(len(self.pool) / arguments.rows))
         self.plateau_end = self.num_steps - math.ceil(arguments.cooldown * self.num_steps)
@@ -133,8 +131,7 @@ class Run:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * schedule(self.step, self.num_steps, self._arguments.cooldown)
         token_ids, target_states, counted, known_ids, shares = self._load(rows)
-        with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
-            hidden = self._student(token_ids)[counted]
+        hidden = self._states_of_student(token_ids)[counted]
         columns = torch.from_numpy(self._column_of)[known_ids].to(hidden.device)
         columns[shares == 0] = -1
         loss = divergence(hidden, target_states, self._student_head, columns, shares) / len(hidden)
@@ -161,8 +158,7 @@ class Run:
         greedy, sampled = [], []
         for rows in np.array_split(self._held_out, math.ceil(len(self._held_out) / 8)):
             token_ids, target_states, counted, known_ids, shares = self._load(rows)
-            with torch.autocast(token_ids.device.type, dtype=torch.bfloat16):
-                hidden = self._student(token_ids)[counted]
+            hidden = self._states_of_student(token_ids)[counted]
             parts = agreement(hidden, target_states, self._head, self._ids, known_ids.to(hidden.device), shares)
             greedy.append(parts[0])
             sampled.append(parts[1])
@@ -240,10 +236,9 @@ class Run:
         token_ids = torch.from_numpy(text.token_ids[rows, :width])
         counted = np.zeros((len(rows), width), dtype=bool)
         counted[:, :-1] = text.answer[rows, 1:width]
-        places = np.concatenate(
-            [self._starts[row] + np.flatnonzero(own) for row, own in zip(rows, counted, strict=True)]
-        )
-        states = self._states[torch.from_numpy(places)]
+        of_rows = [np.flatnonzero(own) for own in counted]
+        places = np.concatenate([self._starts[row] + own for row, own in zip(rows, of_rows, strict=True)])
+        states = torch.cat([self._states[row][own] for row, own in zip(rows, of_rows, strict=True)])
         known_ids = torch.from_numpy(self._known.token_ids[places])
         shares = torch.from_numpy(self._known.shares[places])
         return (
@@ -254,9 +249,31 @@ class Run:
             shares.to(device),
         )
 
+    def _states_of_student(self, token_ids: Tensor) -> Tensor:
+        """[rows, width, hidden], in the teacher's dtype: bfloat16, or float32 on CPUs that lack it."""
+        dtype = self._head.dtype
+        with torch.autocast(token_ids.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            states: Tensor = self._student(token_ids)
+        return states
+
     def _recent_loss(self) -> float:
         recent = self._losses[-100:]
         return sum(recent) / max(1, len(recent))
+
+
+def split(corpora: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the rows held out, and of the others in some order, of corpora with so many rows each.
+
+    What is held out of a corpus does not depend on what other corpora there are.
+    """
+    held_out, others, start = [], [], 0
+    for num_rows in corpora:
+        order = start + np.random.default_rng(0).permutation(num_rows)
+        num_held_out = math.ceil(HELD_OUT_SHARE * num_rows)
+        held_out.append(order[:num_held_out])
+        others.append(order[num_held_out:])
+        start += num_rows
+    return np.concatenate(held_out), np.random.default_rng(0).permutation(np.concatenate(others))
 
 
 def make_optimizers(student: Student, arguments: argparse.Namespace) -> list[torch.optim.Optimizer]:

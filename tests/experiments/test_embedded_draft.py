@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
+import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from amusd.drafters.ngram import SHARES
 from amusd.models.embedded_draft import load_embedded_draft, read_draft
@@ -20,7 +24,19 @@ from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "embedded_draft"
-MODULES = ("dataset", "losses", "teacher", "student", "generate", "label", "train", "package", "evaluate")
+MODULES = (
+    "dataset",
+    "losses",
+    "teacher",
+    "student",
+    "writer",
+    "openings",
+    "generate",
+    "label",
+    "train",
+    "package",
+    "evaluate",
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +93,10 @@ def test_what_is_known_stands_behind_the_token_it_follows(scripts: dict[str, Mod
 
 def test_texts_come_back_and_batches_hold_every_row_once(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
     dataset = scripts["dataset"]
-    random = np.random.default_rng(0)
-    length = random.integers(3, 20, 50)
-    answer = random.random((50, 20)) < 0.5
-    text = dataset.Text(random.integers(0, 49152, (50, 20)), length, answer, np.full(50, 0.6, np.float32), 2)
+    numbers = np.random.default_rng(0)
+    length = numbers.integers(3, 20, 50)
+    answer = numbers.random((50, 20)) < 0.5
+    text = dataset.Text(numbers.integers(0, 49152, (50, 20)), length, answer, np.full(50, 0.6, np.float32), 2)
     dataset.write_text(tmp_path / "text.npz", text)
     read = dataset.read_text(tmp_path / "text.npz")
     assert np.array_equal(read.token_ids, text.token_ids)
@@ -89,6 +105,172 @@ def test_texts_come_back_and_batches_hold_every_row_once(scripts: dict[str, Modu
     batches = list(dataset.batches_by_length(read, tokens_per_batch=40))
     assert sorted(np.concatenate(batches)) == list(range(50))
     assert all(length[rows].max() * len(rows) <= 40 for rows in batches)
+
+
+def test_corpora_are_read_as_one_and_a_folder_without_any_is_refused(
+    scripts: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    dataset = scripts["dataset"]
+    states = np.arange(7 * 4, dtype=np.uint16).reshape(7, 4)
+    for name, token_ids, length in (("b", [[5, 6, 7, 8]], [4]), ("a", [[1, 2, 3], [4, 0, 0]], [2, 1])):
+        text = dataset.Text(
+            np.array(token_ids), np.array(length), np.array(token_ids) > 2, np.zeros(len(length), np.float32), 1
+        )
+        begin = {"a": 0, "b": 3}[name]
+        dataset.write_corpus(tmp_path / name, text, states[begin : begin + sum(length)])
+    (tmp_path / "c.partial").mkdir()  # one that is being written
+    dataset.write_text(tmp_path / "c.partial" / "text.npz", text)
+    text, rows = dataset.read_text(tmp_path), dataset.read_states(tmp_path)
+    assert text.token_ids.tolist() == [[1, 2, 3, 0], [4, 0, 0, 0], [5, 6, 7, 8]]
+    assert text.length.tolist() == [2, 1, 4]
+    assert text.answer.tolist() == [[False, False, True, False], [True, False, False, False], [True] * 4]
+    assert [row.view(torch.uint16).tolist() for row in rows] == [
+        states[:2].tolist(),
+        states[2:3].tolist(),
+        states[3:].tolist(),
+    ]
+    assert dataset.read_text(tmp_path / "b").length.tolist() == [4]
+    (tmp_path / "b" / "nothing").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"text\.npz"):
+        dataset.read_text(tmp_path / "b" / "nothing")
+
+
+def test_what_is_held_out_stays_so_when_corpora_are_added(scripts: dict[str, ModuleType]) -> None:
+    held_out, others = scripts["train"].split([200, 10])
+    assert sorted([*held_out, *others]) == list(range(210))
+    assert len(held_out) == 4
+    with_more, rest = scripts["train"].split([200, 10, 50])
+    assert sorted(with_more)[:4] == sorted(held_out)
+    assert sorted([*with_more, *rest]) == list(range(260))
+
+
+def test_rows_of_all_lengths_written_side_by_side_have_the_states_that_the_target_gives_them_alone(
+    scripts: dict[str, ModuleType],
+) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, eos_token_id=2, pad_token_id=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
+    writer = scripts["writer"].Writer(model, 3, 12)
+    rows = {0: [5, 6, 7, 8, 9], 2: [11, 12]}
+
+    def states_of(token_ids: list[int]) -> torch.Tensor:
+        states: torch.Tensor = model.base_model(input_ids=torch.tensor([token_ids])).last_hidden_state[0]
+        return states
+
+    read = writer.read([2, 0], [0, 0], [rows[2], rows[0]])  # padded
+    torch.testing.assert_close(read[1], states_of(rows[0]))
+    torch.testing.assert_close(read[0, :2], states_of(rows[2]))
+    for token_id in (20, 21):
+        starts = [len(rows[0]), 0, len(rows[2])]
+        read = writer.read([0, 1, 2], starts, [[token_id], [5], [token_id + 10]])
+        rows[0].append(token_id)
+        rows[2].append(token_id + 10)
+        torch.testing.assert_close(read[0, 0], states_of(rows[0])[-1])
+        torch.testing.assert_close(read[1, 0], states_of([5])[-1])
+        torch.testing.assert_close(read[2, 0], states_of(rows[2])[-1])
+    (read,) = writer.read([0], [0], [[50, 51, 52]])  # a new row in a slot that held a longer one
+    torch.testing.assert_close(read, states_of([50, 51, 52]))
+    read = writer.read([0, 1, 2], [3, 0, 0], [[60], [5], [5]])
+    torch.testing.assert_close(read[0, 0], states_of([50, 51, 52, 60])[-1])
+
+
+def test_a_row_is_continued_greedily_until_its_end_or_its_limit(
+    scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=2, pad_token_id=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
+    rows = [[5, 6, 7, 8], [9, 10]]
+    model.generation_config.eos_token_id = 96
+    plain = [model.generate(torch.tensor([row]), max_new_tokens=8, do_sample=False)[0].tolist() for row in rows]
+    wanted = [row[len(own) :] for row, own in zip(plain, rows, strict=True)]
+    continue_rows = scripts["writer"].continue_rows
+    assert continue_rows(model, rows, temperature=0.0, max_new_tokens=8) == wanted
+    monkeypatch.setattr(scripts["writer"], "TOP_K", 97)
+    first = continue_rows(model, rows, temperature=1.0, max_new_tokens=8, seed=1)
+    assert first == continue_rows(model, rows, temperature=1.0, max_new_tokens=8, seed=1)
+    assert first != continue_rows(model, rows, temperature=1.0, max_new_tokens=8, seed=2)
+    model.generation_config.eos_token_id = wanted[0][3]
+    shorter = continue_rows(model, rows, temperature=0.0, max_new_tokens=8)[0]
+    assert shorter == wanted[0][: wanted[0].index(wanted[0][3]) + 1]
+
+
+def test_user_turns_are_of_every_kind_and_passages_are_the_targets_own_answers(scripts: dict[str, ModuleType]) -> None:
+    openings = scripts["openings"]
+    source = openings.Openings(random.Random(0))
+    answer = "The moon is round. " * 20
+    source.take(answer)
+    source.take("too short")
+    turns = [source.first() for _ in range(300)]
+    kinds = {
+        "question": [turn for turn in turns if turn.text in openings.QUESTIONS],
+        "code": [turn for turn in turns if "def " in turn.text],
+        "passage": [turn for turn in turns if answer in turn.text],
+    }
+    assert all(len(found) > 40 for found in kinds.values())
+    assert not any(turn.complete for turn in kinds["question"])
+    assert {turn.complete for turn in kinds["passage"]} == {True, False}
+    assert all("{" not in task.format(name="", stub="", summary="", source="") for task in openings.CODE_TASKS)
+    later = [source.further() for _ in range(200)]
+    assert None in later
+    assert {turn.complete for turn in later if turn} == {True, False}
+
+
+@pytest.mark.embedded
+def test_rows_alternate_as_the_chat_template_writes_them_and_end_when_full_or_when_an_answer_loops(
+    scripts: dict[str, ModuleType], embedded_folder: Path
+) -> None:
+    generate, opening = scripts["generate"], scripts["openings"].Opening
+    tokenizer = scripts["teacher"].load_tokenizer()
+    turns = generate.Turns(tokenizer)
+
+    class TwoTurns:
+        """One turn that the target ends, and one that is complete; then none."""
+
+        def __init__(self) -> None:
+            self._later = iter([opening("And then?", complete=True), None])
+
+        def first(self) -> Any:
+            return opening("Why", complete=False)
+
+        def further(self) -> Any:
+            return next(self._later)
+
+    def write(script: Any, row: Any, text: str) -> None:
+        for token_id in turns.encode(text):
+            assert not row.complete
+            script.advance(row, token_id)
+
+    script = generate._Script(turns, TwoTurns(), {2}, 400)
+    row = script.begin(0.5)
+    for text in (" is that?<|im_end|>", "Because.<|im_end|>", "Nothing.<|im_end|>"):
+        write(script, row, text)
+    assert row.complete
+    chat = [("user", "Why is that?"), ("assistant", "Because."), ("user", "And then?"), ("assistant", "Nothing.")]
+    written = [{"role": role, "content": content} for role, content in chat]
+    assert tokenizer.decode(row.token_ids) + "\n" == tokenizer.apply_chat_template(written, tokenize=False)
+    assert [turns.decode(answer) for answer in row.answers()] == ["Because.", "Nothing."]
+
+    looping = script.begin(0.0)
+    write(script, looping, "?<|im_end|>")
+    with pytest.raises(AssertionError):
+        write(script, looping, "again and again " * 60)
+    assert len(looping.token_ids) < 120
+    wordy = script.begin(0.0)
+    with pytest.raises(AssertionError):
+        write(script, wordy, " and more" * 100)
+    assert not any(wordy.answer)
+    script = generate._Script(turns, TwoTurns(), {2}, len(turns.prefix) + generate.LEAST_ROOM + 2)
+    full = script.begin(0.0)
+    with pytest.raises(AssertionError):
+        write(script, full, "?<|im_end|>" + "".join(f" {number}" for number in range(100)))
+    assert len(full.token_ids) == len(turns.prefix) + generate.LEAST_ROOM + 2
 
 
 def test_each_time_round_holds_every_row_once_and_an_interrupted_run_goes_on_with_the_same_batches(
@@ -129,26 +311,52 @@ def test_loops_are_told_from_prose(scripts: dict[str, ModuleType]) -> None:
 def test_from_nothing_to_a_draft_that_loads(
     scripts: dict[str, ModuleType], embedded_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, states, draft, shipped = (tmp_path / name for name in ("text.npz", "states", "draft", "draft.safetensors"))
+    corpora, labelled, draft, shipped = (
+        tmp_path / name for name in ("corpora", "labelled", "draft", "draft.safetensors")
+    )
 
     def call(name: str, **options: object) -> None:
         arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         scripts[name].main()
 
-    monkeypatch.setattr(scripts["train"], "HELD_OUT_ROWS", 2)
-    monkeypatch.setattr(scripts["generate"], "MOST_USER_TOKENS", 30)  # with more of them there is no room for an answer
-    call("generate", out=text, tokens=150, length=60, rows=6)
-    call("label", text=text, out=states, tokens_per_batch=256)
-    call("train", text=text, states=states, out=draft, layers="0,r", vocab_size=64, epochs=12, rows=2, lr=0.0005)
+    monkeypatch.setattr(scripts["train"], "HELD_OUT_SHARE", 0.1)
+    monkeypatch.setattr(scripts["generate"], "LEAST_ROOM", 12)
+    monkeypatch.setattr(scripts["openings"], "MOST_CHARACTERS", 200)
+    call("generate", out=corpora, parts=2, rows=10, length=72, slots=4)
+    call("label", text=corpora / "000" / "text.npz", out=labelled, tokens_per_batch=256)
+    training = {"corpus": corpora, "rows": 2, "lr": 0.0005}
+    call("train", out=draft, layers="0,r", vocab_size=64, epochs=12, **training)
     call("package", draft=draft, out=shipped)
     first = (draft / "weights.safetensors").read_bytes()
 
-    rows = scripts["dataset"].read_text(text)
-    assert rows.num_tokens >= 150
-    prefix = rows.token_ids[0, : rows.prefix_length]
-    assert (rows.token_ids[:, : rows.prefix_length] == prefix).all()
+    # rows as the chat template writes them, with the states that reading them whole gives
+    dataset, tokenizer = scripts["dataset"], scripts["teacher"].load_tokenizer()
+    rows, states, again = (dataset.read_text(labelled), *map(dataset.read_states, (corpora / "000", labelled)))
     assert rows.answer.any(axis=1).all()
+    for row in range(rows.num_rows):
+        token_ids, answer = rows.token_ids[row, : rows.length[row]], rows.answer[row, : rows.length[row]]
+        text = tokenizer.decode(token_ids)
+        parts = re.findall(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n|<\|im_end\|>$|$)", text, re.DOTALL)
+        assert [role for role, _ in parts[1:]] == (["user", "assistant"] * len(parts))[: len(parts) - 1]
+        whole = [{"role": role, "content": content} for role, content in parts]
+        assert tokenizer.apply_chat_template(whole, tokenize=False).startswith(text)
+        spoken = tokenizer.decode(token_ids[answer], skip_special_tokens=True)
+        assert spoken == "".join(content for role, content in parts if role == "assistant")
+        last = int(np.flatnonzero(answer)[-1])  # the state of the last token labels nothing
+        torch.testing.assert_close(states[row][:last].float(), again[row][:last].float(), rtol=0.05, atol=0.2)
+
+    # a part is the same whoever writes it, and one that is there or being written is passed over
+    (corpora / "000").rename(tmp_path / "000")
+    kept = dataset.read_text(tmp_path / "000")
+    with (corpora / "001.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (corpora / "001").rename(tmp_path / "001")
+        call("generate", out=corpora, parts=2, rows=10, length=72, slots=4)
+        assert not (corpora / "001").exists()
+    assert np.array_equal(dataset.read_text(corpora / "000").token_ids, kept.token_ids)
+    (tmp_path / "001").rename(corpora / "001")
+
     report = json.loads((draft / "training.json").read_text())
     assert report["curve"][-1]["loss"] < report["curve"][1]["loss"]  # the first is from before the first step
     assert read_draft(shipped).num_layers == 2
@@ -165,7 +373,7 @@ def test_from_nothing_to_a_draft_that_loads(
             raise CutOffError
         learn(run, rows)
 
-    same = {"text": text, "states": states, "layers": "0,r", "vocab_size": 64, "rows": 2, "lr": 0.0005}
+    same = {"layers": "0,r", "vocab_size": 64, **training}
     call("train", out=tmp_path / "whole", epochs=16, **same)
     with monkeypatch.context() as patch:
         patch.setattr(scripts["train"], "CHECKPOINT_SECONDS", 0)
@@ -177,7 +385,7 @@ def test_from_nothing_to_a_draft_that_loads(
     call("train", out=draft, epochs=16, **same)
     assert (draft / "weights.safetensors").read_bytes() == (tmp_path / "whole" / "weights.safetensors").read_bytes()
 
-    further = {"text": text, "states": states, "layers": "0,r,1", "epochs": 6, "rows": 2, "lr": 0.0005}
+    further = {"layers": "0,r,1", "epochs": 6, **training}
     call("train", out=tmp_path / "further", draft_file=shipped, **further)
     call("package", draft=tmp_path / "further", out=tmp_path / "further.safetensors")
     continued = read_draft(tmp_path / "further.safetensors")
