@@ -31,6 +31,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
 from amusd.models.embedded_target import embedded_target_path
 from amusd.models.huggingface import load_model
+from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import load_tokenizer
@@ -135,9 +136,15 @@ def answer_all(paths: Iterable[str]) -> list[Answer]:
     return answers
 
 
+def whole_sequences() -> LoadOptions:
+    """How both models are loaded to read a whole answer in one pass."""
+    numerics = Numerics(width=MAX_LENGTH, fixed=False)
+    return LoadOptions(numerics=numerics, max_model_len=MAX_LENGTH, dtype=fastest_dtype(torch.device("cpu")))
+
+
 def judge_all(answers: Sequence[Answer], draft_file: Path, vocab_size: int, lookup: int) -> list[Judged]:
     """Every token of every answer."""
-    options = LoadOptions(numerics=Numerics(width=MAX_LENGTH, fixed=False), max_model_len=MAX_LENGTH)
+    options = whole_sequences()
     path = str(embedded_target_path())
     target = load_model(path, options)
     draft = load_embedded_draft(path, options, vocab_size=vocab_size, draft_file=draft_file)

@@ -12,7 +12,6 @@ writes about 150 tokens a second and reads twice as many.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import itertools
 import random
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dataset import Text, repeated_share, to_bits, write_corpus
+from dataset import Text, claim, repeated_share, to_bits, write_corpus
 from openings import Opening, Openings
 from teacher import load_teacher, load_tokenizer, stop_ids
 from torch import Tensor
@@ -49,17 +48,12 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64, help="rows written at once")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     teacher, turns = load_teacher(arguments.device), Turns(load_tokenizer())
     writer = Writer(teacher, arguments.slots, arguments.length)
     for number in range(arguments.parts):
         folder = arguments.out / f"{number:03d}"
-        with (arguments.out / f"{number:03d}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            if not folder.exists():
+        with claim(folder) as to_be_written:
+            if to_be_written:
                 rows = write_part(writer, turns, stop_ids(teacher), arguments.rows, number)
                 write_corpus(folder, *_as_corpus(rows, arguments.length, len(turns.prefix)))
 

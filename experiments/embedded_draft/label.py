@@ -1,9 +1,10 @@
-"""Compute the target's states over a text that was written elsewhere, which makes it a corpus.
+"""Compute the target's states over texts that it wrote elsewhere, which makes corpora of them.
 
-    python experiments/embedded_draft/label.py --text TEXT.npz --out CORPUS/
+    python experiments/embedded_draft/label.py --text TEXT.npz ... --out CORPORA/
 
-What `generate.py` writes has its states already. Two cores with AVX-512 BF16 need about 20 minutes for 2.8 million
-tokens (3.2 GB); a GPU a minute or two.
+Each corpus is named like its text. Those that exist, or that another process is making, are passed over, as by
+`generate.py`, whose own parts have their states already. Two cores with AVX-512 BF16 read 2.8 million tokens (3.2 GB of
+states) in 20 minutes, a process on each; a GPU in a minute or two.
 """
 
 from __future__ import annotations
@@ -11,35 +12,40 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from dataset import Text, batches_by_length, offsets, read_text, to_bits, write_corpus
+from dataset import Text, batches_by_length, claim, offsets, read_text, to_bits, write_corpus
 from teacher import load_teacher
 
 
 def main() -> None:
     """Read the command line and do it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the corpus, a new one")
+    parser.add_argument("--text", type=Path, required=True, nargs="+")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the corpora")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--tokens-per-batch", type=int, default=4096)
     arguments = parser.parse_args()
-    text = read_text(arguments.text)
-    write_corpus(arguments.out, text, states_of(text, arguments.device, arguments.tokens_per_batch))
+    teacher = load_teacher(arguments.device)
+    for path in arguments.text:
+        folder = arguments.out / path.stem
+        with claim(folder) as to_be_written:
+            if to_be_written:
+                text = read_text(path)
+                write_corpus(folder, text, states_of(text, teacher, arguments.tokens_per_batch))
 
 
-def states_of(text: Text, device: str, tokens_per_batch: int) -> np.ndarray:
+def states_of(text: Text, teacher: Any, tokens_per_batch: int) -> np.ndarray:
     """uint16 [tokens, hidden]: bits of the states, the rows one behind the other."""
-    teacher = load_teacher(device)
     states = np.empty((text.num_tokens, teacher.config.hidden_size), dtype=np.uint16)
     starts = offsets(text)
     began, done = time.monotonic(), 0
     with torch.inference_mode():
         for rows in batches_by_length(text, tokens_per_batch):
             width = int(text.length[rows].max())
-            token_ids = torch.from_numpy(text.token_ids[rows, :width]).to(device)
+            token_ids = torch.from_numpy(text.token_ids[rows, :width]).to(teacher.device)
             hidden = teacher.base_model(input_ids=token_ids).last_hidden_state  # causal: padding behind changes nothing
             for row, row_bits in zip(rows, to_bits(hidden), strict=True):
                 states[starts[row] : starts[row + 1]] = row_bits[: text.length[row]]

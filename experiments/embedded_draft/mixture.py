@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evaluate import MAX_LENGTH, Answer, logits_of
+from evaluate import Answer, logits_of, whole_sequences
 
 from amusd.config import DrafterConfig
 from amusd.drafters.ngram import SHARES, NgramCache, shares_of
@@ -24,8 +24,6 @@ from amusd.drafters.tree import LOOKUP_WEIGHT
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
 from amusd.models.embedded_target import embedded_target_path
-from amusd.models.load_options import LoadOptions
-from amusd.models.numerics import Numerics
 
 GRID = (0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92, 0.96)
 DEPTHS = (1, 2, 4, 8)
@@ -59,7 +57,7 @@ def main() -> None:
     arguments = parser.parse_args()
     draft = load_embedded_draft(
         embedded_target_path(),
-        LoadOptions(numerics=Numerics(width=MAX_LENGTH, fixed=False), max_model_len=MAX_LENGTH),
+        whole_sequences(),
         vocab_size=DrafterConfig.vocab_size,
         draft_file=arguments.draft_file,
     )

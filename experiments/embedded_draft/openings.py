@@ -7,6 +7,7 @@ target has given before; most questions are begun here and ended by the target i
 from __future__ import annotations
 
 import ast
+import functools
 import random
 import sysconfig
 from collections.abc import Iterator
@@ -205,6 +206,7 @@ class Openings:
             self._answers.append(answer)
 
 
+@functools.cache
 def _from_library() -> tuple[list[_Function], list[str]]:
     """Functions with docstrings and longer descriptions, in the order of the library's files."""
     root = Path(sysconfig.get_paths()["stdlib"])

@@ -355,6 +355,9 @@ def test_from_nothing_to_a_draft_that_loads(
         call("generate", out=corpora, parts=2, rows=10, length=72, slots=4)
         assert not (corpora / "001").exists()
     assert np.array_equal(dataset.read_text(corpora / "000").token_ids, kept.token_ids)
+    labelled_at = (labelled / "text" / "states.npy").stat().st_mtime_ns
+    call("label", text=tmp_path / "000" / "text.npz", out=labelled)
+    assert (labelled / "text" / "states.npy").stat().st_mtime_ns == labelled_at
     (tmp_path / "001").rename(corpora / "001")
 
     report = json.loads((draft / "training.json").read_text())
@@ -384,6 +387,17 @@ def test_from_nothing_to_a_draft_that_loads(
     assert (draft / "weights.safetensors").read_bytes() == first
     call("train", out=draft, epochs=16, **same)
     assert (draft / "weights.safetensors").read_bytes() == (tmp_path / "whole" / "weights.safetensors").read_bytes()
+
+    call("train", out=tmp_path / "same size", draft_file=shipped, layers="0,r", epochs=1, **training)
+    call("package", draft=tmp_path / "same size", out=tmp_path / "new.safetensors")
+    call("package", draft=tmp_path / "same size", mean_with=shipped, out=tmp_path / "mean.safetensors")
+    before, after, mean = (
+        read_draft(path).tensors for path in (shipped, tmp_path / "new.safetensors", tmp_path / "mean.safetensors")
+    )
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, (before[name] + after[name]) / 2, rtol=0.02, atol=0.01)
+    with pytest.raises(SystemExit):  # not what it went on from
+        call("package", draft=tmp_path / "same size", mean_with=tmp_path / "new.safetensors", out=tmp_path / "no")
 
     further = {"layers": "0,r,1", "epochs": 6, **training}
     call("train", out=tmp_path / "further", draft_file=shipped, **further)
