@@ -43,7 +43,7 @@ from amusd.models.vocabulary import reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its model card stands beside it."""
-DRAFT_DIGEST = "57697dc9b51a7950eef50f938b429cc0185b3cde7438c7c6eb0feac3e8628aac"
+DRAFT_DIGEST = "21d3970c43e15d67b6cd15b52b6dfbc001da44135b73b8d9c461b42271b052c5"
 """Its checksum (`digest_of`), so that no flipped bit of it is run."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
