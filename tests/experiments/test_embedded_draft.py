@@ -7,6 +7,7 @@ import importlib
 import json
 import random
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from amusd.drafters.ngram import SHARES
@@ -320,6 +322,10 @@ def test_from_nothing_to_a_draft_that_loads(
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         scripts[name].main()
 
+    def difference(folder: Path, others: dict[str, torch.Tensor]) -> float:
+        weights = load_file(folder / "weights.safetensors")
+        return max(float((weights[name] - others[name]).abs().mean()) for name in others)
+
     monkeypatch.setattr(scripts["train"], "HELD_OUT_SHARE", 0.1)
     monkeypatch.setattr(scripts["generate"], "LEAST_ROOM", 12)
     monkeypatch.setattr(scripts["openings"], "MOST_CHARACTERS", 200)
@@ -328,7 +334,7 @@ def test_from_nothing_to_a_draft_that_loads(
     training = {"corpus": corpora, "rows": 2, "lr": 0.0005}
     call("train", out=draft, layers="0,r", vocab_size=64, epochs=12, **training)
     call("package", draft=draft, out=shipped)
-    first = (draft / "weights.safetensors").read_bytes()
+    first = load_file(draft / "weights.safetensors")
 
     # rows as the chat template writes them, with the states that reading them whole gives
     dataset, tokenizer = scripts["dataset"], scripts["teacher"].load_tokenizer()
@@ -356,9 +362,11 @@ def test_from_nothing_to_a_draft_that_loads(
         assert not (corpora / "001").exists()
     assert np.array_equal(dataset.read_text(corpora / "000").token_ids, kept.token_ids)
     labelled_at = (labelled / "text" / "states.npy").stat().st_mtime_ns
-    call("label", text=tmp_path / "000" / "text.npz", out=labelled)
+    call("label", text=corpora / "000" / "text.npz", out=labelled)
     assert (labelled / "text" / "states.npy").stat().st_mtime_ns == labelled_at
     (tmp_path / "001").rename(corpora / "001")
+    shutil.rmtree(corpora / "000")  # products in float32 may differ in their last bits
+    (tmp_path / "000").rename(corpora / "000")
 
     report = json.loads((draft / "training.json").read_text())
     assert report["curve"][-1]["loss"] < report["curve"][1]["loss"]  # the first is from before the first step
@@ -384,9 +392,9 @@ def test_from_nothing_to_a_draft_that_loads(
         with pytest.raises(CutOffError):
             call("train", out=draft, epochs=12, **same)
     call("train", out=draft, epochs=12, **same)
-    assert (draft / "weights.safetensors").read_bytes() == first
+    assert difference(draft, first) < 2e-5
     call("train", out=draft, epochs=16, **same)
-    assert (draft / "weights.safetensors").read_bytes() == (tmp_path / "whole" / "weights.safetensors").read_bytes()
+    assert difference(draft, load_file(tmp_path / "whole" / "weights.safetensors")) < 2e-5
 
     call("train", out=tmp_path / "same size", draft_file=shipped, layers="0,r", epochs=1, **training)
     call("package", draft=tmp_path / "same size", out=tmp_path / "new.safetensors")
