@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from amusd.drafters.ngram import SHARES
@@ -322,19 +321,16 @@ def test_from_nothing_to_a_draft_that_loads(
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         scripts[name].main()
 
-    def difference(folder: Path, others: dict[str, torch.Tensor]) -> float:
-        weights = load_file(folder / "weights.safetensors")
-        return max(float((weights[name] - others[name]).abs().mean()) for name in others)
-
     monkeypatch.setattr(scripts["train"], "HELD_OUT_SHARE", 0.1)
     monkeypatch.setattr(scripts["generate"], "LEAST_ROOM", 12)
     monkeypatch.setattr(scripts["openings"], "MOST_CHARACTERS", 200)
     call("generate", out=corpora, parts=2, rows=10, length=72, slots=4)
     call("label", text=corpora / "000" / "text.npz", out=labelled, tokens_per_batch=256)
-    training = {"corpus": corpora, "rows": 2, "lr": 0.0005}
+    # under 100 steps each: a longer warm-up, 2 % of them, would tell a run from the same one with fewer epochs
+    training = {"corpus": corpora, "rows": 4, "lr": 0.0005}
     call("train", out=draft, layers="0,r", vocab_size=64, epochs=12, **training)
     call("package", draft=draft, out=shipped)
-    first = load_file(draft / "weights.safetensors")
+    first = (draft / "weights.safetensors").read_bytes()
 
     # rows as the chat template writes them, with the states that reading them whole gives
     dataset, tokenizer = scripts["dataset"], scripts["teacher"].load_tokenizer()
@@ -365,7 +361,7 @@ def test_from_nothing_to_a_draft_that_loads(
     call("label", text=corpora / "000" / "text.npz", out=labelled)
     assert (labelled / "text" / "states.npy").stat().st_mtime_ns == labelled_at
     (tmp_path / "001").rename(corpora / "001")
-    shutil.rmtree(corpora / "000")  # products in float32 may differ in their last bits
+    shutil.rmtree(corpora / "000")  # its states may differ in their last bits
     (tmp_path / "000").rename(corpora / "000")
 
     report = json.loads((draft / "training.json").read_text())
@@ -392,9 +388,9 @@ def test_from_nothing_to_a_draft_that_loads(
         with pytest.raises(CutOffError):
             call("train", out=draft, epochs=12, **same)
     call("train", out=draft, epochs=12, **same)
-    assert difference(draft, first) < 2e-5
+    assert (draft / "weights.safetensors").read_bytes() == first
     call("train", out=draft, epochs=16, **same)
-    assert difference(draft, load_file(tmp_path / "whole" / "weights.safetensors")) < 2e-5
+    assert (draft / "weights.safetensors").read_bytes() == (tmp_path / "whole" / "weights.safetensors").read_bytes()
 
     call("train", out=tmp_path / "same size", draft_file=shipped, layers="0,r", epochs=1, **training)
     call("package", draft=tmp_path / "same size", out=tmp_path / "new.safetensors")
