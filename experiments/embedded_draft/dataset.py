@@ -71,7 +71,7 @@ class Text:
 def read_text(path: Path) -> Text:
     """Read a text file, or those of `corpora_in` a folder as one. Raises `OSError` or `KeyError` if it is none."""
     if path.is_dir():
-        return _join([read_text(folder / TEXT) for folder in corpora_in(path)])
+        return join([read_text(folder / TEXT) for folder in corpora_in(path)])
     with np.load(path) as file:
         token_ids = file["token_ids"].astype(np.int64)
         width = token_ids.shape[1]
@@ -93,7 +93,8 @@ def corpora_in(folder: Path) -> list[Path]:
     return found
 
 
-def _join(texts: Sequence[Text]) -> Text:
+def join(texts: Sequence[Text]) -> Text:
+    """The rows of several texts, one text behind the other."""
     width = max(text.token_ids.shape[1] for text in texts)
     return Text(
         np.concatenate([np.pad(text.token_ids, ((0, 0), (0, width - text.token_ids.shape[1]))) for text in texts]),
@@ -151,13 +152,18 @@ def write_corpus(folder: Path, text: Text, states: np.ndarray) -> None:
     partial.rename(folder)
 
 
-def read_states(folder: Path) -> list[Tensor]:
-    """For each row of `read_text`, bfloat16 [tokens, hidden], read from the files as they are used."""
+def read_corpora(folder: Path) -> tuple[list[Text], list[Tensor]]:
+    """The text of each of `corpora_in` a folder; for each row of all, its states, bfloat16 [tokens, hidden].
+
+    States are read from their files as they are used.
+    """
+    texts: list[Text] = []
     rows: list[Tensor] = []
     for corpus in corpora_in(folder):
+        texts.append(read_text(corpus / TEXT))
         states = torch.from_numpy(np.load(corpus / STATES, mmap_mode="r+")).view(torch.bfloat16)
-        rows += states.split(read_text(corpus / TEXT).length.tolist())
-    return rows
+        rows += states.split(texts[-1].length.tolist())
+    return texts, rows
 
 
 def known_tokens(text: Text) -> Known:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dataset import Text, corpora_in, known_tokens, offsets, read_states, read_text
+from dataset import Text, join, known_tokens, offsets, read_corpora
 from losses import agreement, divergence
 from safetensors.torch import save_file
 from student import Student
@@ -85,10 +85,10 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._text = read_text(arguments.corpus)
-        self._states = read_states(arguments.corpus)
+        texts, self._states = read_corpora(arguments.corpus)
+        self._text = join(texts)
         self._starts = offsets(self._text)
-        self._held_out, others = split([read_text(corpus).num_rows for corpus in corpora_in(arguments.corpus)])
+        self._held_out, others = split([text.num_rows for text in texts])
         self.pool = others[: round(arguments.share * len(others))]
         self.num_steps = math.ceil(arguments.epochs * math.ceil(len(self.pool) / arguments.rows))
         self.plateau_end = self.num_steps - math.ceil(arguments.cooldown * self.num_steps)
