@@ -41,16 +41,19 @@ class Writer:
         longest = max(map(len, rows))
         device = self._keys.device
         token_ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-        own = torch.tensor([[start + i if i < len(row) else self.length for i in range(longest)]
-                            for start, row in zip(starts, rows, strict=True)], device=device)  # fmt: skip
+        own = [
+            [start + index if index < len(row) else self.length for index in range(longest)]
+            for start, row in zip(starts, rows, strict=True)
+        ]
+        positions = torch.tensor(own, device=device)
         every = list(slots) == list(range(self.num_slots))
         places = slice(None) if every else torch.tensor(slots, device=device)
         end = max(start + len(row) for start, row in zip(starts, rows, strict=True))
         hidden_from = torch.zeros((len(rows), 1, longest, end), dtype=self._keys.dtype, device=device).masked_fill_(
-            torch.arange(end, device=device) > own[:, None, :, None], -torch.inf
+            torch.arange(end, device=device) > positions[:, None, :, None], -torch.inf
         )
         states = self._model.embed_tokens(token_ids)
-        angles = self._model.rotary_emb(states, own)
+        angles = self._model.rotary_emb(states, positions)
         into = torch.tensor(slots, device=device)[:, None]
         for layer, keys, values in zip(self._model.layers, self._keys, self._values, strict=True):
             attention = layer.self_attn
@@ -60,8 +63,8 @@ class Writer:
                 for part in (attention.q_proj, attention.k_proj, attention.v_proj)
             )
             query, key = apply_rotary_pos_emb(query, key, *angles)
-            keys[into, :, own] = key.transpose(1, 2)
-            values[into, :, own] = value.transpose(1, 2)
+            keys[into, :, positions] = key.transpose(1, 2)
+            values[into, :, positions] = value.transpose(1, 2)
             mixed = self._attend(query, keys[places, :, :end], values[places, :, :end], hidden_from)
             states = states + attention.o_proj(mixed)
             states = states + layer.mlp(layer.post_attention_layernorm(states))
