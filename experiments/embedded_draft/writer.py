@@ -27,30 +27,25 @@ class Writer:
         self._model, self._head = teacher.base_model, head.detach()
         self._size = config.hidden_size // config.num_attention_heads
         self._groups = config.num_key_value_heads
-        shape = (config.num_hidden_layers, num_slots, self._groups, length + 1, self._size)  # the last cell: padding's
+        shape = (config.num_hidden_layers, num_slots, self._groups, length, self._size)
         self.device = head.device
         self._keys = torch.zeros(shape, dtype=head.dtype, device=head.device)
         self._values = torch.zeros_like(self._keys)
 
     @torch.inference_mode()
     def read(self, slots: Sequence[int], starts: Sequence[int], rows: Sequence[Sequence[int]]) -> Tensor:
-        """States [rows, longest row, hidden] of tokens that begin at position `starts[i]` of slot `slots[i]`.
+        """States [rows, tokens, hidden] of as many tokens in each row, from position `starts[i]` of slot `slots[i]` on.
 
-        Behind the end of a shorter row they mean nothing. A slot's earlier positions have been read before.
+        A slot's earlier positions have been read before.
         """
-        longest = max(map(len, rows))
         device = self._keys.device
-        token_ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-        own = [
-            [start + index if index < len(row) else self.length for index in range(longest)]
-            for start, row in zip(starts, rows, strict=True)
-        ]
-        positions = torch.tensor(own, device=device)
+        token_ids = torch.tensor(rows, device=device)
+        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(token_ids.shape[1], device=device)
         every = list(slots) == list(range(self.num_slots))
         places = slice(None) if every else torch.tensor(slots, device=device)
-        end = max(start + len(row) for start, row in zip(starts, rows, strict=True))
-        hidden_from = torch.zeros((len(rows), 1, longest, end), dtype=self._keys.dtype, device=device).masked_fill_(
-            torch.arange(end, device=device) > positions[:, None, :, None], -torch.inf
+        end = max(starts) + token_ids.shape[1]
+        hidden_from = torch.zeros((*positions.shape, end), dtype=self._keys.dtype, device=device).masked_fill_(
+            torch.arange(end, device=device) > positions[:, :, None], -torch.inf
         )
         states = self._model.embed_tokens(token_ids)
         angles = self._model.rotary_emb(states, positions)
@@ -90,7 +85,7 @@ class Writer:
         rows, heads, tokens, size = query.shape
         grouped = (query * size**-0.5).reshape(rows * self._groups, -1, size)
         scores = torch.bmm(grouped, keys.reshape(rows * self._groups, -1, size).transpose(1, 2))
-        shares = (scores.view(rows, heads, tokens, -1) + hidden_from).softmax(dim=-1)
+        shares = (scores.view(rows, heads, tokens, -1) + hidden_from[:, None]).softmax(dim=-1)
         mixed = torch.bmm(
             shares.view(rows * self._groups, -1, keys.shape[2]), values.reshape(rows * self._groups, -1, size)
         )

@@ -159,6 +159,8 @@ def test_what_is_held_out_stays_so_when_corpora_are_added(scripts: dict[str, Mod
     with_more, rest = scripts["train"].split([200, 10, 50])
     assert sorted(with_more)[:4] == sorted(held_out)
     assert sorted([*with_more, *rest]) == list(range(260))
+    behind, _ = scripts["train"].split([10, 200])
+    assert sorted(row - 10 for row in behind if row >= 10) == sorted(row for row in held_out if row < 200)
 
 
 def test_rows_of_all_lengths_written_side_by_side_have_the_states_that_the_target_gives_them_alone(
@@ -172,9 +174,13 @@ def test_rows_of_all_lengths_written_side_by_side_have_the_states_that_the_targe
         states: torch.Tensor = model.base_model(input_ids=torch.tensor([token_ids])).last_hidden_state[0]
         return states
 
-    read = writer.read([2, 0], [0, 0], [rows[2], rows[0]])  # padded
-    torch.testing.assert_close(read[1], states_of(rows[0]))
-    torch.testing.assert_close(read[0, :2], states_of(rows[2]))
+    for slot, row in rows.items():
+        (read,) = writer.read([slot], [0], [row])
+        torch.testing.assert_close(read, states_of(row))
+    read = writer.read([2, 0], [2, 5], [[13, 14], [15, 16]])  # some slots, several tokens
+    for slot, added, of_row in ((2, [13, 14], read[0]), (0, [15, 16], read[1])):
+        rows[slot] += added
+        torch.testing.assert_close(of_row, states_of(rows[slot])[-2:])
     for token_id in (20, 21):
         starts = [len(rows[0]), 0, len(rows[2])]
         read = writer.read([0, 1, 2], starts, [[token_id], [5], [token_id + 10]])
@@ -187,6 +193,14 @@ def test_rows_of_all_lengths_written_side_by_side_have_the_states_that_the_targe
     torch.testing.assert_close(read, states_of([50, 51, 52]))
     read = writer.read([0, 1, 2], [3, 0, 0], [[60], [5], [5]])
     torch.testing.assert_close(read[0, 0], states_of([50, 51, 52, 60])[-1])
+
+
+def test_a_greedy_token_is_no_draw_even_where_all_are_as_likely(scripts: dict[str, ModuleType]) -> None:
+    model = tiny_llama()
+    writer, generator = scripts["writer"].Writer(model, 1, 4), torch.Generator().manual_seed(0)
+    states = torch.zeros(64, model.config.hidden_size)
+    assert len(set(writer.choose(states, [0.0] * 64, generator))) == 1
+    assert len(set(writer.choose(states, [1.0] * 64, generator))) > 10
 
 
 def test_a_row_is_continued_greedily_until_its_end_or_its_limit(
