@@ -10,11 +10,12 @@ sums in float32, so a row's result does not depend on the rows beside it. CUDA d
 multiply in FP8; elsewhere the same factors, which bfloat16 and float32 hold exactly, are multiplied in the dtype of the
 rows. Such a product is rounded to that dtype once more before it is scaled.
 
-int8, for drafts on CPUs. Half the bytes of bfloat16, and four products of bytes in each lane. Weights have a scale per
-output, inputs one scale per product: a row's result depends on the other rows, which a draft may and a target must not.
-In a pass over several sequences each row has its own scale (`InputScales`), which takes 15 us a product more. The
-rounding costs a draft some agreement (docs/log.md); the text is verified. The operators are those of torch's dynamic
-quantization (FBGEMM).
+int8, for drafts on CPUs. A quarter of the bytes of float32, and several products of bytes in each lane. Weights have a
+scale per output, inputs one scale per product: a row's result depends on the other rows, which a draft may and a target
+must not. In a pass over several sequences each row has its own scale (`InputScales`), which takes 15 us a product more.
+CPUs without VNNI add two products in 16 bits, which hold them if weights have seven bits. The rounding costs a draft
+next to no agreement (docs/log.md); the text is verified. The operators are those of torch's dynamic quantization
+(FBGEMM).
 
 References:
     Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433: e4m3, whose largest number is 448.
@@ -63,6 +64,8 @@ _MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
 """The function of torch that turns bytes and scales into the input of `linear_prepack`."""
 _LARGEST_INT8 = 127
 """The range is symmetric."""
+_LARGEST_WITHOUT_VNNI = 64
+"""Of a weight: two products with inputs of up to 255 fit in 16 bits."""
 
 
 class Linear(ABC):
@@ -221,9 +224,13 @@ def why_not_int8(device: torch.device) -> str | None:
         return f"torch multiplies them with {engine} here, allowed: {' or '.join(_INT8_ENGINES)}"
     if not (hasattr(torch, _MAKE_QUANTIZED) and all(hasattr(torch.ops.quantized, name) for name in _INT8_OPERATORS)):
         return "this build of torch lacks them"
-    if not torch.cpu._is_vnni_supported():  # noqa: SLF001 - no public name
-        return "this CPU has no VNNI"  # without it sums overflow unless inputs have seven bits, too few for a draft
     return None
+
+
+def largest_int8_weight() -> int:
+    """The largest int8 weight whose products this CPU sums without overflow."""
+    has_vnni = torch.cpu._is_vnni_supported()  # noqa: SLF001 - no public name
+    return _LARGEST_INT8 if has_vnni else _LARGEST_WITHOUT_VNNI
 
 
 class PlainLinear(Linear):
@@ -326,7 +333,7 @@ class Int8Linear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, input_scales: InputScales) -> None:
         """`weight` [out, in], `bias` [out]: of any floating dtype, on the CPU."""
-        values, scales = to_int8(weight)
+        values, scales = to_int8(weight, largest_int8_weight())
         self.nbytes = _num_bytes(values, bias, scales)
         self._input_scales = input_scales
         self._sums = values.sum(1, dtype=torch.float32) * scales.flatten()  # [out], of the weights as they are rounded
@@ -366,10 +373,10 @@ def to_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales).to(FP8), scales
 
 
-def to_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] -> int8 of that shape, and float32 [rows, 1]: the largest weight of a row becomes 127."""
+def to_int8(matrix: Tensor, largest: int = _LARGEST_INT8) -> tuple[Tensor, Tensor]:
+    """[rows, columns] -> int8 of that shape, and float32 [rows, 1]: the largest weight of a row becomes `largest`."""
     weights = matrix.detach().float()
-    scales = weights.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / _LARGEST_INT8
+    scales = weights.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / largest
     return (weights / scales).round().to(torch.int8), scales
 
 

@@ -16,7 +16,7 @@ from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import UnsupportedModelError
 from amusd.models import linear
 from amusd.models.huggingface import load_model
-from amusd.models.linear import InputScales, Int8Linear, to_int8, why_not_int8
+from amusd.models.linear import InputScales, Int8Linear, largest_int8_weight, to_int8, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.loading import draft_dtype, explain_drafter, target_dtype
 from amusd.models.numerics import Numerics
@@ -50,7 +50,7 @@ def test_a_product_is_the_exact_one_within_the_steps_of_inputs_and_weights(
     residual = random_tensor(num_rows, num_outputs, seed=3)
     before, linear = residual.clone(), Int8Linear(weight, bias, InputScales(by_row))
     exact = rows.double() @ weight.double().t() + (0 if bias is None else bias.double())
-    weight_step = weight.abs().amax(dim=1) / 127
+    weight_step = weight.abs().amax(dim=1) / largest_int8_weight()
     input_step = ((rows.amax().clamp(min=0) - rows.amin().clamp(max=0)) / 255).clamp(min=SMALLEST_STEP)
     # half a step of each factor times the other, and of an input that is at the edge of the range a whole one
     allowed = 0.5 * rows.abs().sum(1, keepdim=True) * weight_step + input_step * (
@@ -67,12 +67,32 @@ def test_a_product_is_the_exact_one_within_the_steps_of_inputs_and_weights(
 
 
 @HAS_INT8
+@pytest.mark.parametrize("by_row", [False, True])
+def test_the_largest_sums_do_not_overflow(by_row: bool) -> None:
+    """Neighbouring products, all at the edge of both ranges: CPUs without VNNI add two of them in 16 bits."""
+    weight, rows = torch.full((16, 64), 3.0), torch.full((2, 64), 5.0)
+    weight[1], rows[:, 0] = -3.0, 0.0  # the range of inputs begins at 0
+    result = Int8Linear(weight, None, InputScales(by_row))(rows)
+    torch.testing.assert_close(result, rows @ weight.t(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("has_vnni", "expected"), [(True, 127), (False, 64)])
+def test_weights_have_seven_bits_on_cpus_without_vnni(
+    has_vnni: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: has_vnni)
+    assert largest_int8_weight() == expected
+    assert to_int8(random_tensor(20, 50, seed=1), expected)[0].abs().amax(dim=1).eq(expected).all()
+    assert 2 * 255 * 64 < 2**15
+
+
+@HAS_INT8
 def test_a_weight_takes_a_byte() -> None:
     assert Int8Linear(torch.ones(40, 100), torch.ones(40), InputScales()).nbytes == 40 * 100 + 40 * 4 + 40 * 4
 
 
 def test_what_was_quantized_once_stays_as_it_is() -> None:
-    """The embedded draft ships in int8: what is computed with is what was shipped."""
+    """The embedded draft ships in int8: with VNNI, what is computed with is what was shipped."""
     values, scales = to_int8(random_tensor(20, 50, seed=1))
     assert values.abs().amax(dim=1).eq(127).all()
     again, scales_again = to_int8(values.float() * scales)
@@ -83,9 +103,6 @@ def test_what_was_quantized_once_stays_as_it_is() -> None:
 
 def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_int8(torch.device("cuda:1")) == "not on cuda:1"
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    if torch.backends.quantized.engine in ("x86", "fbgemm"):
-        assert why_not_int8(CPU) == "this CPU has no VNNI"
     with monkeypatch.context() as patch:
         patch.setattr("amusd.models.linear._INT8_ENGINES", ("another",))
         assert "here, allowed: another" in str(why_not_int8(CPU))
