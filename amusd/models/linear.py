@@ -1,8 +1,14 @@
-"""Linear layers for passes of few rows: packed or plain in the weights' dtype, in FP8, and in int8 for drafts.
+"""Linear layers for passes of few rows: packed or plain in the weights' dtype, in float16, in FP8, in int8 for drafts.
 
 Packed. oneDNN multiplies from a blocked layout. `torch.nn.functional.linear` converts the weights to it at every call;
 packed beforehand, the linear layers of the embedded target take 16 instead of 25 ms for one row, and 16 instead of 31
 for eight (one core of an AVX-512 BF16 machine; docs/log.md). The operators are those that torch's own compiler emits.
+
+float16, for rows in float32 on CPUs. A pass of few rows takes as long as its weights take to read. Weights that come in
+16 bits fit in float16 (but for numbers below 2^-17, which it rounds by 2^-25 at most) and are made float32 again in
+registers; products and sums are those of float32. With AVX2 alone the linear layers of the embedded target take 22
+instead of 44 ms for one row, 27 instead of 60 for six, and 42 instead of 72 for eight (docs/log.md). The operators are
+FBGEMM's.
 
 FP8 (e4m3). Weights have a scale per output and rows a scale each, found as they come. A product is
 `(rows / row scales) @ (weights / weight scales).T * row scales * weight scales`, its two factors rounded to FP8 and its
@@ -23,10 +29,12 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +47,14 @@ _PACKED_FOR_ROWS = 8
 """Rows that the packed layout is laid out for; any number may be multiplied."""
 _PACKED_OPERATORS = ("_linear_pointwise", "_reorder_linear_weight")
 """Operators of `torch.ops.mkldnn` that packing needs."""
+
+_FBGEMM_ENGINES = ("fbgemm", "x86")
+"""Values of `torch.backends.quantized.engine` where FBGEMM multiplies."""
+
+_FP16_OPERATORS = ("linear_prepack_fp16", "linear_dynamic_fp16")
+"""Operators of `torch.ops.quantized` that products with weights in float16 need."""
+_LARGEST_FP16_ERROR = 2.0**-25
+"""Half the distance of the smallest numbers of float16."""
 
 FP8 = torch.float8_e4m3fn
 """The dtype of weights and rows in a product."""
@@ -54,8 +70,6 @@ _FP8_MULTIPLE = 16
 
 INT8 = "int8"
 """The name of this dtype in a configuration."""
-_INT8_ENGINES = ("fbgemm", "x86")
-"""Values of `torch.backends.quantized.engine` with fast int8 products."""
 _SCALED_PRODUCT = "linear_with_input_q_dq_qweight_dq_output_fp32"
 """The operator of torch that multiplies inputs whose scale is given."""
 _INT8_OPERATORS = ("linear_prepack", "linear_dynamic", _SCALED_PRODUCT)
@@ -140,6 +154,8 @@ MakeLinear: TypeAlias = Callable[[Weights], Linear]
 def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
     """The fastest linear layer for rows of `dtype` where the weights are. These may be dropped afterwards."""
     matrix, bias, scale = weights.matrix, weights.bias, weights.scale
+    if scale is None and why_not_fp16(matrix.device, dtype) is None and fits_fp16(matrix):
+        return Fp16Linear(matrix, bias)
     if scale is None:
         return PackedLinear(matrix, bias) if can_pack(matrix) else PlainLinear(matrix, bias)
     if why_not_fp8(matrix.device, dtype) is None and not any(size % _FP8_MULTIPLE for size in matrix.shape):
@@ -164,7 +180,8 @@ def make_int8(weights: Weights, scales: InputScales) -> Linear:
 def fastest_dtype(device: torch.device) -> str:
     """The dtype in which checkpoints in 16 bits are computed on `device`: bfloat16, or float32 on CPUs that lack it.
 
-    float32 holds the same weights; with AVX2 alone it multiplies 8 rows in a third of the time (docs/log.md).
+    float32 holds the same weights; with AVX2 alone it multiplies 8 rows in a third of the time, and with the weights in
+    float16 in a fifth (docs/log.md).
     """
     return "bfloat16" if device.type != "cpu" or can_multiply_bfloat16() else "float32"
 
@@ -196,6 +213,20 @@ def why_not_packed(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def why_not_fp16(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why there are no products of weights in float16 and rows of `dtype` on `device`; None if there are."""
+    if device.type != "cpu":
+        return f"not on {device}"
+    if dtype is not torch.float32:
+        return f"not with rows in {str(dtype).removeprefix('torch.')}"
+    return _why_not_fbgemm(_FP16_OPERATORS)
+
+
+def fits_fp16(matrix: Tensor) -> bool:
+    """Whether float16 holds a matrix; it rounds numbers below 2^-17 by 2^-25 at most, and that counts as held."""
+    return bool(((matrix.half().float() - matrix).abs() <= _LARGEST_FP16_ERROR).all())
+
+
 def why_not_fp8(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why there are no products in FP8 on `device` for rows of `dtype`; None if there are."""
     if device.type != "cuda" or torch.version.hip is not None:
@@ -219,12 +250,15 @@ def why_not_int8(device: torch.device) -> str | None:
     """Why there are no int8 products on `device`; None if there are."""
     if device.type != "cpu":
         return f"not on {device}"
+    return _why_not_fbgemm(_INT8_OPERATORS) if hasattr(torch, _MAKE_QUANTIZED) else "this build of torch lacks them"
+
+
+def _why_not_fbgemm(operators: Sequence[str]) -> str | None:
+    """Why these `operators` of `torch.ops.quantized` are not to be had on this CPU; None if they are."""
     engine = torch.backends.quantized.engine
-    if engine not in _INT8_ENGINES:
-        return f"torch multiplies them with {engine} here, allowed: {' or '.join(_INT8_ENGINES)}"
-    if not (hasattr(torch, _MAKE_QUANTIZED) and all(hasattr(torch.ops.quantized, name) for name in _INT8_OPERATORS)):
-        return "this build of torch lacks them"
-    return None
+    if engine not in _FBGEMM_ENGINES:
+        return f"torch multiplies them with {engine} here, allowed: {' or '.join(_FBGEMM_ENGINES)}"
+    return None if all(hasattr(torch.ops.quantized, name) for name in operators) else "this build of torch lacks them"
 
 
 def largest_int8_weight() -> int:
@@ -275,6 +309,27 @@ class PackedLinear(Linear):
         """`residual` [rows, out] plus the product, as a new tensor; summed before rounding."""
         result: Tensor = self._multiply_add(rows, residual, self._weight, self._bias, "add")
         return result
+
+
+class Fp16Linear(Linear):
+    """A `Linear` over a copy of the weight in float16; float32 in and out, and in all sums."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """`weight` [out, in] of values that `fits_fp16`, `bias` [out] float32, on the CPU."""
+        self.nbytes = weight.numel() * torch.float16.itemsize + _num_bytes(bias)
+        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
+        self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, in] float32 -> [rows, out] float32."""
+        number = len(rows)
+        missing = _num_even_rows(number) - number
+        result: Tensor = self._multiply(F.pad(rows, (0, 0, 0, missing)) if missing else rows, self._weight)
+        return result[:number] if missing else result
+
+    def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """`residual` [rows, out] plus the product, as a new tensor."""
+        return self(rows).add_(residual)
 
 
 class Fp8Linear(Linear):
@@ -364,6 +419,22 @@ class Int8Linear(Linear):
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """`residual` [rows, out] plus the product, as a new tensor."""
         return self(rows).add_(residual)
+
+
+@cache
+def _num_even_rows(least: int) -> int:
+    """The least number of rows from `least` on that FBGEMM computes alike, wherever a row stands.
+
+    It divides rows among kernels of several heights, of which those of one and of two rows add in another order.
+    """
+    random = torch.Generator().manual_seed(0)
+    weight, row = (torch.randn(number, 64, generator=random) for number in (32, 1))
+    weight = torch.ops.quantized.linear_prepack_fp16(weight, None)
+    for number in itertools.count(least):
+        results = torch.ops.quantized.linear_dynamic_fp16(row.repeat(number, 1), weight)
+        if bool((results == results[0]).all()):
+            break
+    return number
 
 
 def to_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from amusd.models.compatibility import is_fp8
 from amusd.models.decoder import why_not_covered
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
-from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_fp8, why_not_int8, why_not_packed
+from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_fp8, why_not_fp16, why_not_int8, why_not_packed
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks, setting_of
 from amusd.types import Role
@@ -104,6 +104,10 @@ def explain_products(dtype: str, device: torch.device, *, fp8: bool = False) -> 
     rows = getattr(torch, dtype)
     if not fp8:
         reason = why_not_packed(device, rows)
+        if why_not_fp16(device, rows) is None:
+            return (
+                f"packed weights: FBGEMM float16 where that holds them, else {'plain' if reason else 'oneDNN'} {dtype}"
+            )
         return f"packed weights: oneDNN {dtype}" if reason is None else f"weights as they are: {reason}"
     if (reason := why_not_fp8(device, rows)) is None:
         return "FP8 weights and rows: products in FP8"

@@ -104,7 +104,7 @@ def test_what_was_quantized_once_stays_as_it_is() -> None:
 def test_there_is_a_reason_where_there_are_no_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_not_int8(torch.device("cuda:1")) == "not on cuda:1"
     with monkeypatch.context() as patch:
-        patch.setattr("amusd.models.linear._INT8_ENGINES", ("another",))
+        patch.setattr("amusd.models.linear._FBGEMM_ENGINES", ("another",))
         assert "here, allowed: another" in str(why_not_int8(CPU))
     with monkeypatch.context() as patch:
         patch.setattr("amusd.models.linear._MAKE_QUANTIZED", "removed")

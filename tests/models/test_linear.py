@@ -1,4 +1,6 @@
-"""Packed products: the same numbers as plain ones, for any shape, and for any row wherever it stands."""
+"""Packed products: the same numbers as plain ones, for any shape, and for any row wherever it stands.
+
+Also those whose weights are packed in float16, which holds what comes in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from amusd.models.linear import PackedLinear, PlainLinear, Weights, can_pack, make_linear, why_not_packed
+from amusd.models.linear import (
+    Fp16Linear,
+    PackedLinear,
+    PlainLinear,
+    Weights,
+    can_pack,
+    fits_fp16,
+    make_linear,
+    why_not_fp16,
+    why_not_packed,
+)
 
 SHAPES = [(1, 1), (3, 5), (16, 16), (31, 200), (97, 33), (128, 64), (577, 576), (64, 1537)]
 """[out, in]"""
@@ -26,7 +38,17 @@ DTYPES = [
     for dtype in EPSILON
 ]
 """Those that this machine packs."""
-PACKABLE = [dtype for dtype in EPSILON if why_not_packed(CPU, dtype) is None]
+NO_FP16 = why_not_fp16(CPU, torch.float32)
+KINDS = [
+    *(pytest.param(PackedLinear, *dtype.values, id=str(dtype.id), marks=dtype.marks) for dtype in DTYPES),
+    pytest.param(
+        Fp16Linear,
+        torch.float32,
+        id="weights in float16",
+        marks=pytest.mark.skipif(NO_FP16 is not None, reason=f"weights in float16: {NO_FP16}"),
+    ),
+]
+"""Layers that pack their weights, and the dtype of their rows."""
 
 
 def random_tensor(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -34,8 +56,8 @@ def random_tensor(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def layer(shape: tuple[int, int], dtype: torch.dtype, *, has_bias: bool) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias."""
-    weight = random_tensor(*shape, seed=1, dtype=dtype)
+    """Weight, of values that bfloat16 holds, and bias."""
+    weight = random_tensor(*shape, seed=1, dtype=torch.bfloat16).to(dtype)
     return weight, random_tensor(shape[0], seed=2, dtype=dtype) if has_bias else None
 
 
@@ -49,12 +71,12 @@ def assert_within_rounding(result: Tensor, exact: Tensor, magnitude: Tensor) -> 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_a_packed_product_is_the_plain_one_within_rounding(
-    dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
+    kind: type[PackedLinear | Fp16Linear], dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
 ) -> None:
     weight, bias = layer(shape, dtype, has_bias=has_bias)
-    packed, plain = PackedLinear(weight, bias), PlainLinear(weight, bias)
+    packed, plain = kind(weight, bias), PlainLinear(weight, bias)
     offset = torch.zeros(shape[0]).double() if bias is None else bias.double()
     for num_rows in ROWS:
         rows = random_tensor(num_rows, shape[1], seed=num_rows, dtype=dtype)
@@ -68,12 +90,12 @@ def test_a_packed_product_is_the_plain_one_within_rounding(
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_a_packed_sum_is_rounded_once_and_leaves_the_residual_as_it_was(
-    dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
+    kind: type[PackedLinear | Fp16Linear], dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
 ) -> None:
     weight, bias = layer(shape, dtype, has_bias=has_bias)
-    packed = PackedLinear(weight, bias)
+    packed = kind(weight, bias)
     offset = torch.zeros(shape[0]).double() if bias is None else bias.double()
     for num_rows in ROWS:
         rows = random_tensor(num_rows, shape[1], seed=num_rows, dtype=dtype)
@@ -98,15 +120,15 @@ def test_a_plain_sum_is_the_residual_plus_the_product(dtype: torch.dtype, has_bi
     assert torch.equal(residual, before)
 
 
-@pytest.mark.skipif(not PACKABLE, reason="nothing is packed on this machine")
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_its_neighbours(
-    data: st.DataObject,
+    kind: type[PackedLinear | Fp16Linear], dtype: torch.dtype, data: st.DataObject
 ) -> None:
-    dtype, shape = data.draw(st.sampled_from(PACKABLE)), data.draw(st.sampled_from(SHAPES))
+    shape = data.draw(st.sampled_from(SHAPES))
     num_rows = data.draw(st.integers(2, 40))
-    linear = PackedLinear(*layer(shape, dtype, has_bias=data.draw(st.booleans())))
+    linear = kind(*layer(shape, dtype, has_bias=data.draw(st.booleans())))
     place, other_place = (data.draw(st.integers(0, num_rows - 1)) for _ in range(2))
     row, residual_row = random_tensor(shape[1], seed=5, dtype=dtype), random_tensor(shape[0], seed=6, dtype=dtype)
     results = []
@@ -117,6 +139,53 @@ def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_
         results.append((linear(rows)[where], linear.add_to(residual, rows)[where]))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("value", [1.0, 65504.0, -(2.0**-14), 2.0**-24, 3 * 2.0**-26, 1e-30])
+def test_float16_holds_what_it_rounds_by_next_to_nothing(value: float) -> None:
+    assert fits_fp16(torch.tensor([[1.0, value]]))
+
+
+@pytest.mark.parametrize("value", [1 + 2.0**-11, 65520.0, 1e5, float("inf"), float("nan")])
+def test_float16_does_not_hold_other_weights(value: float) -> None:
+    assert not fits_fp16(torch.tensor([[1.0, value]]))
+
+
+@pytest.mark.skipif(NO_FP16 is not None, reason=f"weights in float16: {NO_FP16}")
+def test_weights_that_come_in_16_bits_are_packed_in_16_bits() -> None:
+    weight = random_tensor(40, 60, seed=1, dtype=torch.bfloat16).float() * 2.0**-10
+    linear = make_linear(Weights(weight), torch.float32)
+    assert isinstance(linear, Fp16Linear)
+    assert linear.nbytes == 40 * 60 * 2
+    assert Fp16Linear(weight, torch.ones(40)).nbytes == 40 * 60 * 2 + 40 * 4
+    rows = random_tensor(8, 60, seed=2, dtype=torch.float32)
+    torch.testing.assert_close(linear(rows), rows @ weight.t(), rtol=1e-5, atol=1e-6)
+    weight[3, 5] = 1 / 3
+    assert not isinstance(make_linear(Weights(weight), torch.float32), Fp16Linear)
+
+
+@pytest.mark.skipif(NO_FP16 is not None, reason=f"weights in float16: {NO_FP16}")
+def test_with_weights_in_float16_equal_rows_have_equal_results_at_any_number() -> None:
+    """Kernels of one and of two rows add in another order than those of more."""
+    linear = Fp16Linear(random_tensor(31, 200, seed=1, dtype=torch.float16), None)
+    row = random_tensor(1, 200, seed=2, dtype=torch.float32)
+    for number in range(1, 100):
+        results = linear(row.repeat(number, 1))
+        assert results.shape == (number, 31)
+        assert torch.equal(results, results[:1].expand_as(results))
+
+
+def test_there_is_a_reason_where_weights_are_not_held_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_not_fp16(torch.device("cuda:1"), torch.float32) == "not on cuda:1"
+    assert why_not_fp16(CPU, torch.bfloat16) == "not with rows in bfloat16"
+    weight = random_tensor(4, 6, seed=1, dtype=torch.bfloat16).float()
+    with monkeypatch.context() as patch:
+        patch.setattr("amusd.models.linear._FBGEMM_ENGINES", ("another",))
+        assert "here, allowed: another" in str(why_not_fp16(CPU, torch.float32))
+        assert not isinstance(make_linear(Weights(weight), torch.float32), Fp16Linear)
+    if NO_FP16 is None:
+        monkeypatch.setattr("amusd.models.linear._FP16_OPERATORS", ("removed",))
+        assert why_not_fp16(CPU, torch.float32) == "this build of torch lacks them"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

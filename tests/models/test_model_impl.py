@@ -118,8 +118,16 @@ def test_the_decoder_is_explained_with_its_weights(
     reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("amusd.models.load_options.why_not_packed", lambda _device, _dtype: reason)
+    monkeypatch.setattr("amusd.models.load_options.why_not_fp16", lambda _device, _dtype: "no reason")
     weights = "packed weights: oneDNN float32" if reason is None else f"weights as they are: {reason}"
     assert explained(tmp_path, tiny.tiny_config(), dtype="float32") == f"lean decoder ({weights})"
+
+
+def test_weights_in_float16_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amusd.models.load_options.why_not_packed", lambda _device, _dtype: None)
+    monkeypatch.setattr("amusd.models.load_options.why_not_fp16", lambda _device, _dtype: None)
+    text = explained(tmp_path, tiny.tiny_config(), dtype="float32")
+    assert text == "lean decoder (packed weights: FBGEMM float16 where that holds them, else oneDNN float32)"
 
 
 def test_on_a_gpu_no_weights_are_packed(tmp_path: Path) -> None:
