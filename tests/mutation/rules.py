@@ -43,6 +43,7 @@ RAY, RAY_TESTS = "launch/ray_serve.py", "tests/launch/test_ray_serve.py"
 PEERS, PEER_TESTS = "amusd/commands/peers.py", "tests/commands/test_equal_devices.py"
 FILES, FILE_TESTS = "amusd/commands/generate.py", "tests/commands/test_generate.py"
 DEVICES, DEVICE_TESTS = "amusd/commands/simulate/equal_devices.py", "tests/simulation/test_equal_devices.py"
+LINEAR, LINEAR_TESTS, INT8_TESTS = "amusd/models/linear.py", "tests/models/test_linear.py", "tests/models/test_int8.py"
 
 RULES = (
     # protocol
@@ -1247,4 +1248,13 @@ RULES = (
         "",
         BLOCKS_TESTS,
     ),
+    # linear layers
+    Rule(
+        "int8 products overflow on CPUs without VNNI",
+        LINEAR,
+        "return _LARGEST_INT8 if has_vnni else _LARGEST_WITHOUT_VNNI",
+        "return _LARGEST_INT8",
+        INT8_TESTS,
+    ),
+    Rule("float16 is taken for weights that it rounds", LINEAR, " and fits_fp16(matrix):", ":", LINEAR_TESTS),
 )
