@@ -7,7 +7,7 @@ for eight (one core of an AVX-512 BF16 machine; docs/log.md). The operators are 
 float16, for rows in float32 on CPUs. A pass of few rows takes as long as its weights take to read. Weights that come in
 16 bits fit in float16 (but for numbers below 2^-17, which it rounds by 2^-25 at most) and are made float32 again in
 registers; products and sums are those of float32. With AVX2 alone the linear layers of the embedded target take 22
-instead of 44 ms for one row, 27 instead of 60 for six, and 42 instead of 72 for eight (docs/log.md). The operators are
+instead of 44 ms for one row, 26 instead of 60 for six, and 42 instead of 72 for eight (docs/log.md). The operators are
 FBGEMM's.
 
 FP8 (e4m3). Weights have a scale per output and rows a scale each, found as they come. A product is
@@ -79,7 +79,7 @@ _MAKE_QUANTIZED = "_make_per_channel_quantized_tensor"
 _LARGEST_INT8 = 127
 """The range is symmetric."""
 _LARGEST_WITHOUT_VNNI = 64
-"""Of a weight: two products with inputs of up to 255 fit in 16 bits."""
+"""Two products of such a weight and an input of 255 fit in 16 bits together."""
 
 
 class Linear(ABC):
@@ -154,9 +154,9 @@ MakeLinear: TypeAlias = Callable[[Weights], Linear]
 def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
     """The fastest linear layer for rows of `dtype` where the weights are. These may be dropped afterwards."""
     matrix, bias, scale = weights.matrix, weights.bias, weights.scale
-    if scale is None and why_not_fp16(matrix.device, dtype) is None and fits_fp16(matrix):
-        return Fp16Linear(matrix, bias)
     if scale is None:
+        if why_not_fp16(matrix.device, dtype) is None and fits_fp16(matrix):
+            return Fp16Linear(matrix, bias)
         return PackedLinear(matrix, bias) if can_pack(matrix) else PlainLinear(matrix, bias)
     if why_not_fp8(matrix.device, dtype) is None and not any(size % _FP8_MULTIPLE for size in matrix.shape):
         return Fp8Linear(matrix, bias, scale)
@@ -224,7 +224,7 @@ def why_not_fp16(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def fits_fp16(matrix: Tensor) -> bool:
     """Whether float16 holds a matrix; it rounds numbers below 2^-17 by 2^-25 at most, and that counts as held."""
-    return bool(((matrix.half().float() - matrix).abs() <= _LARGEST_FP16_ERROR).all())
+    return bool(matrix.half().float().sub_(matrix).abs_().max() <= _LARGEST_FP16_ERROR)
 
 
 def why_not_fp8(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -250,15 +250,16 @@ def why_not_int8(device: torch.device) -> str | None:
     """Why there are no int8 products on `device`; None if there are."""
     if device.type != "cpu":
         return f"not on {device}"
-    return _why_not_fbgemm(_INT8_OPERATORS) if hasattr(torch, _MAKE_QUANTIZED) else "this build of torch lacks them"
+    return _why_not_fbgemm((*_INT8_OPERATORS, _MAKE_QUANTIZED))
 
 
-def _why_not_fbgemm(operators: Sequence[str]) -> str | None:
-    """Why these `operators` of `torch.ops.quantized` are not to be had on this CPU; None if they are."""
+def _why_not_fbgemm(names: Sequence[str]) -> str | None:
+    """Why these operators of `torch.ops.quantized`, or functions of torch, are not to be had here; None if they are."""
     engine = torch.backends.quantized.engine
     if engine not in _FBGEMM_ENGINES:
         return f"torch multiplies them with {engine} here, allowed: {' or '.join(_FBGEMM_ENGINES)}"
-    return None if all(hasattr(torch.ops.quantized, name) for name in operators) else "this build of torch lacks them"
+    found = all(hasattr(torch.ops.quantized, name) or hasattr(torch, name) for name in names)
+    return None if found else "this build of torch lacks them"
 
 
 def largest_int8_weight() -> int:
