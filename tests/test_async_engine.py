@@ -137,11 +137,17 @@ def test_a_prompt_whose_task_is_cancelled_is_scored_no_further() -> None:
 def test_the_status_is_read_while_another_thread_computes() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=2) as (engine, own):
-            tasks = [asyncio.create_task(engine.generate(PROMPT, params(LONG))) for _ in range(5)]
-            await until(lambda: own.status.num_running == 2 and own.status.num_waiting == 3)
-            assert engine.engine.status.draft.value == "none"
-            assert 0 < engine.engine.status.counts.num_tokens < 5 * LONG
-            await asyncio.gather(*tasks)
+            gates = {1: threading.Event(), 5: threading.Event()}
+            with passes_counted(own, lambda number: number in gates and gates[number].wait(DEADLINE_SECONDS)) as passes:
+                tasks = [asyncio.create_task(engine.generate(PROMPT, params(LONG))) for _ in range(5)]
+                await until(lambda: own.turns.num_running + own.turns.num_waiting == 5)
+                gates[1].set()
+                await until(lambda: passes[-1] == 5)
+                status = engine.engine.status
+                gates[5].set()
+                await asyncio.gather(*tasks)
+            assert (status.num_running, status.num_waiting, status.draft.value) == (2, 3, "none")
+            assert 0 < status.counts.num_tokens < 5 * LONG
             status = own.status
             assert (status.num_running, status.num_waiting, status.counts.num_tokens) == (0, 0, 5 * LONG)
             assert status.counts.num_passes < 5 * LONG
