@@ -198,7 +198,7 @@ def batches_by_length(text: Text, tokens_per_batch: int) -> Iterator[np.ndarray]
         start = stop
 
 
-def repeated_share(token_ids: Sequence[int], window: int = 12) -> float:
-    """Share of the windows of `window` tokens that have occurred before: near 1 for text that loops."""
+def loops(token_ids: Sequence[int], window: int = 12, most_repeated: float = 0.25) -> bool:
+    """Whether text repeats itself: more than such a share of its windows of `window` tokens has occurred before."""
     windows = [tuple(token_ids[start : start + window]) for start in range(len(token_ids) - window + 1)]
-    return 1 - len(set(windows)) / len(windows) if windows else 0.0
+    return len(windows) - len(set(windows)) > most_repeated * len(windows)

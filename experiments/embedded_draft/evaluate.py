@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dataset import known_behind, repeated_share
+from dataset import known_behind, loops
 from losses import mix
 from teacher import load_teacher
 from writer import continue_rows
@@ -41,8 +41,6 @@ MAX_NEW_TOKENS = 128
 MAX_LENGTH = 1024
 ROWS = 48
 """Answers written at once."""
-MOST_REPEATED = 0.25
-"""Share of repeated 12-token windows from which on an answer counts as looping."""
 POSITIONS = (0, 16, 48, MAX_NEW_TOKENS)
 HEADINGS = ("lookup", "mixture")
 _ALL = 10_000
@@ -59,8 +57,8 @@ class Answer:
 
     @property
     def loops(self) -> bool:
-        """Whether it mostly repeats itself."""
-        return repeated_share(self.tokens) > MOST_REPEATED
+        """Whether it repeats itself."""
+        return loops(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

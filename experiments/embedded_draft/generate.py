@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dataset import Text, claim, repeated_share, to_bits, write_corpus
+from dataset import Text, claim, loops, to_bits, write_corpus
 from openings import Opening, Openings
 from teacher import load_teacher, load_tokenizer, stop_ids
 from torch import Tensor
@@ -33,8 +33,6 @@ MOST_USER_TOKENS = 100
 """That the target writes; a turn with more of them is no question."""
 LEAST_ROOM = 80
 """A row with this much room left may get another turn."""
-MOST_REPEATED = 0.25
-"""Share of an answer's tokens that may lie in repetitions before its row is cut."""
 
 
 def main() -> None:
@@ -192,9 +190,7 @@ class _Script:
 
 def _loops(row: Row) -> bool:
     """Whether the answer that is being written repeats itself; looked at now and then."""
-    if not row.answer[-1] or len(row.token_ids) % 16:
-        return False
-    return repeated_share(row.answers()[-1]) > MOST_REPEATED
+    return row.answer[-1] and len(row.token_ids) % 16 == 0 and loops(row.answers()[-1])
 
 
 def _read(writer: Writer, slots: list[Row | None], first_token: int) -> Iterator[tuple[Row, Tensor]]:

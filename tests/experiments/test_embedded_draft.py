@@ -322,10 +322,11 @@ def test_the_vocabulary_is_what_answers_hold_most_and_what_ends_them(scripts: di
 
 
 def test_loops_are_told_from_prose(scripts: dict[str, ModuleType]) -> None:
-    repeated_share = scripts["dataset"].repeated_share
-    assert repeated_share(list(range(100))) == 0
-    assert repeated_share([1, 2, 3, 4] * 25) > 0.9
-    assert repeated_share([1, 2]) == 0
+    loops = scripts["dataset"].loops
+    assert not loops(list(range(100)))
+    assert loops([1, 2, 3, 4] * 25)
+    assert not loops([1, 2])
+    assert not loops([*range(88), *range(12)])  # one window of 89 has occurred before
 
 
 @pytest.mark.embedded
