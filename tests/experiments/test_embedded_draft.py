@@ -7,12 +7,11 @@ import importlib
 import json
 import random
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from amusd.drafters.ngram import SHARES
-from amusd.models.embedded_draft import load_embedded_draft, read_draft
+from amusd.models.embedded_draft import DraftWeights, load_embedded_draft, read_draft
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 
@@ -329,34 +328,83 @@ def test_loops_are_told_from_prose(scripts: dict[str, ModuleType]) -> None:
     assert not loops([*range(88), *range(12)])  # one window of 89 has occurred before
 
 
+class Workshop:
+    """A folder in which the scripts have made a draft of two layers from nothing."""
+
+    training: ClassVar[dict[str, object]] = {"rows": 4, "lr": 0.0005}
+    """Of every run here. Each has less than 100 steps: a longer warm-up would tell it from one with more epochs."""
+    first: ClassVar[dict[str, object]] = {**training, "layers": "0,r", "vocab_size": 64}
+
+    def __init__(self, scripts: dict[str, ModuleType], folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._scripts, self._patch, self.folder = scripts, patch, folder
+        self.corpora, self.draft, self.shipped = folder / "corpora", folder / "draft", folder / "draft.safetensors"
+        patch.setattr(scripts["train"], "HELD_OUT_SHARE", 0.1)
+        patch.setattr(scripts["generate"], "LEAST_ROOM", 12)
+        patch.setattr(scripts["openings"], "MOST_CHARACTERS", 200)
+        self.generate(self.corpora)
+        self.call("train", corpus=self.corpora, out=self.draft, epochs=12, **self.first)
+        self.call("package", draft=self.draft, out=self.shipped)
+
+    def call(self, name: str, **options: object) -> None:
+        """A script by its command line."""
+        arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+        self._patch.setattr(sys, "argv", [name, *arguments])
+        self._scripts[name].main()
+
+    def generate(self, out: Path) -> None:
+        self.call("generate", out=out, parts=2, rows=10, length=72, slots=4)
+
+    def train(self, name: str, **options: object) -> Path:
+        """The folder of a run."""
+        self.call("train", corpus=self.corpora, out=self.folder / name, **options)
+        return self.folder / name
+
+    def package(self, draft: Path, **options: object) -> DraftWeights:
+        out = draft.with_suffix(".safetensors")
+        self.call("package", draft=draft, out=out, **options)
+        return read_draft(out)
+
+
+@pytest.fixture(scope="module")
+def workshop(scripts: dict[str, ModuleType], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Workshop(scripts, tmp_path_factory.mktemp("workshop"), patch)
+
+
+def weights_of(draft: Path) -> bytes:
+    return (draft / "weights.safetensors").read_bytes()
+
+
+def curve_of(draft: Path) -> list[dict[str, float]]:
+    curve: list[dict[str, float]] = json.loads((draft / "training.json").read_text())["curve"]
+    return curve
+
+
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
-def test_from_nothing_to_a_draft_that_loads(
-    scripts: dict[str, ModuleType], embedded_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpora, labelled, draft, shipped = (
-        tmp_path / name for name in ("corpora", "labelled", "draft", "draft.safetensors")
+def test_a_draft_is_made_from_nothing_and_loads(workshop: Workshop, embedded_folder: Path) -> None:
+    curve = curve_of(workshop.draft)
+    assert curve[-1]["loss"] < curve[1]["loss"]  # the first is from before the first step
+    draft = read_draft(workshop.shipped)
+    assert (draft.num_layers, draft.facts["before"]) == (2, None)
+    model = load_embedded_draft(
+        embedded_folder,
+        LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=64),
+        vocab_size=64,
+        draft_file=workshop.shipped,
     )
+    assert torch.isfinite(model.forward([1, 2, 3], model.new_cache(8)).logits).all()
 
-    def call(name: str, **options: object) -> None:
-        arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        scripts[name].main()
 
-    monkeypatch.setattr(scripts["train"], "HELD_OUT_SHARE", 0.1)
-    monkeypatch.setattr(scripts["generate"], "LEAST_ROOM", 12)
-    monkeypatch.setattr(scripts["openings"], "MOST_CHARACTERS", 200)
-    call("generate", out=corpora, parts=2, rows=10, length=72, slots=4)
-    call("label", text=corpora / "000" / "text.npz", out=labelled, tokens_per_batch=256)
-    # under 100 steps each: a longer warm-up, 2 % of them, would tell a run from the same one with fewer epochs
-    training = {"corpus": corpora, "rows": 4, "lr": 0.0005}
-    call("train", out=draft, layers="0,r", vocab_size=64, epochs=12, **training)
-    call("package", draft=draft, out=shipped)
-    first = (draft / "weights.safetensors").read_bytes()
-
-    # rows as the chat template writes them, with the states that reading them whole gives
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_rows_are_as_the_chat_template_writes_them_with_the_states_of_reading_them_whole(
+    workshop: Workshop, scripts: dict[str, ModuleType], tmp_path: Path
+) -> None:
     dataset, tokenizer = scripts["dataset"], scripts["teacher"].load_tokenizer()
-    (_, states), ((rows,), again) = dataset.read_corpora(corpora / "000"), dataset.read_corpora(labelled)
+    part, labelled = workshop.corpora / "000", tmp_path / "labelled"
+    workshop.call("label", text=part / "text.npz", out=labelled, tokens_per_batch=256)
+    (_, states), ((rows,), again) = dataset.read_corpora(part), dataset.read_corpora(labelled)
     assert rows.answer.any(axis=1).all()
     for row in range(rows.num_rows):
         token_ids, answer = rows.token_ids[row, : rows.length[row]], rows.answer[row, : rows.length[row]]
@@ -369,29 +417,29 @@ def test_from_nothing_to_a_draft_that_loads(
         assert spoken == "".join(content for role, content in parts if role == "assistant")
         last = int(np.flatnonzero(answer)[-1])  # the state of the last token labels nothing
         torch.testing.assert_close(states[row][:last].float(), again[row][:last].float(), rtol=0.05, atol=0.2)
-
-    # a part is the same each time, and one that is there or being written is passed over
-    (corpora / "000").rename(tmp_path / "000")
-    kept = dataset.read_text(tmp_path / "000")
-    with (corpora / "001.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (corpora / "001").rename(tmp_path / "001")
-        call("generate", out=corpora, parts=2, rows=10, length=72, slots=4)
-        assert not (corpora / "001").exists()
-    assert np.array_equal(dataset.read_text(corpora / "000").token_ids, kept.token_ids)
     labelled_at = (labelled / "text" / "states.npy").stat().st_mtime_ns
-    call("label", text=corpora / "000" / "text.npz", out=labelled)
+    workshop.call("label", text=part / "text.npz", out=labelled)
     assert (labelled / "text" / "states.npy").stat().st_mtime_ns == labelled_at
-    (tmp_path / "001").rename(corpora / "001")
-    shutil.rmtree(corpora / "000")  # its states may differ in their last bits
-    (tmp_path / "000").rename(corpora / "000")
 
-    report = json.loads((draft / "training.json").read_text())
-    assert report["curve"][-1]["loss"] < report["curve"][1]["loss"]  # the first is from before the first step
-    assert read_draft(shipped).num_layers == 2
-    assert read_draft(shipped).facts["before"] is None
 
-    # cut off and run again, or run again with more epochs: the weights are those of one run
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_a_part_is_the_same_each_time_and_passed_over_while_another_process_writes_it(
+    workshop: Workshop, scripts: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    with (tmp_path / "001.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        workshop.generate(tmp_path)
+    assert not (tmp_path / "001").exists()
+    written, again = (scripts["dataset"].read_text(folder / "000") for folder in (workshop.corpora, tmp_path))
+    assert np.array_equal(written.token_ids, again.token_ids)
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_a_training_cut_off_or_given_more_epochs_ends_with_the_weights_of_one_run(
+    workshop: Workshop, scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class CutOffError(Exception):
         """As if the machine had gone."""
 
@@ -402,46 +450,39 @@ def test_from_nothing_to_a_draft_that_loads(
             raise CutOffError
         learn(run, rows)
 
-    same = {"layers": "0,r", "vocab_size": 64, **training}
-    call("train", out=tmp_path / "whole", epochs=16, **same)
+    whole = workshop.train("whole", epochs=16, **workshop.first)
     with monkeypatch.context() as patch:
         patch.setattr(scripts["train"], "CHECKPOINT_SECONDS", 0)
         patch.setattr(scripts["train"].Run, "learn", learn_or_end)
         with pytest.raises(CutOffError):
-            call("train", out=draft, epochs=12, **same)
-    call("train", out=draft, epochs=12, **same)
-    assert (draft / "weights.safetensors").read_bytes() == first
-    call("train", out=draft, epochs=16, **same)
-    assert (draft / "weights.safetensors").read_bytes() == (tmp_path / "whole" / "weights.safetensors").read_bytes()
+            workshop.train("cut off", epochs=12, **workshop.first)
+    cut_off = workshop.train("cut off", epochs=12, **workshop.first)
+    assert weights_of(cut_off) == weights_of(workshop.draft)
+    assert weights_of(workshop.train("cut off", epochs=16, **workshop.first)) == weights_of(whole)
 
-    call("train", out=tmp_path / "same size", draft_file=shipped, layers="0,r", epochs=1, **training)
-    learned = tmp_path / "same size" / "weights.safetensors"
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_a_draft_is_averaged_with_the_one_it_went_on_from(workshop: Workshop) -> None:
+    same = workshop.train("same size", draft_file=workshop.shipped, layers="0,r", epochs=1, **workshop.training)
+    learned = same / "weights.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(learned).items()}, learned)  # clearly others
-    call("package", draft=tmp_path / "same size", out=tmp_path / "new.safetensors")
-    call("package", draft=tmp_path / "same size", mean_with=shipped, out=tmp_path / "mean.safetensors")
-    before, after, mean = (
-        read_draft(path).tensors for path in (shipped, tmp_path / "new.safetensors", tmp_path / "mean.safetensors")
-    )
+    before, after = read_draft(workshop.shipped).tensors, workshop.package(same).tensors
+    mean = workshop.package(same, mean_with=workshop.shipped).tensors
     for name, tensor in mean.items():
         wanted = (before[name] + after[name]) / 2
         assert (tensor - wanted).norm() < 0.02 * wanted.norm()
     with pytest.raises(SystemExit):  # not what it went on from
-        call("package", draft=tmp_path / "same size", mean_with=tmp_path / "new.safetensors", out=tmp_path / "no")
+        workshop.package(same, mean_with=same.with_suffix(".safetensors"))
 
-    further = {"layers": "0,r,1", "epochs": 6, **training}
-    call("train", out=tmp_path / "further", draft_file=shipped, **further)
-    call("package", draft=tmp_path / "further", out=tmp_path / "further.safetensors")
-    continued = read_draft(tmp_path / "further.safetensors")
-    assert continued.num_layers == 3
-    assert continued.facts["before"] == read_draft(shipped).facts
-    assert continued.output_ids.tolist() == read_draft(shipped).output_ids.tolist()
-    curve = json.loads((tmp_path / "further" / "training.json").read_text())["curve"]
-    assert curve[0]["greedy"] == report["curve"][-1]["greedy"]  # a third layer that changes nothing yet
-    assert curve[-1]["loss"] < report["curve"][-1]["loss"]
-    model = load_embedded_draft(
-        embedded_folder,
-        LoadOptions(numerics=Numerics(width=16, fixed=False), max_model_len=64),
-        vocab_size=64,
-        draft_file=shipped,
-    )
-    assert torch.isfinite(model.forward([1, 2, 3], model.new_cache(8)).logits).all()
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_a_draft_grows_by_a_layer_that_changes_nothing_at_first(workshop: Workshop) -> None:
+    further = workshop.train("further", draft_file=workshop.shipped, layers="0,r,1", epochs=6, **workshop.training)
+    continued, shipped = workshop.package(further), read_draft(workshop.shipped)
+    assert (continued.num_layers, continued.facts["before"]) == (3, shipped.facts)
+    assert continued.output_ids.tolist() == shipped.output_ids.tolist()
+    before, curve = curve_of(workshop.draft)[-1], curve_of(further)
+    assert curve[0]["greedy"] == before["greedy"]
+    assert curve[-1]["loss"] < before["loss"]
