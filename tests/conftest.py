@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.warm import Popen
 
         Popen.is_forked = False
+    if importlib.util.find_spec("hypothesis") is not None:  # a bare GPU machine has none
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("amusd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("amusd")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -67,6 +67,11 @@ def passes_counted(engine: Engine, act: Callable[[int], None]) -> Iterator[list[
 
 def run(work: Any) -> Any:
     return asyncio.run(asyncio.wait_for(work, DEADLINE_SECONDS))
+
+
+def slowed(engine: Engine) -> AbstractContextManager[list[int]]:
+    """As `passes_counted`, with passes so slow that an answer of LONG tokens is not over before it is looked at."""
+    return passes_counted(engine, lambda _: threading.Event().wait(0.01))
 
 
 def num_at_work(engine: Engine) -> int:
@@ -213,7 +218,7 @@ def test_the_event_loop_runs_while_a_pass_is_computed() -> None:
 def test_a_cancelled_task_frees_its_slot_within_a_pass() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
-            with passes_counted(own, lambda _: None) as passes:
+            with slowed(own) as passes:
                 task = asyncio.ensure_future(engine.generate(PROMPT, params(LONG)))
                 await until(lambda: passes[-1] > 3)
                 task.cancel()
@@ -238,16 +243,17 @@ def test_an_answer_that_nobody_reads_any_more_is_ended(how: str) -> None:
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
             if how == "cancel":
-                answer = engine.stream(PROMPT, params(LONG))
-                first = await anext(aiter(answer))
-                answer.cancel()
-                assert len([first, *[token async for token in answer]]) < LONG
+                with slowed(own):
+                    answer = engine.stream(PROMPT, params(LONG))
+                    first = await anext(aiter(answer))
+                    answer.cancel()
+                    assert len([first, *[token async for token in answer]]) < LONG
             elif how == "leave":
                 await read(engine)
             else:
                 raised = pytest.raises(ZeroDivisionError if how == "fail" else asyncio.TimeoutError)
-                with passes_counted(own, lambda _: threading.Event().wait(0.01)), raised:
-                    await asyncio.wait_for(read(engine), 0.2)
+                with slowed(own), raised:
+                    await asyncio.wait_for(read(engine), 0.2 if how == "time out" else DEADLINE_SECONDS)
             gc.collect()
             await until(lambda: num_at_work(own) == 0)
             assert not own.turns._at_work
@@ -279,7 +285,7 @@ def test_what_is_wrong_is_raised_where_the_answer_is_read() -> None:
 def test_closing_ends_what_is_read_and_what_is_asked() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
-            with passes_counted(own, lambda _: None) as passes:
+            with slowed(own) as passes:
                 reading = [asyncio.ensure_future(engine.generate(PROMPT, params(LONG))) for _ in range(2)]
                 await until(lambda: passes[-1] > 3)
                 await engine.aclose()

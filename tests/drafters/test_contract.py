@@ -68,7 +68,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[], ChainDrafter]:
 
 
 @pytest.mark.parametrize("name", FACTORIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     prompt=TOKENS, actions=st.lists(st.tuples(st.sampled_from(["propose", "commit", "truncate"]), TOKENS), max_size=8)
 )

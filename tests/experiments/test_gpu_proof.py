@@ -128,7 +128,7 @@ def bare_machine(folder: Path, *command: str) -> subprocess.CompletedProcess[str
     paths = os.pathsep.join([str(folder / "site"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths}
     return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
     )
 
 

@@ -75,7 +75,7 @@ def test_no_neighbour_changes_a_token_of_the_others(temperature: float) -> None:
 
 
 def test_the_candidates_of_the_neighbour_alone_are_lost() -> None:
-    settings = slow_neighbour.Settings(num_sequences=2, num_tokens=10, decoding=decoding(Mode.ASYNCHRONOUS, 4))
+    settings = slow_neighbour.Settings(num_sequences=2, num_tokens=60, decoding=decoding(Mode.ASYNCHRONOUS, 4))
     with (
         pair({}, {"tree": TableTreeDrafter}, max_num_seqs=2) as (engine, _),
         slow_neighbour.withholding(engine) as link,

@@ -18,6 +18,7 @@ from amusd.runtime.followers import Followers
 from amusd.runtime.placement import RoleRank, num_ranks_of
 from amusd.transport.base import Rendezvous
 from amusd.types import Role
+from launch.process_tree import state_of
 from launch.run_directory import read_config
 
 DEADLINE_SECONDS = 60.0
@@ -179,6 +180,8 @@ def run_draft(
         (run_directories[0] / "second").write_text(str(os.getpid()))
     if prompt == "supervisor is stopped":
         os.kill(os.getppid(), signal.SIGSTOP)
+        while state_of(os.getppid()) != "T":
+            time.sleep(0.001)
         (run_directories[0] / "stopped").touch()
     if prompt in ("wait", "ignore signals"):
         threading.Event().wait(DEADLINE_SECONDS)

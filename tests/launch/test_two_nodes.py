@@ -68,7 +68,7 @@ class TwoNodes:
     def target(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         asked = [f"prompt={PROMPT}", f"sampling.max_new_tokens={NUM_TOKENS}", "output=json", "run_dir=out"]
         # in this mode the target waits for candidates: some are judged, whatever the timing
-        asked += ["mode=synchronous", "num_speculative_tokens=3"]
+        asked += ["mode=synchronous", "num_speculative_tokens=3", "max_silence_seconds=60"]
         with self._script(0, *self._pair, *asked, *arguments) as process:
             yield process
 

@@ -137,7 +137,7 @@ def check_batches(model: CachedModel, seed: int, number: int, num_passes: int = 
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), number=st.integers(1, 6))
 def test_each_sequence_of_a_batch_has_the_bits_that_it_has_alone(name: str, seed: int, number: int) -> None:
     check_batches(MODELS[name], seed, number)

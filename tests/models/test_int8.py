@@ -32,7 +32,7 @@ def random_tensor(*shape: int, seed: int) -> Tensor:
 
 
 @HAS_INT8
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(1, 70),
     st.integers(1, 300),

@@ -122,7 +122,7 @@ def test_a_plain_sum_is_the_residual_plus_the_product(dtype: torch.dtype, has_bi
 
 
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_at_a_fixed_number_of_rows_a_result_depends_neither_on_its_place_nor_on_its_neighbours(
     kind: type[PackedLinear | Fp16Linear], dtype: torch.dtype, data: st.DataObject

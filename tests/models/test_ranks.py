@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models.blocks import random_ids
 from models.paths import decoded_both_ways, tree_rows
@@ -319,7 +319,6 @@ prefixes = st.lists(st.integers(0, 60), max_size=40).map(lambda found: np.array(
 nodes = st.builds(PathRows, prefixes, st.lists(slots, min_size=1, max_size=16))
 
 
-@settings(deadline=None)
 @given(rows=nodes)
 def test_the_rows_of_a_command_arrive_as_they_were(rows: PathRows) -> None:
     parts = (PartCommand(0, 4, [1], rows),)

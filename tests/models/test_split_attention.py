@@ -63,7 +63,7 @@ def seen_by_chain(start: int, rows: int, end: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     shape=st.tuples(st.sampled_from([1, 2, 3]), st.sampled_from([1, 3, 4]), st.sampled_from([16, 64])),
     start=st.integers(0, LONG - 400),
@@ -82,7 +82,7 @@ def test_a_chain_gets_the_attention_of_the_definition(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(shared=st.integers(1, LONG - 60), rows=st.sampled_from([1, 5, 16]), seed=st.integers(0, 1000))
 def test_rows_of_a_tree_see_their_own_slots_behind_what_all_share(
     dtype: torch.dtype, shared: int, rows: int, seed: int
@@ -184,7 +184,7 @@ def test_keys_are_kept_in_bfloat16_only_where_a_cpu_multiplies_it(monkeypatch: p
     assert cache_dtype(torch.bfloat16, int8=False) is torch.float32
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     regions=st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True),
     random=st.randoms(use_true_random=False),

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny
 from tokenizers import Tokenizer as Backend
@@ -61,7 +61,6 @@ def test_text_comes_out_complete_and_never_half_a_character(kind: str, text: str
     check_incremental_decoding(tokenizer, tokenizer.encode(text.replace(" ", "▁") if kind == "byte fallback" else text))
 
 
-@settings(deadline=None)
 @given(text=st.text(st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]), max_size=20))
 def test_any_unicode_text_comes_out_complete(text: str) -> None:
     tokenizer = TOKENIZERS["byte level"]

@@ -93,7 +93,7 @@ def check(tree: Tree, stock: Any, nodes: Sequence[Node]) -> None:
 
 
 @pytest.mark.parametrize("model", [MODEL, REPLAYED], ids=["computed anew", "replayed"])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_node_in_any_slot_of_any_batch_gets_the_logits_of_its_path(model: CachedModel, seed: int) -> None:
     """Nodes are computed in random batches, some in one with their ancestors; subtrees end, and their slots go on."""

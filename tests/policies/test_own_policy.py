@@ -82,9 +82,9 @@ def test_the_command_line_names_it() -> None:
 
 
 def test_an_engine_keeps_to_it_and_the_answer_is_exact(file: Path) -> None:
-    with pair({"oracle": oracle(12, always_right())}) as (engine, _):
-        answer = engine.generate(PROMPT, params(12), decoding=DecodingConfig(policy=f"{file}:chain"))
-        assert (*PROMPT, *answer.token_ids) == reference(12)
+    with pair({"oracle": oracle(60, always_right())}) as (engine, _):
+        answer = engine.generate(PROMPT, params(60), decoding=DecodingConfig(policy=f"{file}:chain"))
+        assert (*PROMPT, *answer.token_ids) == reference(60)
         assert answer.policy == f"{file}:chain"
         assert answer.metrics.num_accepted > 0
         with pytest.raises(ConfigError) as caught:

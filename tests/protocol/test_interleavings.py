@@ -22,7 +22,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), max_lookahead=st.integers(1, 9), max_length=st.integers(5, 40))
 def test_text_is_the_targets_under_any_schedule(name: str, seed: int, max_lookahead: int, max_length: int) -> None:
     harness = Harness(seed=seed, faults=FAULTS[name], max_lookahead=max_lookahead, max_length=max_length)
@@ -58,7 +58,7 @@ def test_every_fault_really_happens(name: str) -> None:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32), num_steps=st.integers(0, 150))
 def test_a_flawless_draft_is_heard_again_after_any_faults(seed: int, num_steps: int) -> None:
     """Wherever a run stands, two round trips without faults bring fresh candidates back to the target."""
@@ -71,7 +71,7 @@ def test_a_flawless_draft_is_heard_again_after_any_faults(seed: int, num_steps: 
     harness.check()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), num_steps=st.integers(0, 250), num_alone=st.integers(0, 12))
 def test_a_draft_that_comes_back_is_heard_whatever_was_committed_without_it(
     seed: int, num_steps: int, num_alone: int

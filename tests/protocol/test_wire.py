@@ -99,7 +99,6 @@ def decodes_or_refuses(frame: bytes) -> None:
     assert encode(message, nonce, sent_ns) == frame
 
 
-@settings(deadline=None)
 @given(message=messages, nonce=nonces, sent_ns=nonces)
 def test_every_message_comes_back_equal_with_its_header(message: Message, nonce: int, sent_ns: int) -> None:
     frame = encode(message, nonce, sent_ns)
@@ -128,14 +127,14 @@ def test_every_message_type_has_a_layout_with_its_fields_in_order() -> None:
     assert [type(message) for message in EXAMPLES] == [layout.message_type for layout in LAYOUTS]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(frame=st.binary(max_size=200))
 def test_random_bytes_raise_only_wire_errors(frame: bytes) -> None:
     with pytest.raises(WireError):
         decode(frame)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(kind=st.integers(0, 11), body=st.binary(max_size=120))
 def test_random_bodies_behind_a_sound_header_raise_only_wire_errors(kind: int, body: bytes) -> None:
     decodes_or_refuses(seal(struct.pack("<4sHHQQ", b"AMSD", PROTOCOL_VERSION, kind, NONCE, 0) + body))

@@ -15,7 +15,7 @@ from amusd.reporting.figures import WIDTH, bars, lines, stacked
 from amusd.reporting.plots import canvas
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.floats(0.01, 50), min_size=1, max_size=6))
 def test_bars_are_as_long_as_their_values_and_inside_the_figure(values: list[float]) -> None:
     root = parse(bars("b", [(str(value), value) for value in values], str, reference="plain"))
@@ -47,7 +47,7 @@ def test_a_line_skips_what_was_not_measured_and_keeps_its_look() -> None:
     assert {"0 %", "100 %", "one", "x", "1", "2", "3"} <= set(texts(root))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(1e-6, 1e9))
 def test_an_axis_reaches_its_highest_value_and_not_much_further(highest: float) -> None:
     root = parse(lines("l", ["1"], [("one", [highest], 0)], str, top=highest, axis="x"))

@@ -138,7 +138,7 @@ def test_a_run_measured_at_a_cell_stands_in_its_middle_and_is_named() -> None:
             assert any(expected == pytest.approx(found, abs=1) for found in digits)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.floats(0.4, 1.0), st.floats(1.5, 11.0))
 def test_no_text_of_a_cell_is_hidden_by_a_ring_that_stands_alone(accept: float, ratio: float) -> None:
     root = drawn(result(points=[point(accept, ratio)]))

@@ -164,8 +164,10 @@ def oracle(num_tokens: int, schedule: Schedule) -> Callable[[], Drafter]:
 
 
 def decoding(mode: Mode, length: int = 4, **changes: object) -> DecodingConfig:
-    """A schedule whose candidate blocks are at most `length` long."""
-    settings: dict[str, object] = {"max_lookahead": max(length, 2), "num_speculative_tokens": length, **changes}
+    """A schedule whose candidate blocks are at most `length` long, and that waits for a draft that is held up."""
+    settings: dict[str, object] = {
+        "max_lookahead": max(length, 2), "num_speculative_tokens": length, "max_silence_seconds": 20.0, **changes
+    }  # fmt: skip
     return DecodingConfig(mode=mode, **settings)  # type: ignore[arg-type]  # the tests choose the fields
 
 

@@ -103,7 +103,8 @@ def test_a_pass_is_never_wider_than_the_cap(mode: Mode) -> None:
 def test_a_draft_that_would_end_goes_on() -> None:
     """R7: the draft knows no end-of-sequence; it drafts on behind one, and the target decides."""
     answer = reference(NUM_TOKENS)[len(PROMPT) :]
-    with pair({"oracle": oracle(NUM_TOKENS, always_right())}, eos_token_id=answer[2]) as (engine, draft):
+    factories = {"oracle": oracle(NUM_TOKENS, always_right())}
+    with pair(factories, eos_token_id=answer[2], pass_seconds=0.05) as (engine, draft):
         result = engine.generate(PROMPT, params(NUM_TOKENS), decoding=decoding(Mode.ASYNCHRONOUS, 8))
         drafted = [event for event in draft.recorder.events if event.name == "draft_step"]
     assert result.finish_reason is FinishReason.EOS

@@ -24,7 +24,7 @@ from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.draft_session import Guesses, Node
-from amusd.protocol.messages import CERTAINTY, Candidate, Message
+from amusd.protocol.messages import CERTAINTY, Candidate, Close, Message
 from amusd.testing.memory import MemoryTransport
 from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
@@ -324,7 +324,7 @@ def test_what_was_looked_up_counts_as_drafted() -> None:
     """A text that repeats one token, and a model that guesses nothing: all that is accepted was looked up."""
     wanted = replace(params(60), logit_bias=((7, 100.0),))
     with pair({}, {"lookup": lambda: Silent(ngrams=NgramCache(1, 3))}, pass_seconds=0.001) as (engine, _):
-        answer = engine.generate(PROMPT, wanted, decoding=branching(8))
+        answer = engine.generate(PROMPT, wanted, decoding=branching(8, max_wait_passes=10_000.0))
     assert answer.token_ids == (7,) * 60
     assert answer.metrics.num_accepted == answer.metrics.num_verified > 30
     check_counts(answer)
@@ -373,18 +373,23 @@ def test_the_ratio_test_and_drafters_without_trees_are_refused_and_the_engine_go
 
 
 class BreakingLink:
-    """Passes messages on; every fourth tree message that has nodes comes as `broken` makes it."""
+    """Passes messages on; every fourth tree message that has nodes comes as `broken` makes it, until a close."""
 
     def __init__(self, link: MemoryTransport, broken: Callable[[Candidate], Message]) -> None:
         self._link = link
         self._broken = broken
         self._num_messages = 0
         self.num_broken = 0
-        self.send, self.close = link.send, link.close
+        self.is_over = False
+        self.close = link.close
+
+    def send(self, message: Message) -> None:
+        self.is_over |= isinstance(message, Close)
+        self._link.send(message)
 
     def receive(self, timeout: float) -> Message | None:
         message = self._link.receive(timeout)
-        if isinstance(message, Candidate) and message.token_ids:
+        if not self.is_over and isinstance(message, Candidate) and message.token_ids:
             self._num_messages += 1
             if self._num_messages % 4 == 0:
                 self.num_broken += 1

@@ -316,7 +316,7 @@ class Target:
         self.said.append(self.draft.end(number, self.not_over))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["begin", "begin", "end", "remind", "hear", "hear", "verdict"]), st.integers(0, 99)),

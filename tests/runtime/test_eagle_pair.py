@@ -17,8 +17,10 @@ VOCAB_SIZE, NUM_TOKENS = 300, 24
 PROMPTS = [tuple((7 * place * place + number) % 250 + 3 for place in range(9 + number)) for number in range(4)]
 PLAIN = DecodingConfig(mode=Mode.AUTOREGRESSIVE)
 SCHEDULES = {
-    "chain of three": DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=3),
-    "tree of two steps": DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=2, tree=True),
+    "chain of three": DecodingConfig(mode=Mode.SYNCHRONOUS, num_speculative_tokens=3, max_silence_seconds=60),
+    "tree of two steps": DecodingConfig(
+        mode=Mode.SYNCHRONOUS, num_speculative_tokens=2, tree=True, max_silence_seconds=60
+    ),
     "auto": DecodingConfig(),
     "chain": DecodingConfig(policy="chain"),
     "branching": DecodingConfig(policy="branching"),

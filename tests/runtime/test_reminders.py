@@ -15,9 +15,9 @@ from amusd.types import Mode
 
 NUM_TOKENS = 150
 SCHEDULES = {
-    "chain": decoding(Mode.ASYNCHRONOUS, 4, policy="chain"),
-    "windowed": decoding(Mode.ASYNCHRONOUS, 4, policy="windowed"),
-    "synchronous": decoding(Mode.SYNCHRONOUS, 4),
+    "chain": decoding(Mode.ASYNCHRONOUS, 4, policy="chain", max_silence_seconds=0.3),
+    "windowed": decoding(Mode.ASYNCHRONOUS, 4, policy="windowed", max_silence_seconds=0.3),
+    "synchronous": decoding(Mode.SYNCHRONOUS, 4, max_silence_seconds=0.3),
 }
 
 

@@ -103,7 +103,7 @@ def own_text(context: list[int], number: int, distribution: Distribution) -> tup
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 @pytest.mark.parametrize("distribution", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     inner=st.sampled_from(sorted(INNER)),
     prompt=TOKENS,
@@ -208,7 +208,7 @@ def test_three_processes_give_the_answer_of_plain_decoding(tmp_path: Path) -> No
     with Engine.start(config) as engine:
         expected = engine.generate("abc", wanted, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE)).token_ids
         for mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS):
-            answer = engine.generate("abc", wanted, decoding=DecodingConfig(mode=mode))
+            answer = engine.generate("abc", wanted, decoding=DecodingConfig(mode=mode, max_silence_seconds=60))
             assert answer.token_ids == expected
             if mode is Mode.SYNCHRONOUS:  # which waits for candidates
                 assert answer.metrics.num_verified > 0

@@ -82,7 +82,7 @@ def test_an_end_of_sequence_that_only_the_draft_sees_ends_nothing() -> None:
 
         return OracleDrafter([*PROMPT, *([eos] * 40)], always_right(), VOCAB_SIZE)
 
-    with pair({"eos": eos_drafter}, eos_token_id=eos) as (engine, _):  # type: ignore[dict-item]
+    with pair({"eos": eos_drafter}, eos_token_id=eos, pass_seconds=0.02) as (engine, _):  # type: ignore[dict-item]
         for mode in (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS):
             answer = engine.generate(PROMPT, params(12), decoding=decoding(mode, BLOCK))
             assert answer.token_ids == ANSWER[:12]

@@ -179,7 +179,8 @@ def test_both_workers_keep_their_events_where_they_are_told(tmp_path: Path) -> N
     config = config_of("shared_memory")
     process = supervisor.DraftProcess(config, [tmp_path])
     with Engine.connect(config, process, make_recorder(Role.TARGET, [tmp_path]), process=process) as engine:
-        answer = engine.generate(PROMPT, params(30))
+        waits = DecodingConfig(mode=Mode.SYNCHRONOUS, max_silence_seconds=SECONDS)
+        answer = engine.generate(PROMPT, params(30), decoding=waits)
     for role, name in (("target", "target_pass"), ("draft", "draft_step")):
         events = read_events(tmp_path, role)
         assert {event.sequence_id for event in events if event.name == name} == {answer.sequence_id}, role

@@ -133,7 +133,7 @@ kinds = st.sampled_from(["normal", "heavy", "large", "tied", "equal", "barred"])
 
 
 @pytest.mark.parametrize("make_digests", [Digests, SmallDigests])
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 @given(
     temperature=st.sampled_from([0.0, 0.05, 0.7, 1.0, 3.0]),
     parameters=filters,

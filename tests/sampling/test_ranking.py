@@ -99,7 +99,7 @@ def rank(row: Any, distribution: Distribution = GREEDY, number: int = 3, positio
 
 
 @every
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     distribution=distributions,
     seed=st.integers(0, 2**32 - 1),
@@ -134,7 +134,7 @@ def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
 
 
 @every
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     distribution=distributions,
     seed=st.integers(0, 2**32 - 1),
@@ -300,7 +300,7 @@ mixtures = st.lists(
 
 
 @every
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(distribution=distributions, seed=st.integers(0, 2**32 - 1), some=st.booleans(), given_=st.lists(mixtures))
 def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
     make: Callable[..., Ranking], distribution: Distribution, seed: int, some: bool, given_: list[Mixture]
@@ -367,7 +367,6 @@ def test_only_what_a_temperature_alone_shapes_is_ranked_by_its_best_tokens() -> 
         assert digest.num_likely == 0
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 2**64 - 1))
 def test_the_noise_of_a_ranking_is_that_of_a_choice(seed: int) -> None:
     codes = codes_of(3000)

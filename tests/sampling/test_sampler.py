@@ -80,7 +80,7 @@ def test_filters_keep_what_they_should(parameters: dict[str, Any], expected: set
     assert kept(**parameters) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from(SIZES),
@@ -110,7 +110,7 @@ def test_penalties_and_bias_are_those_of_the_definition() -> None:
     assert row == [1.0, -1.0, 0.25, 0.5, 3.5, 0.25]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     prompt=st.lists(st.integers(0, 11), max_size=12),
     answer=st.lists(st.integers(0, 11), max_size=12),
@@ -152,7 +152,7 @@ def test_a_model_of_fewer_ids_applies_them_to_the_right_columns() -> None:
 # What is drawn
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from(SIZES),
@@ -286,7 +286,7 @@ def test_logprobs_are_the_models_own() -> None:
     assert sampler.logprobs == pytest.approx([expected, expected], abs=1e-9)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from(SIZES),

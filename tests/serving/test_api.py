@@ -28,7 +28,7 @@ ANSWER = TableTokenizer(50).decode(reference(LONG)[len(PROMPT) :])
 def server() -> Iterator[Running]:
     """With a draft that is right nine times of ten, so that blocks of several tokens are accepted."""
     factories = {"oracle": oracle(LONG, right_with_probability(0.9, 1))}
-    with pair(factories, max_num_seqs=4, pass_seconds=0.001) as (engine, _), serving(engine) as running:
+    with pair(factories, max_num_seqs=4, pass_seconds=0.005) as (engine, _), serving(engine) as running:
         yield running
 
 
@@ -379,7 +379,7 @@ def test_health_answers_head(server: Running) -> None:
 
 
 def test_a_full_queue_is_told_and_answers_go_on() -> None:
-    engine = plain_engine(max_num_seqs=1, pass_seconds=0.002)
+    engine = plain_engine(max_num_seqs=1, pass_seconds=0.005)
     with serving(engine, mode=Mode.AUTOREGRESSIVE, max_queue=1) as server, server.client() as client:
         found: list[list[str]] = []
 

@@ -238,5 +238,8 @@ def test_a_bug_is_an_error_in_openais_shape_too(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_of_a_request_is_told_to_the_operator(server: Running) -> None:
+    for fields, _, _ in CHAT_MISTAKES:
+        body = json.dumps({**server.chat(), **fields})
+        server.http.post(CHAT, content=body, headers={"Content-Type": JSON})
     assert server.lines == []
     assert server.figures()['amusd:requests_refused_total{,status="400"}'] > 30

@@ -70,9 +70,10 @@ class Served:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=SECONDS)
 
-    def figure(self, name: str) -> float:
+    def figure(self, *names: str) -> float:
+        begins = tuple(f"{name}{end}" for name in names for end in "{ ")
         lines = self.get("/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(begins))
 
     def end(self, *signals: int) -> int:
         """Send signals; return the exit code."""
@@ -155,12 +156,12 @@ def test_a_draft_that_is_killed_under_eight_streams_costs_no_token_and_is_told(t
 
 
 def test_a_signal_ends_the_server_when_its_answers_are_made(tmp_path: Path, small: list[str]) -> None:
-    with served(tmp_path, *small, "max_num_seqs=1") as own:
+    with served(tmp_path, *small, "max_num_seqs=1", "serve.shutdown_seconds=240") as own:
         body = {"model": own.model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
         held = raw_request(own, body, length=20)  # one that is being sent, so that the server does not end meanwhile
         readers = Readers(own, range(16), max_tokens=200)
         states = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:request_success_total")
-        until(lambda: sum(map(own.figure, states)) == 16, SECONDS)  # all are there
+        until(lambda: own.figure(*states) == 16, SECONDS)  # all are there
         own.process.send_signal(signal.SIGTERM)
         until(lambda: "ending: no new requests" in own.errors or own.process.poll() is not None, SECONDS)
         refused = httpx.post(f"{own.url}/v1/completions", json={"model": own.model, "prompt": "a"}, timeout=SECONDS)

@@ -83,7 +83,6 @@ def fuzz(schema: Any, label: str, mode: GenerationMode, num_cases: int) -> Count
 
     @settings(
         max_examples=num_cases,
-        deadline=None,
         database=None,
         derandomize=True,
         phases=[Phase.generate, Phase.shrink],

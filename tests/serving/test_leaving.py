@@ -162,7 +162,7 @@ def test_a_server_that_ends_lets_running_answers_end_and_takes_no_new_one() -> N
 
 def test_an_answer_that_takes_too_long_is_cut_off_in_words() -> None:
     errors: list[APIError] = []
-    with serving(plain_engine(pass_seconds=0.001), mode=Mode.AUTOREGRESSIVE, shutdown_seconds=0.0) as server:
+    with serving(plain_engine(pass_seconds=0.01), mode=Mode.AUTOREGRESSIVE, shutdown_seconds=0.0) as server:
         begun = threading.Barrier(3, timeout=SECONDS)
 
         def read(stream: bool) -> None:

@@ -33,7 +33,7 @@ ODD: list[Any] = [None, True, 0, 1, -1, 2**70, 0.5, 1e9, -0.1, float("nan"), flo
 ODD += ["", "a", "5", "stop", "text", "auto", "none", "\ud800", "synchronous", [], {}, {"role": "user", "content": "a"}]
 ODD += [{"type": "text", "text": "a"}, {"include_usage": True}, {"5": 1.5}, {"\ud800": 1}, {"type": "image_url"}]
 values: Any = st.sampled_from(ODD) | st.lists(st.sampled_from(ODD), max_size=3)
-checked = settings(deadline=None, max_examples=200)
+checked = settings(max_examples=200)
 
 
 def plan(body: Any, is_chat: bool) -> Plan:

@@ -179,7 +179,7 @@ def test_two_requests_in_one_packet_are_both_answered(server: TableServer) -> No
 @pytest.mark.parametrize("is_streamed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_sigterm_ends_beside_slow_senders_and_idle_connections(is_streamed: bool) -> None:
     """Half a request keeps the server up no longer than `shutdown_seconds`; running answers are complete."""
-    with table_server(shutdown_seconds=2.0) as server:
+    with table_server(shutdown_seconds=6.0) as server:
         others = [raw_connection(server, "POST /v1/completions HTTP/1.1\r\nContent-Length: 9", b"\r\n{")]
         others += [raw_connection(server, "GET /version HTTP/1.1", b"\r\n")]
         expected = complete(server, max_tokens=200)

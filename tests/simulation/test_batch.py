@@ -71,7 +71,7 @@ def test_where_rows_are_free_synchronous_batches_gain_what_one_sequence_does(a: 
 @given(
     st.sampled_from([synchronous(1), synchronous(4), windowed(3), chain(0), chain(2), branching(1)]), st.floats(0, 1)
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_where_a_row_costs_as_much_as_a_pass_nothing_is_gained_by_candidates(
     decoding: DecodingConfig, a: float
 ) -> None:
@@ -128,7 +128,7 @@ sizes = st.integers(1, 6)
 
 
 @given(any_costs, any_answers, any_schedule, sizes, st.integers(1, 9), st.integers(1, 4), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_token_is_delivered_and_every_nanosecond_accounted_for(
     costs: Costs,
     answers: tuple[Answer, ...],
@@ -179,7 +179,7 @@ def check_disjoint(spans: Sequence[tuple[int, int]]) -> None:
 
 
 @given(any_answers, st.integers(1, 6), sizes, st.randoms(use_true_random=False))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_what_a_sequence_does_in_synchronous_batches_is_its_own_affair(
     answers: tuple[Answer, ...], length: int, batch_size: int, random: Random
 ) -> None:

@@ -69,7 +69,7 @@ def test_a_flawless_draft_is_bound_by_its_own_speed() -> None:
     st.floats(0.4, 1), st.floats(0, 0.6), st.floats(1.5, 12), st.floats(0, 0.2), st.integers(1, 5), st.integers(1, 8),
     st.integers(0, 3),
 )  # fmt: skip
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_no_tree_exceeds_the_bound_of_one_path(
     a: float, accept_next: float, c: float, delay: float, fan_out: int, rows: int, wait: int
 ) -> None:
@@ -89,7 +89,7 @@ def test_no_tree_exceeds_the_bound_of_one_path(
 
 
 @given(st.floats(0.4, 0.8), st.floats(0.3, 0.6), st.floats(4, 12), st.integers(2, 4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_several_paths_lift_the_bound_of_one_to_that_of_all_their_guesses(
     a: float, accept_next: float, c: float, breadth: int
 ) -> None:

@@ -22,7 +22,7 @@ from amusd.tracing.timeline import by_sequence
 from amusd.types import Mode
 
 NUM_TOKENS = 40
-PASS_SECONDS = 0.03
+PASS_SECONDS = 0.1
 """Of the target's prefill too: the draft has all that it may have when the first pass begins."""
 ACCEPT_NEXT = 0.5
 

@@ -167,7 +167,7 @@ any_schedule = st.one_of(
 
 
 @given(any_costs, any_answers, any_schedule, st.integers(1, 9), st.integers(1, 4))
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=70)
 def test_every_token_and_every_nanosecond_is_accounted_for(
     costs: Costs, answers: tuple[Answer, ...], decoding: DecodingConfig, max_candidates: int, per_step: int
 ) -> None:
@@ -234,7 +234,7 @@ def check_spans(events: tuple[Event, ...], names: tuple[str, ...]) -> None:
 
 
 @given(st.floats(0.05, 1), st.floats(1.5, 12), st.floats(0, 0.3), st.sampled_from([chain(0), chain(2), synchronous(4)]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_no_schedule_exceeds_the_bound(a: float, c: float, delay: float, decoding: DecodingConfig) -> None:
     machine = simulator(a, costs(c, delay=delay), num_tokens=300)
     actual = sum(machine.answers[0]) / 300

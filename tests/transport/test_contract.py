@@ -13,6 +13,7 @@ from transport.links import DEADLINE, LINKS, NONCE, Link, expect, fill
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Candidate, Failed, Features, Open, Shutdown, Verdict
 from amusd.protocol.wire import MAX_FEATURE_BYTES, encode
+from amusd.transport import torch_distributed, zeromq
 from amusd.transport.base import Transport
 from amusd.types import Role
 
@@ -34,6 +35,13 @@ def ends(link: Link) -> tuple[Transport, Transport]:
         sender.send(Shutdown())
         assert expect(receiver) == Shutdown()
     return ends
+
+
+@pytest.fixture
+def _patient_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing takes as long as handing over does."""
+    for module in (zeromq, torch_distributed):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", DEADLINE)
 
 
 def verdict(number: int) -> Verdict:
@@ -118,6 +126,7 @@ def test_close_may_be_repeated_and_ends_every_use(ends: tuple[Transport, Transpo
                 end.receive(timeout)
 
 
+@pytest.mark.usefixtures("_patient_close")
 @pytest.mark.parametrize("closing", [0, 1])
 def test_everything_sent_before_a_close_is_handed_over_before_the_peer_counts_as_lost(
     ends: tuple[Transport, Transport], closing: int
@@ -153,6 +162,7 @@ def test_what_is_sent_before_the_peer_connects_arrives_in_order(link: Link) -> N
     assert [expect(second) for _ in range(NUM_MESSAGES)] == [verdict(number) for number in range(NUM_MESSAGES)]
 
 
+@pytest.mark.usefixtures("_patient_close")
 def test_what_is_sent_before_the_peer_connects_survives_a_close(link: Link) -> None:
     first = link.listen()
     first.send(verdict(1))

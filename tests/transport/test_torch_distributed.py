@@ -310,13 +310,13 @@ def two_machines(monkeypatch: pytest.MonkeyPatch, patience: float) -> TorchDistr
 
 
 def test_between_machines_signs_of_life_keep_a_silent_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = two_machines(monkeypatch, 1.0)
+    listener = two_machines(monkeypatch, 3.0)
     place = replace(ELSEWHERE, port=int(listener.address.rpartition(":")[2]))
     other = TorchDistributedTransport(place, NONCE, backend="gloo", device=None, hosts=False)
     try:
         other.send(VERDICT)
         assert expect(listener) == VERDICT
-        assert listener.receive(1.5) is None
+        assert listener.receive(3.5) is None
         other.send(VERDICT)
         assert expect(listener) == VERDICT
         assert listener.frames.num_rejected == 0
