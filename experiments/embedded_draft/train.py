@@ -43,9 +43,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True, help="folder of generate.py or label.py, or of several")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers, its vocabulary")
+    parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers, its tokens")
     parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
-    parser.add_argument("--vocab-size", type=int, default=8192)
+    parser.add_argument("--vocab-size", type=int, default=16384, help="tokens that it can propose")
     parser.add_argument("--epochs", type=float, default=2.5)
     parser.add_argument(
         "--cooldown", type=float, default=0.6, help="share of the steps in which the rate falls to zero"
@@ -100,13 +100,13 @@ class Run:
         layers = [None if layer == "r" else int(layer) for layer in arguments.layers.split(",")]
         self._student = Student(teacher, layers).float()
         self._before: dict[str, Any] | None = None
-        if arguments.draft_file is None:
-            self._output_ids = most_frequent(learned_from, arguments.vocab_size, self._head.shape[0], stop_ids(teacher))
-        else:
+        first = np.array(sorted(stop_ids(teacher)))
+        if arguments.draft_file is not None:
             draft = read_draft(arguments.draft_file)
             self._before = dict(draft.facts)
             self._student.load_trained_weights(draft.tensors)
-            self._output_ids = draft.output_ids.numpy()
+            first = draft.output_ids.numpy()
+        self._output_ids = most_frequent(learned_from, arguments.vocab_size, self._head.shape[0], first)
         self._ids = torch.from_numpy(self._output_ids).to(arguments.device)
         self._student_head = self._head[self._ids].contiguous()
         self._known = known_tokens(self._text)
@@ -316,11 +316,12 @@ def batches(
             number += 1
 
 
-def most_frequent(text: Text, vocab_size: int, available: int, special: set[int]) -> np.ndarray:
-    """`vocab_size` ids: the special ones, then those that answers hold most often, ties by the lower id."""
-    counts = np.bincount(text.token_ids[text.answer], minlength=available).astype(np.float64)
-    counts[sorted(special)] = np.inf
-    return np.argsort(-counts, kind="stable")[:vocab_size].astype(np.int64)
+def most_frequent(text: Text, vocab_size: int, available: int, first: np.ndarray) -> np.ndarray:
+    """`vocab_size` ids: those of `first`, then those that answers hold most often, ties by the lower id."""
+    counts = np.bincount(text.token_ids[text.answer], minlength=available)
+    counts[first] = -1
+    others = np.argsort(-counts, kind="stable")[: available - len(first)]
+    return np.concatenate((first, others))[:vocab_size].astype(np.int64)
 
 
 if __name__ == "__main__":

@@ -309,7 +309,7 @@ def test_each_time_round_holds_every_row_once_and_an_interrupted_run_goes_on_wit
     assert all(np.array_equal(a, b) for a, b in zip(whole[9:], rest, strict=True))
 
 
-def test_the_vocabulary_is_what_answers_hold_most_and_what_ends_them(scripts: dict[str, ModuleType]) -> None:
+def test_the_vocabulary_is_that_of_before_and_what_answers_hold_most(scripts: dict[str, ModuleType]) -> None:
     text = scripts["dataset"].Text(
         np.array([[5, 6, 6, 7, 7, 7]]),
         np.array([6]),
@@ -317,7 +317,10 @@ def test_the_vocabulary_is_what_answers_hold_most_and_what_ends_them(scripts: di
         np.zeros(1, np.float32),
         0,
     )
-    assert scripts["train"].most_frequent(text, 4, 10, {9}).tolist() == [9, 7, 6, 0]
+    most_frequent = scripts["train"].most_frequent
+    assert most_frequent(text, 4, 10, np.array([9])).tolist() == [9, 7, 6, 0]
+    assert most_frequent(text, 5, 10, np.array([8, 6, 1])).tolist() == [8, 6, 1, 7, 0]
+    assert sorted(most_frequent(text, 99, 10, np.array([8, 6, 1]))) == list(range(10))
 
 
 def test_loops_are_told_from_prose(scripts: dict[str, ModuleType]) -> None:
@@ -464,7 +467,7 @@ def test_a_training_cut_off_or_given_more_epochs_ends_with_the_weights_of_one_ru
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
 def test_a_draft_is_averaged_with_the_one_it_went_on_from(workshop: Workshop) -> None:
-    same = workshop.train("same size", draft_file=workshop.shipped, layers="0,r", epochs=1, **workshop.training)
+    same = workshop.train("same size", draft_file=workshop.shipped, **workshop.first, epochs=1)
     learned = same / "weights.safetensors"
     save_file({name: 2 * tensor for name, tensor in load_file(learned).items()}, learned)  # clearly others
     before, after = read_draft(workshop.shipped).tensors, workshop.package(same).tensors
@@ -478,11 +481,16 @@ def test_a_draft_is_averaged_with_the_one_it_went_on_from(workshop: Workshop) ->
 
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
-def test_a_draft_grows_by_a_layer_that_changes_nothing_at_first(workshop: Workshop) -> None:
-    further = workshop.train("further", draft_file=workshop.shipped, layers="0,r,1", epochs=6, **workshop.training)
+def test_a_draft_grows_by_a_layer_that_changes_nothing_at_first_and_by_tokens(workshop: Workshop) -> None:
+    grown = {**workshop.training, "layers": "0,r,1", "epochs": 6}
+    further = workshop.train("further", draft_file=workshop.shipped, vocab_size=64, **grown)
     continued, shipped = workshop.package(further), read_draft(workshop.shipped)
     assert (continued.num_layers, continued.facts["before"]) == (3, shipped.facts)
     assert continued.output_ids.tolist() == shipped.output_ids.tolist()
     before, curve = curve_of(workshop.draft)[-1], curve_of(further)
     assert curve[0]["greedy"] == before["greedy"]
     assert curve[-1]["loss"] < before["loss"]
+
+    wider = workshop.package(workshop.train("wider", draft_file=workshop.shipped, vocab_size=96, **grown))
+    assert wider.output_ids.tolist()[:64] == shipped.output_ids.tolist()
+    assert len(set(wider.output_ids.tolist())) == 96
