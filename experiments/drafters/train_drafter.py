@@ -106,7 +106,7 @@ class Run:
         self._embedding = teacher.get_input_embeddings().weight.detach()
         self._head = teacher.get_output_embeddings().weight.detach()
         answers = self._text.select(self._features.learned_from)
-        output_ids = np.sort(most_frequent(answers, arguments.vocab_size, len(self._head), stop_ids(teacher)))
+        output_ids = np.sort(most_frequent(answers, arguments.vocab_size, len(self._head), sorted(stop_ids(teacher))))
         self._output_ids = torch.from_numpy(output_ids).to(arguments.device)
         self._output_head = self._head[self._output_ids].contiguous()
         self._config = drafter_config(arguments, teacher.config)

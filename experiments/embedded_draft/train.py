@@ -100,12 +100,12 @@ class Run:
         layers = [None if layer == "r" else int(layer) for layer in arguments.layers.split(",")]
         self._student = Student(teacher, layers).float()
         self._before: dict[str, Any] | None = None
-        first = np.array(sorted(stop_ids(teacher)))
+        first = sorted(stop_ids(teacher))
         if arguments.draft_file is not None:
             draft = read_draft(arguments.draft_file)
             self._before = dict(draft.facts)
             self._student.load_trained_weights(draft.tensors)
-            first = draft.output_ids.numpy()
+            first = draft.output_ids.tolist()
         self._output_ids = most_frequent(learned_from, arguments.vocab_size, self._head.shape[0], first)
         self._ids = torch.from_numpy(self._output_ids).to(arguments.device)
         self._student_head = self._head[self._ids].contiguous()
@@ -316,10 +316,10 @@ def batches(
             number += 1
 
 
-def most_frequent(text: Text, vocab_size: int, available: int, first: np.ndarray) -> np.ndarray:
+def most_frequent(text: Text, vocab_size: int, available: int, first: Sequence[int]) -> np.ndarray:
     """`vocab_size` ids: those of `first`, then those that answers hold most often, ties by the lower id."""
     counts = np.bincount(text.token_ids[text.answer], minlength=available)
-    counts[first] = -1
+    counts[list(first)] = -1
     others = np.argsort(-counts, kind="stable")[: available - len(first)]
     return np.concatenate((first, others))[:vocab_size].astype(np.int64)
 

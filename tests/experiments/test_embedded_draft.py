@@ -318,9 +318,9 @@ def test_the_vocabulary_is_that_of_before_and_what_answers_hold_most(scripts: di
         0,
     )
     most_frequent = scripts["train"].most_frequent
-    assert most_frequent(text, 4, 10, np.array([9])).tolist() == [9, 7, 6, 0]
-    assert most_frequent(text, 5, 10, np.array([8, 6, 1])).tolist() == [8, 6, 1, 7, 0]
-    assert sorted(most_frequent(text, 99, 10, np.array([8, 6, 1]))) == list(range(10))
+    assert most_frequent(text, 4, 10, [9]).tolist() == [9, 7, 6, 0]
+    assert most_frequent(text, 5, 10, [8, 6, 1]).tolist() == [8, 6, 1, 7, 0]
+    assert sorted(most_frequent(text, 99, 10, [8, 6, 1])) == list(range(10))
 
 
 def test_loops_are_told_from_prose(scripts: dict[str, ModuleType]) -> None:
