@@ -88,7 +88,7 @@ class DrafterConfig:
     """`self`: how many of the target's first layers draft, below its norm and its head."""
     tokens_per_replay: int = 4
     """Draft steps in one replay, on GPUs with graphs."""
-    vocab_size: int = 16384
+    vocab_size: int = 8192
     """`embedded`: how many token ids its model can propose (the most frequent ones)."""
     min_lookup: int = 4
     """`embedded`, `eagle`: shortest repeated suffix whose continuation is proposed; 0: never, and a tree's guesses
