@@ -125,8 +125,7 @@ def test_prompts_are_scored_while_answers_are_computed() -> None:
 def test_a_prompt_whose_task_is_cancelled_is_scored_no_further() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=1) as (engine, own):
-            enough = threading.Event()
-            with passes_counted(own, lambda _: enough.wait(0.005)) as passes:
+            with slowed(own) as passes:
                 task = asyncio.create_task(engine.prompt_logprobs([1] * 390))
                 await until(lambda: passes[-1] >= 3)
                 task.cancel()

@@ -22,9 +22,9 @@ def main() -> None:
     """Two sweeps of `amusd compare`; each job of the results says in `sweep` to which it belongs."""
     parser = parser_of("draft_size", __doc__, num_prompts=12, num_tokens=96)
     request = request_of(parser.parse_args())
-    # No shape: the layers of the embedded draft, with the head of its 16,384 tokens.
+    # No shape: the layers of the embedded draft, with the head of its 8,192 tokens.
     shapes = "null,smollm2-135m-slice" if request.quick else "null,smollm2-135m-slice,smollm2-135m"
-    sizes = "2048,16384" if request.quick else "4096,8192,16384"
+    sizes = "2048,8192" if request.quick else "2048,4096,8192,16384"
     common = [
         "compare.policies=[chain,branching,auto]",
         f"compare.synchronous_lengths={'[2]' if request.quick else '[1,2,3,4]'}",
