@@ -11,8 +11,8 @@ instead of 44 ms for one row, 26 instead of 60 for six, and 42 instead of 72 for
 FBGEMM's.
 
 FP8 (e4m3). Weights have a scale per output and rows a scale each, found as they come. A product is
-`(rows / row scales) @ (weights / weight scales).T * row scales * weight scales`, its two factors rounded to FP8 and its
-sums in float32, so a row's result does not depend on the rows beside it. CUDA devices of capability 8.9 and above
+`(rows / row scales) @ (weights / weight scales).T * row scales * weight scales`. Both factors are rounded to FP8, sums
+are float32: a row's result does not depend on the rows beside it. CUDA devices of capability 8.9 and above
 multiply in FP8; elsewhere the same factors, which bfloat16 and float32 hold exactly, are multiplied in the dtype of the
 rows. Such a product is rounded to that dtype once more before it is scaled.
 
