@@ -198,7 +198,7 @@ def batches_by_length(text: Text, tokens_per_batch: int) -> Iterator[np.ndarray]
         start = stop
 
 
-def loops(token_ids: Sequence[int], window: int = 12, most_repeated: float = 0.25) -> bool:
-    """Whether text repeats itself: more than such a share of its windows of `window` tokens has occurred before."""
-    windows = [tuple(token_ids[start : start + window]) for start in range(len(token_ids) - window + 1)]
-    return len(windows) - len(set(windows)) > most_repeated * len(windows)
+def loops(token_ids: Sequence[int]) -> bool:
+    """Whether text repeats itself: more than a quarter of its windows of 12 tokens have occurred before."""
+    windows = [tuple(token_ids[start : start + 12]) for start in range(len(token_ids) - 11)]
+    return len(windows) - len(set(windows)) > 0.25 * len(windows)

@@ -87,8 +87,7 @@ def write_part(writer: Writer, turns: Turns, stops: set[int], num_rows: int, see
                 continue
             seen.add(opening)
             kept.append(row)
-            for answer in row.answers():
-                script.openings.take(turns.decode(answer))
+            script.keep(row)
             rate = sum(len(row.token_ids) for row in kept) / (time.monotonic() - began)
             print(f"\rpart {seed}: {len(kept)} rows, {num_dropped} dropped, {rate:,.0f} tokens/s ", end="", flush=True)
     print()
@@ -153,15 +152,14 @@ class _Script:
     """Who speaks when."""
 
     def __init__(self, turns: Turns, openings: Openings, stops: set[int], length: int) -> None:
-        self.openings = openings
-        self._turns, self._stops, self._length = turns, stops, length
+        self._turns, self._openings, self._stops, self._length = turns, openings, stops, length
 
     def begin(self, temperature: float) -> Row:
         """A new row that the target goes on with."""
         while True:
             row = Row(temperature)
             row.append(self._turns.prefix, answer=False)
-            self._open(row, self.openings.first())
+            self._open(row, self._openings.first())
             if len(row.token_ids) + LEAST_ROOM <= self._length:
                 return row
 
@@ -174,12 +172,18 @@ class _Script:
         elif not row.answering:
             row.append(self._turns.to_answer, answer=False)
             row.answering = True
-        elif len(row.token_ids) + LEAST_ROOM <= self._length and (opening := self.openings.further()):
+        elif len(row.token_ids) + LEAST_ROOM <= self._length and (opening := self._openings.further()):
             row.append(self._turns.to_user, answer=False)
             self._open(row, opening)
         else:
             row.complete = True
         row.complete |= len(row.token_ids) >= self._length or _loops(row)
+
+    def keep(self, row: Row) -> None:
+        """Let later rows have this one's answers as passages, unless they loop."""
+        for answer in row.answers():
+            if not loops(answer):
+                self._openings.take(self._turns.decode(answer))
 
     def _open(self, row: Row, opening: Opening) -> None:
         row.append(self._turns.encode(opening.text), answer=False)

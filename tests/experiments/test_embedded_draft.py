@@ -228,7 +228,7 @@ def test_user_turns_are_of_every_kind_and_passages_are_the_targets_own_answers(s
     answer = "The moon is round. " * 20
     source.take(answer)
     source.take("too short")
-    turns = [source.first() for _ in range(300)]
+    turns = [source.first() for _ in range(600)]
     kinds = {
         "question": [turn for turn in turns if turn.text in openings.QUESTIONS],
         "code": [turn for turn in turns if "def " in turn.text],
@@ -256,12 +256,16 @@ def test_rows_alternate_as_the_chat_template_writes_them_and_end_when_full_or_wh
 
         def __init__(self) -> None:
             self._later = iter([opening("And then?", complete=True), None])
+            self.taken: list[str] = []
 
         def first(self) -> Any:
             return opening("Why", complete=False)
 
         def further(self) -> Any:
             return next(self._later)
+
+        def take(self, answer: str) -> None:
+            self.taken.append(answer)
 
     def write(script: Any, row: Any, text: str) -> bool:
         """Whether the row has taken all of it."""
@@ -271,7 +275,8 @@ def test_rows_alternate_as_the_chat_template_writes_them_and_end_when_full_or_wh
             script.advance(row, token_id)
         return True
 
-    script = generate._Script(turns, TwoTurns(), {2}, 400)
+    source = TwoTurns()
+    script = generate._Script(turns, source, {2}, 400)
     row = script.begin(0.5)
     for text in (" is that?<|im_end|>", "Because.<|im_end|>", "Nothing.<|im_end|>"):
         assert write(script, row, text)
@@ -285,6 +290,9 @@ def test_rows_alternate_as_the_chat_template_writes_them_and_end_when_full_or_wh
     assert write(script, looping, "?<|im_end|>")
     assert not write(script, looping, "again and again " * 60)
     assert len(looping.token_ids) < 120
+    script.keep(row)
+    script.keep(looping)
+    assert source.taken == ["Because.", "Nothing."]
     wordy = script.begin(0.0)
     assert not write(script, wordy, " and more" * 100)
     assert not any(wordy.answer)
