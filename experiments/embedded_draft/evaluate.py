@@ -6,7 +6,8 @@ The target first answers every prompt, greedily and at temperature 1 (kept in th
 both models read those answers. Greedy agreement: the share of tokens of the greedy answers that are the draft's first
 choice. Sampled acceptance: the mean of 1 - total variation between the two distributions at temperature 1, over the
 tokens of the sampled answers. Beside the model alone: what `drafter=embedded` proposes in a chain or a block (a lookup
-where a long suffix has occurred before, else the model), and in a tree (the model mixed with an n-gram cache).
+where a long suffix has occurred before, else the model), and in a tree (the model mixed with an n-gram cache). By depth:
+how often a tree of some guesses behind each token holds the target's next one, where it holds all before it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ MAX_LENGTH = 1024
 ROWS = 48
 """Answers written at once."""
 POSITIONS = (0, 16, 48, MAX_NEW_TOKENS)
+DEPTHS, WIDTHS = 6, (1, 2, 4, 8)
+"""Of the trees in the table by depth: tokens on a path, and guesses behind each token."""
 HEADINGS = ("lookup", "mixture")
 _ALL = 10_000
 
@@ -75,6 +78,8 @@ class Judged:
     """The same of the drafter's, which may have looked it up."""
     mixture: float
     """The same of the first guess in a tree."""
+    rank: int
+    """Guesses of the tree that are likelier than the token."""
     looked_up: bool
 
 
@@ -105,8 +110,13 @@ def main() -> None:
             shares = [row[column] for column in row if column != "num_tokens"]
             cells = "".join(f"{'-' if share is None else format(share, '.3f'):>9}" for share in shares)
             print(f"{label:<24}{cells}{row['num_tokens']:>9}")
+    depths = by_depth(judged)
+    print("\nby depth, greedy" + " " * 8 + "".join(f"{f'of {width}':>9}" for width in WIDTHS))
+    for depth, row in depths.items():
+        print(f"token {depth:<18}" + "".join(f"{'-' if share is None else format(share, '.3f'):>9}" for share in row))
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        whole = {**report, "by depth": {"widths": WIDTHS, **depths}}
+        arguments.out.write_text(json.dumps(whole, indent=1) + "\n")
 
 
 def answer_all(paths: Iterable[str]) -> list[Answer]:
@@ -169,7 +179,8 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
     known, behind = known_behind([sequence]), slice(start - 1, -1)
     known_ids, shares = torch.from_numpy(known.token_ids[behind]), torch.from_numpy(known.shares[behind])
     mixed = mix(q, draft.output_ids, known_ids, shares, p.shape[1])
-    first, acceptance = mixed.argmax(dim=-1), torch.minimum(p, mixed).sum(dim=-1)
+    ranks = (mixed > mixed.gather(1, tokens[:, None])).sum(dim=-1).tolist()
+    acceptance = torch.minimum(p, mixed).sum(dim=-1)
     found = _look_up(sequence, start, lookup)
     judged = []
     for position, looked_up in enumerate(found):
@@ -180,7 +191,7 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
             drafted = float(looked_up == answer.tokens[position])
         else:
             drafted = float(p[position, looked_up])
-        mixture = float(first[position] == answer.tokens[position] if answer.temperature == 0 else acceptance[position])
+        mixture = float(ranks[position] == 0 if answer.temperature == 0 else acceptance[position])
         judged.append(
             Judged(
                 answer.category,
@@ -190,6 +201,7 @@ def judge(answer: Answer, target: CachedModel, draft: CachedModel, lookup: int) 
                 probability,
                 drafted,
                 mixture,
+                ranks[position],
                 looked_up is not None,
             )
         )
@@ -215,6 +227,26 @@ def tabulate(judged: Sequence[Judged]) -> dict[str, dict[str, dict[str, float | 
         "by answer": rows(lambda token: "loops" if token.loops else "does not loop"),
         "by source": rows(lambda token: "lookup" if token.looked_up else "model"),
     }
+
+
+def by_depth(judged: Sequence[Judged]) -> dict[int, list[float | None]]:
+    """How often a tree holds the target's token at each depth, where it holds all before it: a share for each width.
+
+    A tree has as many guesses behind each of its tokens. Greedy answers alone.
+    """
+    answers: list[list[int]] = []
+    for token in judged:
+        if token.temperature == 0:
+            if token.position == 0:
+                answers.append([])
+            answers[-1].append(token.rank)
+    table: dict[int, list[float | None]] = {}
+    for depth in range(1, DEPTHS + 1):
+        windows = [ranks[start : start + depth] for ranks in answers for start in range(len(ranks) - depth + 1)]
+        table[depth] = [
+            _mean([ranks[-1] < width for ranks in windows if max(ranks[:-1], default=0) < width]) for width in WIDTHS
+        ]
+    return table
 
 
 def _figures(judged: Sequence[Judged]) -> dict[str, float | None]:

@@ -502,3 +502,42 @@ def test_a_draft_grows_by_a_layer_that_changes_nothing_at_first_and_by_tokens(wo
     wider = workshop.package(workshop.train("wider", draft_file=workshop.shipped, vocab_size=96, **grown))
     assert wider.output_ids.tolist()[:64] == shipped.output_ids.tolist()
     assert len(set(wider.output_ids.tolist())) == 96
+
+
+def test_a_tree_holds_a_token_only_behind_a_path_that_it_holds(scripts: dict[str, ModuleType]) -> None:
+    evaluate = scripts["evaluate"]
+    greedy, sampled = [[0, 0, 3, 0], [1, 0]], [[0, 0]]
+    judged = [
+        evaluate.Judged("", temperature, position, False, 0.0, 0.0, 0.0, rank, False)
+        for temperature, answers in ((0.0, greedy), (1.0, sampled))
+        for ranks in answers
+        for position, rank in enumerate(ranks)
+    ]
+    table = evaluate.by_depth(judged)
+    assert evaluate.WIDTHS == (1, 2, 4, 8)
+    assert table[1] == [4 / 6, 5 / 6, 1.0, 1.0]
+    assert table[2] == [1 / 2, 2 / 3, 1.0, 1.0]  # in pairs whose first token is held: 00, 03; with two guesses also 10
+    assert table[3] == [0.0, 0.0, 1.0, 1.0]
+    assert table[5] == [None] * 4
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_a_draft_is_judged_by_every_token_of_the_answers(workshop: Workshop, tmp_path: Path) -> None:
+    answers, report = tmp_path / "answers.json", tmp_path / "report.json"
+    prompt = [1, 9690, 198]
+    tokens = read_draft(workshop.shipped).output_ids[:16].tolist()  # what the draft can propose, in some order
+    records = [
+        {"category": name, "temperature": temperature, "prompt": prompt, "tokens": tokens * times}
+        for name, temperature, times in (("a", 0.0, 1), ("b x", 0.0, 4), ("b y", 1.0, 1))
+    ]
+    answers.write_text(json.dumps(records))
+    workshop.call("evaluate", answers=answers, draft_file=workshop.shipped, vocab_size=64, out=report)
+    tables = json.loads(report.read_text())
+    of_all = tables["all"][""]
+    assert of_all["num_tokens"] == 96
+    assert {name: row["num_tokens"] for name, row in tables["by set"].items()} == {"a": 16, "b": 80}
+    assert tables["by depth"]["1"][0] == of_all["greedy_mixture"]
+    assert tables["by depth"]["1"] == sorted(tables["by depth"]["1"])
+    assert of_all["greedy_mixture"] > of_all["greedy"]  # the second answer says the same four times
+    assert 0 < of_all["sampled"] < 1
