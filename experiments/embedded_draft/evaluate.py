@@ -6,8 +6,8 @@ The target first answers every prompt, greedily and at temperature 1 (kept in th
 both models read those answers. Greedy agreement: the share of tokens of the greedy answers that are the draft's first
 choice. Sampled acceptance: the mean of 1 - total variation between the two distributions at temperature 1, over the
 tokens of the sampled answers. Beside the model alone: what `drafter=embedded` proposes in a chain or a block (a lookup
-where a long suffix has occurred before, else the model), and in a tree (the model mixed with an n-gram cache). By depth:
-how often a tree of some guesses behind each token holds the target's next one, where it holds all before it.
+where a long suffix has occurred before, else the model), and in a tree (the model mixed with an n-gram cache). By
+depth: how often a tree of some guesses behind each token holds the target's next one, where it holds all before it.
 """
 
 from __future__ import annotations
@@ -108,15 +108,18 @@ def main() -> None:
         )
         for label, row in rows.items():
             shares = [row[column] for column in row if column != "num_tokens"]
-            cells = "".join(f"{'-' if share is None else format(share, '.3f'):>9}" for share in shares)
-            print(f"{label:<24}{cells}{row['num_tokens']:>9}")
+            print(f"{label:<24}{_cells(shares)}{row['num_tokens']:>9}")
     depths = by_depth(judged)
-    print("\nby depth, greedy" + " " * 8 + "".join(f"{f'of {width}':>9}" for width in WIDTHS))
-    for depth, row in depths.items():
-        print(f"token {depth:<18}" + "".join(f"{'-' if share is None else format(share, '.3f'):>9}" for share in row))
+    print(f"\n{'by depth, greedy':<24}" + "".join(f"{f'of {width}':>9}" for width in WIDTHS))
+    for depth, shares in depths.items():
+        print(f"{f'token {depth}':<24}{_cells(shares)}")
     if arguments.out is not None:
         whole = {**report, "by depth": {"widths": WIDTHS, **depths}}
         arguments.out.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def _cells(shares: Iterable[float | None]) -> str:
+    return "".join(f"{'-' if share is None else format(share, '.3f'):>9}" for share in shares)
 
 
 def answer_all(paths: Iterable[str]) -> list[Answer]:

@@ -139,7 +139,7 @@ FOLLOW_UPS = (
 END_SHARE, OPEN_SHARE = 0.4, 0.2
 """Share of the answers that end a row, and of those behind which the target writes the next turn itself."""
 SHARES = {"question": 0.7, "passage": 0.15, "code": 0.15}
-"""Of the rows, by kind. (0.4, 0.3 and 0.3 in the first 14 parts, after which questions were what the draft lacked.)"""
+"""Of the rows, by kind."""
 LIBRARY_SHARE = 0.2
 """Of the passages: descriptions from Python's library; the others are the target's own answers."""
 MOST_CHARACTERS = 900
