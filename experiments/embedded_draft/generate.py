@@ -40,9 +40,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the parts")
     parser.add_argument("--parts", type=int, default=20)
-    parser.add_argument("--rows", type=int, default=384, help="rows of a part, before duplicates are dropped")
+    parser.add_argument("--rows", type=int, default=768, help="rows of a part, before duplicates are dropped")
     parser.add_argument("--length", type=int, default=384, help="tokens of a row at most, chat prefix included")
-    parser.add_argument("--slots", type=int, default=64, help="rows written at once")
+    parser.add_argument("--slots", type=int, default=128, help="rows written at once")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     teacher, turns = load_teacher(arguments.device), Turns(load_tokenizer())
@@ -200,7 +200,8 @@ def _loops(row: Row) -> bool:
 def _read(writer: Writer, slots: list[Row | None], first_token: int) -> Iterator[tuple[Row, Tensor]]:
     """Read what has been added to each row, one token of many rows at a time; the state of the last one of each.
 
-    A slot with nothing to read gets the first token of the prefix again, which changes nothing.
+    Where few slots step, they are read alone: their keys and values are copied. Else all are, in place, and a slot
+    with nothing to read gets the first token of the prefix again, which changes nothing.
     """
     stepping = []
     for slot, row in enumerate(slots):
@@ -216,15 +217,17 @@ def _read(writer: Writer, slots: list[Row | None], first_token: int) -> Iterator
         yield row, states[-1]
     if not stepping:
         return
-    starts, token_ids = [0] * len(slots), [[first_token] for _ in slots]
+    few = 2 * len(stepping) <= len(slots)
+    places = [slot for slot, _ in stepping] if few else list(range(len(slots)))
+    tokens = {slot: (row.num_read, row.token_ids[-1:]) for slot, row in stepping}
+    starts, token_ids = zip(*(tokens.get(place, (0, [first_token])) for place in places), strict=True)
+    states = writer.read(places, starts, token_ids)[:, 0]
+    own = dict(zip(places, zip(to_bits(states), states, strict=True), strict=True))
     for slot, row in stepping:
-        starts[slot], token_ids[slot] = row.num_read, row.token_ids[-1:]
-    states = writer.read(range(len(slots)), starts, token_ids)[:, 0]
-    bits = to_bits(states)
-    for slot, row in stepping:
-        row.states.append(bits[slot : slot + 1])
+        bits, state = own[slot]
+        row.states.append(bits[None])
         row.num_read += 1
-        yield row, states[slot]
+        yield row, state
 
 
 def _as_corpus(rows: list[Row], width: int, prefix_length: int) -> tuple[Text, np.ndarray]:
