@@ -5,7 +5,7 @@
 Each part is a corpus of its own (`dataset.py`) and has its own seed. Parts that exist, or that another process is
 writing, are passed over, so that a process on each core, or later another machine, shares the work by the same command.
 The temperature of answers changes from row to row; user turns that the target ends are written at 1. A row whose answer
-begins to loop is cut there. One core with AVX2 alone writes and reads about 120 tokens a second.
+begins to loop is cut there. One core with AVX2 alone writes and reads about 130 tokens a second.
 """
 
 from __future__ import annotations
