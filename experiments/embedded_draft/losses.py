@@ -1,11 +1,13 @@
-"""How far the draft's distribution of the next token is from the target's, over the draft's vocabulary.
+"""How often the target refuses what the draft proposes, over the draft's vocabulary.
 
 With p the target's distribution over the tokens that the draft can propose, q the draft's, and m the mixture that is
-drafted from, (1 - s) q with shares for a few tokens that add up to s from an n-gram cache: the cross entropy
--sum p log m, up to what does not depend on the draft. Its gradient with respect to the draft's logits is q sum(r) - r,
-where r is p times the model's part of m: what the cache says rightly, the draft need not learn. Logits of a whole batch
-would need gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in
-the same visit.
+drafted from, (1 - s) q with shares for a few tokens that add up to s from an n-gram cache: the loss is -log(alpha),
+where alpha = sum min(p, m) is the share of proposals that the target accepts (sampled, at temperature 1). A draft of a
+few layers cannot reach p; of what it can reach, this is what decoding gains most from, while the Kullback-Leibler
+divergence asks for all of p's tail (LK losses, arXiv 2602.23881). Dividing by alpha keeps the gradient alive where
+hardly anything is accepted. What the cache says rightly, the draft need not learn. Logits of a whole batch would need
+gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in the same
+visit.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from torch import Tensor
 
 _BLOCK = 512
 """Tokens whose logits are held at once."""
+_LEAST_ACCEPTANCE = 1e-3
+"""What the gradient is divided by at least."""
 
 
-class _Divergence(torch.autograd.Function):
-    """Sum over tokens of the Kullback-Leibler divergence from p to m."""
+class _NegativeLogAcceptance(torch.autograd.Function):
+    """Sum over tokens of -log(alpha)."""
 
     @staticmethod
     def forward(
@@ -31,18 +35,15 @@ class _Divergence(torch.autograd.Function):
         with torch.autocast(states.device.type, enabled=False):
             for start in range(0, len(states), _BLOCK):
                 block = slice(start, start + _BLOCK)
-                logits = states[block].to(head.dtype) @ head.t()
-                teacher_logits = teacher_states[block].to(head.dtype) @ head.t()
-                q = logits.softmax(dim=-1, dtype=torch.float32)
-                p = teacher_logits.softmax(dim=-1, dtype=torch.float32)
-                total += _kl(p, teacher_logits.float(), logits.float())
-                left = 1 - shares[block].sum(dim=-1, keepdim=True)
+                q = (states[block].to(head.dtype) @ head.t()).softmax(dim=-1, dtype=torch.float32)
+                p = (teacher_states[block].to(head.dtype) @ head.t()).softmax(dim=-1, dtype=torch.float32)
                 places, proposable = columns[block].clamp_min(0), columns[block] >= 0
-                at_places, of_model = p.gather(1, places), left * q.gather(1, places)
-                part = of_model / (of_model + shares[block] * proposable).clamp_min(1e-30)
-                total += (at_places * part.clamp_min(1e-30).log()).sum() - left.log().sum()
-                p.scatter_add_(1, places, at_places * (part - 1))  # now r
-                gradient = q.mul_(p.sum(dim=-1, keepdim=True)).sub_(p)
+                left = 1 - shares[block].sum(dim=-1, keepdim=True)
+                mixed = (left * q).scatter_add_(1, places, shares[block] * proposable)
+                alpha = torch.minimum(p, mixed).sum(dim=-1, keepdim=True).clamp_min(_LEAST_ACCEPTANCE)
+                total -= alpha.log().sum()
+                too_low = q * (mixed < p)  # alpha grows with these tokens' probability alone
+                gradient = q.mul_(too_low.sum(dim=-1, keepdim=True)).sub_(too_low).mul_(left / alpha)
                 gradients[block] = gradient.to(head.dtype) @ head
         ctx.save_for_backward(gradients)
         return total
@@ -53,19 +54,15 @@ class _Divergence(torch.autograd.Function):
         return gradients * outer[0], None, None, None, None
 
 
-def _kl(p: Tensor, teacher_logits: Tensor, logits: Tensor) -> Tensor:
-    """Sum over rows of sum p log(p / q), from p and both logits [rows, vocabulary]."""
-    cross = torch.linalg.vecdot(p, teacher_logits - logits)
-    return (cross - teacher_logits.logsumexp(dim=-1) + logits.logsumexp(dim=-1)).sum()
-
-
-def divergence(states: Tensor, teacher_states: Tensor, head: Tensor, columns: Tensor, shares: Tensor) -> Tensor:
+def negative_log_acceptance(
+    states: Tensor, teacher_states: Tensor, head: Tensor, columns: Tensor, shares: Tensor
+) -> Tensor:
     """Sum over the tokens; both states are [tokens, hidden], `head` is [vocabulary, hidden].
 
     `columns`, `shares` [tokens, continuations]: rows of `head` whose tokens the n-gram cache knows, all different
     (-1: one that the draft cannot propose, or none), and what it gives them.
     """
-    result: Tensor = _Divergence.apply(states, teacher_states, head, columns, shares)
+    result: Tensor = _NegativeLogAcceptance.apply(states, teacher_states, head, columns, shares)
     return result
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from dataset import Text, join, known_tokens, offsets, read_corpora
-from losses import agreement, divergence
+from losses import agreement, negative_log_acceptance
 from safetensors.torch import save_file
 from student import Student
 from teacher import load_teacher, stop_ids
@@ -134,7 +134,8 @@ class Run:
         hidden = self._states_of_student(token_ids)[counted]
         columns = torch.from_numpy(self._column_of)[known_ids].to(hidden.device)
         columns[shares == 0] = -1
-        loss = divergence(hidden, target_states, self._student_head, columns, shares) / len(hidden)
+        total = negative_log_acceptance(hidden, target_states, self._student_head, columns, shares)
+        loss = total / len(hidden)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
         for optimizer in self._optimizers:
