@@ -43,7 +43,7 @@ from amusd.models.vocabulary import reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its model card stands beside it."""
-DRAFT_DIGEST = "5ac804f69d52d7e83af0a473998077bf5fbd7230592fc5bf63ef87a61e252e68"
+DRAFT_DIGEST = "a9675af69c24a27e1c6eb65f1727f2b66802aed46cf5726f3f9cd3e699f6f2e9"
 """Its checksum (`digest_of`), so that no flipped bit of it is run."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
