@@ -87,6 +87,18 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, M
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-3, atol=1e-4)
 
 
+def test_a_token_of_which_nothing_is_accepted_leaves_the_loss_and_its_gradient_finite(
+    scripts: dict[str, ModuleType],
+) -> None:
+    head = torch.eye(3)
+    teacher, states = 200 * head[:1], (200 * head[1:2]).requires_grad_()  # p and q share no token in float32
+    columns, shares = torch.tensor([[-1]]), torch.tensor([[0.0]])
+    loss = scripts["losses"].negative_log_acceptance(states, teacher, head, columns, shares)
+    (gradient,) = torch.autograd.grad(loss, states)
+    assert torch.isfinite(loss)
+    assert torch.isfinite(gradient).all()
+
+
 def test_agreement_is_the_mixtures(scripts: dict[str, ModuleType]) -> None:
     """What neither the draft nor the cache can propose is wrong; what the cache gives counts."""
     head = torch.eye(4)
