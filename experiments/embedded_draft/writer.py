@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from teacher import stop_ids
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 TOP_K = 50
@@ -26,8 +27,7 @@ class Writer:
         self.num_slots, self.length = num_slots, length
         self._model, self._head = teacher.base_model, head.detach()
         self._size = config.hidden_size // config.num_attention_heads
-        self._groups = config.num_key_value_heads
-        shape = (config.num_hidden_layers, num_slots, self._groups, length, self._size)
+        shape = (config.num_hidden_layers, num_slots, config.num_key_value_heads, length, self._size)
         self.device = head.device
         self._keys = torch.zeros(shape, dtype=head.dtype, device=head.device)
         self._values = torch.zeros_like(self._keys)
@@ -44,9 +44,8 @@ class Writer:
         every = list(slots) == list(range(self.num_slots))
         places = slice(None) if every else torch.tensor(slots, device=device)
         end = max(starts) + token_ids.shape[1]
-        hidden_from = torch.zeros((*positions.shape, end), dtype=self._keys.dtype, device=device).masked_fill_(
-            torch.arange(end, device=device) > positions[:, :, None], -torch.inf
-        )
+        mask = torch.zeros((len(slots), 1, token_ids.shape[1], end), dtype=self._keys.dtype, device=device)
+        mask.masked_fill_(torch.arange(end, device=device) > positions[:, None, :, None], -torch.inf)
         states = self._model.embed_tokens(token_ids)
         angles = self._model.rotary_emb(states, positions)
         into = torch.tensor(slots, device=device)[:, None]
@@ -60,36 +59,23 @@ class Writer:
             query, key = apply_rotary_pos_emb(query, key, *angles)
             keys[into, :, positions] = key.transpose(1, 2)
             values[into, :, positions] = value.transpose(1, 2)
-            mixed = self._attend(query, keys[places, :, :end], values[places, :, :end], hidden_from)
-            states = states + attention.o_proj(mixed)
+            mixed = F.scaled_dot_product_attention(
+                query, keys[places, :, :end], values[places, :, :end], attn_mask=mask, enable_gqa=True
+            )
+            states = states + attention.o_proj(mixed.transpose(1, 2).flatten(2))
             states = states + layer.mlp(layer.post_attention_layernorm(states))
         result: Tensor = self._model.norm(states)
         return result
 
     def choose(self, states: Tensor, temperatures: Sequence[float], generator: torch.Generator) -> list[int]:
         """The next token behind each of the states [rows, hidden]; temperature 0: the likeliest."""
-        logits = (states @ self._head.t()).float()
-        values, token_ids = logits.topk(TOP_K, dim=-1)
+        values, token_ids = (states @ self._head.t()).topk(TOP_K, dim=-1)
         hot = torch.tensor(temperatures, device=states.device)[:, None]
-        shares = (values / hot.clamp_min(1e-3)).softmax(dim=-1)
+        shares = (values.float() / hot.clamp_min(1e-3)).softmax(dim=-1)
         columns = torch.multinomial(shares, 1, generator=generator)
         columns[hot == 0] = 0
         chosen: list[int] = token_ids.gather(1, columns)[:, 0].tolist()
         return chosen
-
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, hidden_from: Tensor) -> Tensor:
-        """[rows, tokens, heads * size]; query [rows, heads, tokens, size], keys and values [rows, groups, seen, size].
-
-        Heads of one group stand as further rows of one product, so keys and values are read once.
-        """
-        rows, heads, tokens, size = query.shape
-        grouped = (query * size**-0.5).reshape(rows * self._groups, -1, size)
-        scores = torch.bmm(grouped, keys.reshape(rows * self._groups, -1, size).transpose(1, 2))
-        shares = (scores.view(rows, heads, tokens, -1) + hidden_from[:, None]).softmax(dim=-1)
-        mixed = torch.bmm(
-            shares.view(rows * self._groups, -1, keys.shape[2]), values.reshape(rows * self._groups, -1, size)
-        )
-        return mixed.view(rows, heads, tokens, size).transpose(1, 2).flatten(2)
 
 
 def continue_rows(
