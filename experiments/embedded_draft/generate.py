@@ -31,6 +31,8 @@ TEMPERATURES = (0.0, 0.7, 0.0, 1.0, 0.4, 1.0)
 """Of the answers, row by row."""
 MOST_USER_TOKENS = 100
 """That the target writes; a turn with more of them is no question."""
+LEAST_WORD = 5
+"""Letters of a word that a question may go on with."""
 LEAST_ROOM = 80
 """A row with this much room left may get another turn."""
 
@@ -58,7 +60,7 @@ def main() -> None:
 def write_part(writer: Writer, turns: Turns, stops: set[int], num_rows: int, seed: int) -> list[Row]:
     """Rows that are all different and hold an answer, of `num_rows` that are begun."""
     choices, generator = random.Random(seed), torch.Generator(writer.device).manual_seed(seed)  # noqa: S311 - no secret
-    script = _Script(turns, Openings(choices), stops, writer.length)
+    script = _Script(turns, Openings(choices, turns.words), stops, writer.length)
     to_come = iter(list(itertools.islice(itertools.cycle(TEMPERATURES), num_rows)))
     slots: list[Row | None] = [None] * writer.num_slots
     kept: list[Row] = []
@@ -138,6 +140,9 @@ class Turns:
         self.to_answer: list[int] = self.encode(line + opening)
         self.to_user: list[int] = self.encode(line + turn)
         self.end: list[int] = self.encode("<|im_end|>")
+        single = (tokenizer.decode([token_id]) for token_id in range(len(tokenizer)))
+        self.words = [text[1:] for text in single if text[:1] == " " and text[1:].isalpha() and len(text) > LEAST_WORD]
+        """Subjects: the longer words that are one token."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids, nothing added."""

@@ -10,7 +10,7 @@ import ast
 import functools
 import random
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,6 +140,9 @@ END_SHARE, OPEN_SHARE = 0.4, 0.2
 """Share of the answers that end a row, and of those behind which the target writes the next turn itself."""
 SHARES = {"question": 0.7, "passage": 0.15, "code": 0.15}
 """Of the rows, by kind."""
+WORD_SHARE = 0.5
+"""Of the questions that can go on with a noun: those whose next word is drawn from the tokenizer's vocabulary. Left to
+itself the target asks of the same few subjects."""
 LIBRARY_SHARE = 0.2
 """Of the passages: descriptions from Python's library; the others are the target's own answers."""
 MOST_CHARACTERS = 900
@@ -168,8 +171,8 @@ class _Function:
 class Openings:
     """A source of user turns."""
 
-    def __init__(self, choices: random.Random) -> None:
-        self._choices = choices
+    def __init__(self, choices: random.Random, words: Sequence[str]) -> None:
+        self._choices, self._words = choices, words
         self._functions, self._passages = _from_library()
         self._answers: list[str] = []
 
@@ -177,7 +180,10 @@ class Openings:
         """The first turn of a row."""
         (kind,) = self._choices.choices(list(SHARES), list(SHARES.values()))
         if kind == "question":
-            return Opening(self._choices.choice(QUESTIONS), complete=False)
+            text = self._choices.choice(QUESTIONS)
+            if text[-1:].isalpha() and self._choices.random() < WORD_SHARE:
+                text += f" {self._choices.choice(self._words)}"
+            return Opening(text, complete=False)
         if kind == "code":
             function = self._choices.choice(self._functions)
             task = self._choices.choice(CODE_TASKS)
