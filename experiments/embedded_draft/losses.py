@@ -7,11 +7,12 @@ few layers cannot reach p; of what it can reach, this is what decoding gains mos
 divergence asks for all of p's tail (LK losses, arXiv 2602.23881). Dividing by alpha keeps the gradient alive where
 hardly anything is accepted. What the cache says rightly, the draft need not learn. Logits of a whole batch would need
 gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in the same
-visit.
+visit. A compiler fuses what is done with them (`train.py --compile`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,46 +24,72 @@ _LEAST_ACCEPTANCE = 1e-3
 """What the gradient is divided by at least."""
 
 
+BlockLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def loss_of_block(
+    student_logits: Tensor, teacher_logits: Tensor, columns: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sum over the tokens of -log(alpha), and its gradient with respect to the student's logits, in their dtype.
+
+    Both logits are [tokens, vocabulary]; `columns` and `shares` are those of `negative_log_acceptance`.
+    """
+    q = student_logits.softmax(dim=-1, dtype=torch.float32)
+    p = teacher_logits.softmax(dim=-1, dtype=torch.float32)
+    left = 1 - shares.sum(dim=-1, keepdim=True)
+    mixed = (left * q).scatter_add_(1, columns.clamp_min(0), shares * (columns >= 0))
+    alpha = torch.minimum(p, mixed).sum(dim=-1, keepdim=True).clamp_min(_LEAST_ACCEPTANCE)
+    too_low = q * (mixed < p)  # alpha grows with these tokens' probability alone
+    gradient = q.mul_(too_low.sum(dim=-1, keepdim=True)).sub_(too_low).mul_(left / alpha)
+    return -alpha.log().sum(), gradient.to(student_logits.dtype)
+
+
 class _NegativeLogAcceptance(torch.autograd.Function):
     """Sum over tokens of -log(alpha)."""
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, teacher_states: Tensor, head: Tensor, columns: Tensor, shares: Tensor
+        ctx: Any,
+        states: Tensor,
+        teacher_states: Tensor,
+        head: Tensor,
+        columns: Tensor,
+        shares: Tensor,
+        block_loss: BlockLoss,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=states.device)
         gradients = torch.empty_like(states, dtype=torch.float32)
         with torch.autocast(states.device.type, enabled=False):
             for start in range(0, len(states), _BLOCK):
                 block = slice(start, start + _BLOCK)
-                q = (states[block].to(head.dtype) @ head.t()).softmax(dim=-1, dtype=torch.float32)
-                p = (teacher_states[block].to(head.dtype) @ head.t()).softmax(dim=-1, dtype=torch.float32)
-                places, proposable = columns[block].clamp_min(0), columns[block] >= 0
-                left = 1 - shares[block].sum(dim=-1, keepdim=True)
-                mixed = (left * q).scatter_add_(1, places, shares[block] * proposable)
-                alpha = torch.minimum(p, mixed).sum(dim=-1, keepdim=True).clamp_min(_LEAST_ACCEPTANCE)
-                total -= alpha.log().sum()
-                too_low = q * (mixed < p)  # alpha grows with these tokens' probability alone
-                gradient = q.mul_(too_low.sum(dim=-1, keepdim=True)).sub_(too_low).mul_(left / alpha)
-                gradients[block] = gradient.to(head.dtype) @ head
+                logits, teacher_logits = (part[block].to(head.dtype) @ head.t() for part in (states, teacher_states))
+                loss, gradient = block_loss(logits, teacher_logits, columns[block], shares[block])
+                total += loss
+                gradients[block] = gradient @ head
         ctx.save_for_backward(gradients)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (gradients,) = ctx.saved_tensors
-        return gradients * outer[0], None, None, None, None
+        return gradients * outer[0], None, None, None, None, None
 
 
 def negative_log_acceptance(
-    states: Tensor, teacher_states: Tensor, head: Tensor, columns: Tensor, shares: Tensor
+    states: Tensor,
+    teacher_states: Tensor,
+    head: Tensor,
+    columns: Tensor,
+    shares: Tensor,
+    block_loss: BlockLoss = loss_of_block,
 ) -> Tensor:
     """Sum over the tokens; both states are [tokens, hidden], `head` is [vocabulary, hidden].
 
     `columns`, `shares` [tokens, continuations]: rows of `head` whose tokens the n-gram cache knows, all different
-    (-1: one that the draft cannot propose, or none), and what it gives them.
+    (-1: one that the draft cannot propose, or none), and what it gives them. `block_loss`: `loss_of_block`, compiled
+    perhaps.
     """
-    result: Tensor = _NegativeLogAcceptance.apply(states, teacher_states, head, columns, shares)
+    result: Tensor = _NegativeLogAcceptance.apply(states, teacher_states, head, columns, shares, block_loss)
     return result
 
 

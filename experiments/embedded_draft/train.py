@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from dataset import Text, join, known_tokens, offsets, read_corpora
-from losses import agreement, negative_log_acceptance
+from losses import agreement, loss_of_block, negative_log_acceptance
 from safetensors.torch import save_file
 from student import Student
 from teacher import load_teacher, stop_ids
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers, its tokens")
     parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
-    parser.add_argument("--vocab-size", type=int, default=16384, help="tokens that it can propose")
+    parser.add_argument("--vocab-size", type=int, default=8192, help="tokens that the loss is over")
     parser.add_argument("--epochs", type=float, default=2.5)
     parser.add_argument(
         "--cooldown", type=float, default=0.6, help="share of the steps in which the rate falls to zero"
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--lr", type=float, default=0.002, help="of the matrices; norms: a tenth, 0.001 at most")
     parser.add_argument("--weight-decay", type=float, default=0.1)
+    parser.add_argument("--compile", action="store_true", help="by torch.compile: wants a C++ compiler, pays at length")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     train(parser.parse_args())
@@ -106,13 +107,17 @@ class Run:
             self._before = dict(draft.facts)
             self._student.load_trained_weights(draft.tensors)
             first = draft.output_ids.tolist()
-        self._output_ids = most_frequent(learned_from, arguments.vocab_size, self._head.shape[0], first)
-        self._ids = torch.from_numpy(self._output_ids).to(arguments.device)
+        num_ids = max(arguments.vocab_size, len(first))  # a draft keeps what it can propose
+        self._output_ids = most_frequent(learned_from, num_ids, self._head.shape[0], first)
+        learned_ids = self._output_ids[: arguments.vocab_size]
+        self._ids = torch.from_numpy(learned_ids).to(arguments.device)
         self._student_head = self._head[self._ids].contiguous()
         self._known = known_tokens(self._text)
         self._column_of = np.full(self._head.shape[0], -1, dtype=np.int64)
-        self._column_of[self._output_ids] = np.arange(len(self._output_ids))
+        self._column_of[learned_ids] = np.arange(len(learned_ids))
         self._optimizers = make_optimizers(self._student, arguments)
+        compiled = torch.compile if arguments.compile else _as_it_is
+        self._forward, self._block_loss = compiled(self._student), compiled(loss_of_block)
 
         self._seconds, self._num_tokens = 0.0, 0
         self._losses: list[float] = []
@@ -134,7 +139,7 @@ class Run:
         hidden = self._states_of_student(token_ids)[counted]
         columns = torch.from_numpy(self._column_of)[known_ids].to(hidden.device)
         columns[shares == 0] = -1
-        total = negative_log_acceptance(hidden, target_states, self._student_head, columns, shares)
+        total = negative_log_acceptance(hidden, target_states, self._student_head, columns, shares, self._block_loss)
         loss = total / len(hidden)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
@@ -254,12 +259,16 @@ class Run:
         """[rows, width, hidden], in the teacher's dtype: bfloat16, or float32 on CPUs that lack it."""
         dtype = self._head.dtype
         with torch.autocast(token_ids.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            states: Tensor = self._student(token_ids)
+            states: Tensor = self._forward(token_ids)
         return states
 
     def _recent_loss(self) -> float:
         recent = self._losses[-100:]
         return sum(recent) / max(1, len(recent))
+
+
+def _as_it_is(function: Any) -> Any:
+    return function
 
 
 def split(corpora: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -284,12 +293,14 @@ def make_optimizers(student: Student, arguments: argparse.Namespace) -> list[tor
     vectors = [parameter for parameter in trained if parameter.ndim != 2]
     decay = arguments.weight_decay
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(vectors, lr=min(1e-3, arguments.lr / 10), betas=(0.9, 0.95), weight_decay=0.0)
+        torch.optim.AdamW(vectors, lr=min(1e-3, arguments.lr / 10), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     ]
     if arguments.optimizer == "muon":
         optimizers.append(torch.optim.Muon(matrices, lr=arguments.lr, weight_decay=decay, adjust_lr_fn="original"))
     else:
-        optimizers.append(torch.optim.AdamW(matrices, lr=arguments.lr, betas=(0.9, 0.95), weight_decay=decay))
+        optimizers.append(
+            torch.optim.AdamW(matrices, lr=arguments.lr, betas=(0.9, 0.95), weight_decay=decay, fused=True)
+        )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
