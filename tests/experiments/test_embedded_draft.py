@@ -236,18 +236,21 @@ def test_a_row_is_continued_greedily_until_its_end_or_its_limit(
 
 def test_user_turns_are_of_every_kind_and_passages_are_the_targets_own_answers(scripts: dict[str, ModuleType]) -> None:
     openings = scripts["openings"]
-    source = openings.Openings(random.Random(0))
+    source = openings.Openings(random.Random(0), ["volcanoes"])
     answer = "The moon is round. " * 20
     source.take(answer)
     source.take("too short")
     turns = [source.first() for _ in range(600)]
     kinds = {
         "question": [turn for turn in turns if turn.text in openings.QUESTIONS],
+        "subject": [turn for turn in turns if turn.text.removesuffix(" volcanoes") != turn.text],
         "code": [turn for turn in turns if "def " in turn.text],
         "passage": [turn for turn in turns if answer in turn.text],
     }
     assert all(len(found) > 40 for found in kinds.values())
-    assert not any(turn.complete for turn in kinds["question"])
+    assert not any(turn.complete for turn in kinds["question"] + kinds["subject"])
+    begun = {turn.text.removesuffix(" volcanoes") for turn in kinds["subject"]}
+    assert begun <= {question for question in openings.QUESTIONS if question[-1:].isalpha()}
     assert {turn.complete for turn in kinds["passage"]} == {True, False}
     assert all("{" not in task.format(name="", stub="", summary="", source="") for task in openings.CODE_TASKS)
     later = [source.further() for _ in range(200)]
@@ -262,6 +265,9 @@ def test_rows_alternate_as_the_chat_template_writes_them_and_end_when_full_or_wh
     generate, opening = scripts["generate"], scripts["openings"].Opening
     tokenizer = scripts["teacher"].load_tokenizer()
     turns = generate.Turns(tokenizer)
+    assert "volcanoes" in turns.words
+    assert {len(turns.encode(f" {word}")) for word in turns.words} == {1}
+    assert min(map(len, turns.words)) == generate.LEAST_WORD
 
     class TwoTurns:
         """One turn that the target ends, and one that is complete; then none."""
@@ -370,7 +376,9 @@ class Workshop:
 
     def call(self, name: str, **options: object) -> None:
         """A script by its command line."""
-        arguments = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+        arguments = [
+            f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in options.items()
+        ]
         self._patch.setattr(sys, "argv", [name, *arguments])
         self._scripts[name].main()
 
@@ -439,7 +447,8 @@ def test_rows_are_as_the_chat_template_writes_them_with_the_states_of_reading_th
         spoken = tokenizer.decode(token_ids[answer], skip_special_tokens=True)
         assert spoken == "".join(content for role, content in parts if role == "assistant")
         last = int(np.flatnonzero(answer)[-1])  # the state of the last token labels nothing
-        torch.testing.assert_close(states[row][:last].float(), again[row][:last].float(), rtol=0.05, atol=0.2)
+        written, read = states[row][:last].float(), again[row][:last].float()
+        assert ((written - read).norm(dim=-1) < 0.1 * read.norm(dim=-1)).all()  # two ways of rounding to bfloat16
     labelled_at = (labelled / "text" / "states.npy").stat().st_mtime_ns
     workshop.call("label", text=part / "text.npz", out=labelled)
     assert (labelled / "text" / "states.npy").stat().st_mtime_ns == labelled_at
@@ -514,6 +523,35 @@ def test_a_draft_grows_by_a_layer_that_changes_nothing_at_first_and_by_tokens(wo
     wider = workshop.package(workshop.train("wider", draft_file=workshop.shipped, vocab_size=96, **grown))
     assert wider.output_ids.tolist()[:64] == shipped.output_ids.tolist()
     assert len(set(wider.output_ids.tolist())) == 96
+
+    fewer = {**workshop.first, "vocab_size": 32, "epochs": 1}
+    learned = workshop.package(workshop.train("fewer", draft_file=workshop.shipped, **fewer))
+    assert learned.output_ids.tolist() == shipped.output_ids.tolist()  # the loss was over half of them
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_a_compiled_training_learns_what_one_as_it_is_learns(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[object] = []
+
+    def trace(function: Any) -> Any:
+        compiled.append(function)
+        return compile_with(function, backend="aot_eager")  # the graphs alone: no compiler for C++ is needed
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", trace)
+    once = {**workshop.first, "draft_file": workshop.shipped, "epochs": 1}
+    plain = workshop.train("plain", **once)
+    assert compiled == []
+    traced = workshop.train("traced", compile=True, **once)
+    assert len(compiled) == 2
+    before = read_draft(workshop.shipped).tensors
+    of_both = [load_file(folder / "weights.safetensors") for folder in (plain, traced)]
+    for name, tensor in of_both[0].items():
+        change = (tensor - before[name]).norm()
+        assert (tensor - of_both[1][name]).norm() <= 0.05 * change + 1e-6
 
 
 def test_a_tree_holds_a_token_only_behind_a_path_that_it_holds(scripts: dict[str, ModuleType]) -> None:
