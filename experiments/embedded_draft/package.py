@@ -2,8 +2,9 @@
 
 python experiments/embedded_draft/package.py --draft DRAFT/ --out amusd/embedded/draft.safetensors
 
-With `--mean-with` the file holds the mean of the weights and of those that the training went on from: a draft that
-learned from new text and still knows the old.
+Several drafts that went on from the same one, by other seeds or texts, become the mean of their weights, which guesses
+better than each. With `--mean-with` that one is part of the mean, too: a draft that learned from new text and still
+knows the old.
 
 References:
     Wortsman et al., Robust fine-tuning of zero-shot models, 2022 (arXiv 2109.01903).
@@ -21,38 +22,44 @@ from safetensors.torch import load_file
 
 from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, digest_of, read_draft, write_draft
 
+_SETTINGS = ("layers", "epochs", "rows", "optimizer", "lr", "weight_decay", "seed")
+
 
 def main() -> None:
     """Read the command line and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", type=Path, required=True, help="folder written by train.py")
+    parser.add_argument("--draft", type=Path, required=True, nargs="+", help="folders written by train.py")
     parser.add_argument("--mean-with", type=Path, help="file of the draft that the training went on from")
     parser.add_argument("--out", type=Path, default=DRAFT_FILE)
     arguments = parser.parse_args()
-    training = json.loads((arguments.draft / "training.json").read_text())
-    settings = training["settings"]
+    trainings = [json.loads((folder / "training.json").read_text()) for folder in arguments.draft]
+    of_each = [load_file(folder / "weights.safetensors") for folder in arguments.draft]
+    output_ids = [np.load(folder / "output_ids.npy") for folder in arguments.draft]
+    before = trainings[0]["before"]
+    for folder, training, tensors, ids in zip(arguments.draft, trainings, of_each, output_ids, strict=True):
+        alike = tensors.keys() == of_each[0].keys() and np.array_equal(ids, output_ids[0])
+        if training["before"] != before or not alike:
+            parser.error(f"{folder}: not like {arguments.draft[0]}, which went on from another draft")
+    if arguments.mean_with is not None:
+        went_on_from = read_draft(arguments.mean_with)
+        if went_on_from.facts != before or went_on_from.tensors.keys() != of_each[0].keys():
+            parser.error(
+                f"{arguments.mean_with}: not the draft that {arguments.draft[0]} went on from, with as many layers"
+            )
+        of_each.append(dict(went_on_from.tensors))
     facts = {
         "target": "SmolLM2-135M-Instruct",
         "licence": "Apache-2.0",
-        "tokens": training["tokens"],
-        "seconds": training["seconds"],
-        "before": training["before"],  # of the draft that this one goes on from
-        **{name: settings[name] for name in ("layers", "epochs", "rows", "optimizer", "lr", "weight_decay", "seed")},
+        "runs": [
+            {name: training[name] for name in ("tokens", "seconds")}
+            | {name: training["settings"][name] for name in _SETTINGS}
+            for training in trainings
+        ],
+        "mean_with_before": arguments.mean_with is not None,
+        "before": before,  # of the draft that this one goes on from
     }
-    tensors = load_file(arguments.draft / "weights.safetensors")
-    if arguments.mean_with is not None:
-        before = read_draft(arguments.mean_with)
-        if before.facts != training["before"] or before.tensors.keys() != tensors.keys():
-            parser.error(
-                f"{arguments.mean_with}: not the draft that {arguments.draft} went on from, with as many layers"
-            )
-        facts["mean"] = "of these weights and those before"
-        tensors = {name: (tensor + before.tensors[name]) / 2 for name, tensor in tensors.items()}
-    draft = DraftWeights(
-        tensors,
-        torch.from_numpy(np.load(arguments.draft / "output_ids.npy")),
-        facts,
-    )
+    tensors = {name: torch.stack([each[name] for each in of_each]).mean(dim=0) for name in of_each[0]}
+    draft = DraftWeights(tensors, torch.from_numpy(output_ids[0]), facts)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_draft(arguments.out, draft)
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB, {draft.num_layers} layers")

@@ -376,9 +376,10 @@ class Workshop:
 
     def call(self, name: str, **options: object) -> None:
         """A script by its command line."""
-        arguments = [
-            f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in options.items()
-        ]
+        arguments: list[str] = []
+        for key, value in options.items():
+            given = value if isinstance(value, list) else [] if value is True else [value]
+            arguments += [f"--{key.replace('_', '-')}", *map(str, given)]
         self._patch.setattr(sys, "argv", [name, *arguments])
         self._scripts[name].main()
 
@@ -506,6 +507,28 @@ def test_a_draft_is_averaged_with_the_one_it_went_on_from(workshop: Workshop) ->
         assert (tensor - wanted).norm() < 0.02 * wanted.norm()
     with pytest.raises(SystemExit):  # not what it went on from
         workshop.package(same, mean_with=same.with_suffix(".safetensors"))
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_drafts_of_several_runs_become_their_mean_if_they_went_on_from_the_same_one(workshop: Workshop) -> None:
+    runs = [
+        workshop.train(f"seed {seed}", draft_file=workshop.shipped, **workshop.first, epochs=1, seed=seed)
+        for seed in (1, 2)
+    ]
+    save_file(
+        {name: 2 * tensor for name, tensor in load_file(runs[1] / "weights.safetensors").items()},
+        runs[1] / "weights.safetensors",
+    )  # clearly others
+    out = workshop.folder / "mean.safetensors"
+    workshop.call("package", draft=runs, out=out)
+    mean, (first, second) = read_draft(out), (workshop.package(run).tensors for run in runs)
+    assert [run["seed"] for run in mean.facts["runs"]] == [1, 2]
+    for name, tensor in mean.tensors.items():
+        wanted = (first[name] + second[name]) / 2
+        assert (tensor - wanted).norm() < 0.02 * wanted.norm()
+    with pytest.raises(SystemExit):  # one from nothing
+        workshop.call("package", draft=[runs[0], workshop.draft], out=out)
 
 
 @pytest.mark.embedded
