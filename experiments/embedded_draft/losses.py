@@ -7,7 +7,7 @@ few layers cannot reach p; of what it can reach, this is what decoding gains mos
 divergence asks for all of p's tail (LK losses, arXiv 2602.23881). Dividing by alpha keeps the gradient alive where
 hardly anything is accepted. What the cache says rightly, the draft need not learn. Logits of a whole batch would need
 gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in the same
-visit. A compiler fuses what is done with them (`train.py --compile`).
+visit. `train.py --compile` fuses the operations on the logits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _LEAST_ACCEPTANCE = 1e-3
 
 
 BlockLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`loss_of_block`, compiled or not."""
 
 
 def loss_of_block(
@@ -86,8 +87,7 @@ def negative_log_acceptance(
     """Sum over the tokens; both states are [tokens, hidden], `head` is [vocabulary, hidden].
 
     `columns`, `shares` [tokens, continuations]: rows of `head` whose tokens the n-gram cache knows, all different
-    (-1: one that the draft cannot propose, or none), and what it gives them. `block_loss`: `loss_of_block`, compiled
-    perhaps.
+    (-1: one that the draft cannot propose, or none), and what it gives them.
     """
     result: Tensor = _NegativeLogAcceptance.apply(states, teacher_states, head, columns, shares, block_loss)
     return result

@@ -1,7 +1,8 @@
 """User turns of many kinds, for the target to answer: code, questions, chat, and passages with a task.
 
 Nothing is downloaded. Functions and descriptions come from Python's own library; other passages are answers that the
-target has given before; most questions are begun here and ended by the target itself.
+target has given before; most questions are begun here, often with a word of the vocabulary for a subject, and ended by
+the target itself.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ END_SHARE, OPEN_SHARE = 0.4, 0.2
 SHARES = {"question": 0.7, "passage": 0.15, "code": 0.15}
 """Of the rows, by kind."""
 WORD_SHARE = 0.5
-"""Of the questions that can go on with a noun: those whose next word is drawn from the tokenizer's vocabulary. Left to
-itself the target asks of the same few subjects."""
+"""Of the questions whose beginning ends in a letter: those that go on with a word of the tokenizer's vocabulary. Left
+to itself the target asks about the same few subjects."""
 LIBRARY_SHARE = 0.2
 """Of the passages: descriptions from Python's library; the others are the target's own answers."""
 MOST_CHARACTERS = 900

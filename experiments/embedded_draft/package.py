@@ -2,11 +2,11 @@
 
 python experiments/embedded_draft/package.py --draft DRAFT/ --out amusd/embedded/draft.safetensors
 
-Several drafts that went on from the same one, by other seeds or texts, become the mean of their weights, which guesses
-better than each. With `--mean-with` that one is part of the mean, too: a draft that learned from new text and still
-knows the old.
+Several drafts that were trained from the same one are averaged with equal weights. `--mean-with FILE` adds that one,
+with the weight of one draft: the mean has learned from the new text and still knows the old.
 
 References:
+    Wortsman et al., Model soups, 2022 (arXiv 2203.05482).
     Wortsman et al., Robust fine-tuning of zero-shot models, 2022 (arXiv 2109.01903).
 """
 
@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 
 from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, digest_of, read_draft, write_draft
 
-_SETTINGS = ("layers", "epochs", "rows", "optimizer", "lr", "weight_decay", "seed")
+_SETTINGS = ("layers", "vocab_size", "epochs", "cooldown", "rows", "optimizer", "lr", "weight_decay", "seed")
+"""Settings of each run that the file keeps."""
 
 
 def main() -> None:
@@ -36,10 +37,12 @@ def main() -> None:
     of_each = [load_file(folder / "weights.safetensors") for folder in arguments.draft]
     output_ids = [np.load(folder / "output_ids.npy") for folder in arguments.draft]
     before = trainings[0]["before"]
+    if before is None and len(trainings) > 1:
+        parser.error(f"{arguments.draft[0]}: trained from no draft, so its weights cannot be averaged with others")
     for folder, training, tensors, ids in zip(arguments.draft, trainings, of_each, output_ids, strict=True):
         alike = tensors.keys() == of_each[0].keys() and np.array_equal(ids, output_ids[0])
         if training["before"] != before or not alike:
-            parser.error(f"{folder}: not like {arguments.draft[0]}, which went on from another draft")
+            parser.error(f"{folder}: another draft before it, other layers or other tokens than {arguments.draft[0]}")
     if arguments.mean_with is not None:
         went_on_from = read_draft(arguments.mean_with)
         if went_on_from.facts != before or went_on_from.tensors.keys() != of_each[0].keys():

@@ -11,6 +11,7 @@ there, on another machine too. `plateau.pt` is of the step after which the learn
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import time
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from dataset import Text, join, known_tokens, offsets, read_corpora
-from losses import agreement, loss_of_block, negative_log_acceptance
+from losses import BlockLoss, agreement, loss_of_block, negative_log_acceptance
 from safetensors.torch import save_file
 from student import Student
 from teacher import load_teacher, stop_ids
@@ -45,7 +46,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers, its tokens")
     parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
-    parser.add_argument("--vocab-size", type=int, default=8192, help="tokens that the loss is over")
+    parser.add_argument(
+        "--vocab-size", type=int, default=8192, help="output tokens to learn; those of --draft-file stay"
+    )
     parser.add_argument("--epochs", type=float, default=2.5)
     parser.add_argument(
         "--cooldown", type=float, default=0.6, help="share of the steps in which the rate falls to zero"
@@ -55,7 +58,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--lr", type=float, default=0.002, help="of the matrices; norms: a tenth, 0.001 at most")
     parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--compile", action="store_true", help="by torch.compile: wants a C++ compiler, pays at length")
+    parser.add_argument("--compile", action="store_true", help="torch.compile: needs a C++ compiler, for long runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     train(parser.parse_args())
@@ -116,8 +119,10 @@ class Run:
         self._column_of = np.full(self._head.shape[0], -1, dtype=np.int64)
         self._column_of[learned_ids] = np.arange(len(learned_ids))
         self._optimizers = make_optimizers(self._student, arguments)
-        compiled = torch.compile if arguments.compile else _as_it_is
-        self._forward, self._block_loss = compiled(self._student), compiled(loss_of_block)
+        self._block_loss: BlockLoss = loss_of_block
+        if arguments.compile:
+            self._student.compile()
+            self._block_loss = torch.compile(loss_of_block)
 
         self._seconds, self._num_tokens = 0.0, 0
         self._losses: list[float] = []
@@ -160,7 +165,10 @@ class Run:
 
     @torch.no_grad()
     def evaluate(self) -> None:
-        """Agreement and acceptance of the mixture over the answers in the rows held out; a point of the curve."""
+        """Agreement and acceptance of the mixture over the answers in the rows held out; a point of the curve.
+
+        The draft proposes the tokens that it learns.
+        """
         greedy, sampled = [], []
         for rows in np.array_split(self._held_out, math.ceil(len(self._held_out) / 8)):
             token_ids, target_states, counted, known_ids, shares = self._load(rows)
@@ -259,16 +267,12 @@ class Run:
         """[rows, width, hidden], in the teacher's dtype: bfloat16, or float32 on CPUs that lack it."""
         dtype = self._head.dtype
         with torch.autocast(token_ids.device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-            states: Tensor = self._forward(token_ids)
+            states: Tensor = self._student(token_ids)
         return states
 
     def _recent_loss(self) -> float:
         recent = self._losses[-100:]
         return sum(recent) / max(1, len(recent))
-
-
-def _as_it_is(function: Any) -> Any:
-    return function
 
 
 def split(corpora: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -292,15 +296,12 @@ def make_optimizers(student: Student, arguments: argparse.Namespace) -> list[tor
     matrices = [parameter for parameter in trained if parameter.ndim == 2]
     vectors = [parameter for parameter in trained if parameter.ndim != 2]
     decay = arguments.weight_decay
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(vectors, lr=min(1e-3, arguments.lr / 10), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    ]
+    adamw = functools.partial(torch.optim.AdamW, betas=(0.9, 0.95), fused=True)
+    optimizers: list[torch.optim.Optimizer] = [adamw(vectors, lr=min(1e-3, arguments.lr / 10), weight_decay=0.0)]
     if arguments.optimizer == "muon":
         optimizers.append(torch.optim.Muon(matrices, lr=arguments.lr, weight_decay=decay, adjust_lr_fn="original"))
     else:
-        optimizers.append(
-            torch.optim.AdamW(matrices, lr=arguments.lr, betas=(0.9, 0.95), weight_decay=decay, fused=True)
-        )
+        optimizers.append(adamw(matrices, lr=arguments.lr, weight_decay=decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]

@@ -44,7 +44,9 @@ class Writer:
         every = list(slots) == list(range(self.num_slots))
         places = slice(None) if every else torch.tensor(slots, device=device)
         end = max(starts) + token_ids.shape[1]
-        mask = torch.zeros((len(slots), 1, token_ids.shape[1], end), dtype=self._keys.dtype, device=device)
+        mask = torch.zeros(
+            (len(slots), 1, token_ids.shape[1], end), dtype=self._keys.dtype, device=device
+        )  # [rows, 1, tokens, end]
         mask.masked_fill_(torch.arange(end, device=device) > positions[:, None, :, None], -torch.inf)
         states = self._model.embed_tokens(token_ids)
         angles = self._model.rotary_emb(states, positions)

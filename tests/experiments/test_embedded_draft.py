@@ -243,7 +243,7 @@ def test_user_turns_are_of_every_kind_and_passages_are_the_targets_own_answers(s
     turns = [source.first() for _ in range(600)]
     kinds = {
         "question": [turn for turn in turns if turn.text in openings.QUESTIONS],
-        "subject": [turn for turn in turns if turn.text.removesuffix(" volcanoes") != turn.text],
+        "subject": [turn for turn in turns if turn.text.endswith(" volcanoes")],
         "code": [turn for turn in turns if "def " in turn.text],
         "passage": [turn for turn in turns if answer in turn.text],
     }
@@ -378,8 +378,8 @@ class Workshop:
         """A script by its command line."""
         arguments: list[str] = []
         for key, value in options.items():
-            given = value if isinstance(value, list) else [] if value is True else [value]
-            arguments += [f"--{key.replace('_', '-')}", *map(str, given)]
+            values = value if isinstance(value, list) else [value]
+            arguments += [f"--{key.replace('_', '-')}", *(str(each) for each in values if each is not True)]
         self._patch.setattr(sys, "argv", [name, *arguments])
         self._scripts[name].main()
 
@@ -449,7 +449,9 @@ def test_rows_are_as_the_chat_template_writes_them_with_the_states_of_reading_th
         assert spoken == "".join(content for role, content in parts if role == "assistant")
         last = int(np.flatnonzero(answer)[-1])  # the state of the last token labels nothing
         written, read = states[row][:last].float(), again[row][:last].float()
-        assert ((written - read).norm(dim=-1) < 0.1 * read.norm(dim=-1)).all()  # two ways of rounding to bfloat16
+        errors = (written - read).norm(dim=-1) / read.norm(dim=-1)
+        assert errors.mean() < 0.05  # bfloat16 on AMX, 15 rows of 200 tokens: 0.017
+        assert errors.max() < 0.5  # 0.06; another token's state is 1 or more away
     labelled_at = (labelled / "text" / "states.npy").stat().st_mtime_ns
     workshop.call("label", text=part / "text.npz", out=labelled)
     assert (labelled / "text" / "states.npy").stat().st_mtime_ns == labelled_at
@@ -494,41 +496,55 @@ def test_a_training_cut_off_or_given_more_epochs_ends_with_the_weights_of_one_ru
     assert weights_of(workshop.train("cut off", epochs=16, **workshop.first)) == weights_of(whole)
 
 
-@pytest.mark.embedded
-@pytest.mark.timeout(300)
-def test_a_draft_is_averaged_with_the_one_it_went_on_from(workshop: Workshop) -> None:
-    same = workshop.train("same size", draft_file=workshop.shipped, **workshop.first, epochs=1)
-    learned = same / "weights.safetensors"
-    save_file({name: 2 * tensor for name, tensor in load_file(learned).items()}, learned)  # clearly others
-    before, after = read_draft(workshop.shipped).tensors, workshop.package(same).tensors
-    mean = workshop.package(same, mean_with=workshop.shipped).tensors
-    for name, tensor in mean.items():
-        wanted = (before[name] + after[name]) / 2
+def double(draft: Path) -> None:
+    """Make weights clearly others than those of another run."""
+    learned = draft / "weights.safetensors"
+    save_file({name: 2 * tensor for name, tensor in load_file(learned).items()}, learned)
+
+
+def assert_mean(mean: DraftWeights, *drafts: DraftWeights) -> None:
+    """Whether `mean` has the mean of the others' weights, but for the rounding to eight bits."""
+    for name, tensor in mean.tensors.items():
+        wanted = torch.stack([draft.tensors[name] for draft in drafts]).mean(dim=0)
         assert (tensor - wanted).norm() < 0.02 * wanted.norm()
-    with pytest.raises(SystemExit):  # not what it went on from
-        workshop.package(same, mean_with=same.with_suffix(".safetensors"))
 
 
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
-def test_drafts_of_several_runs_become_their_mean_if_they_went_on_from_the_same_one(workshop: Workshop) -> None:
-    runs = [
+def test_a_draft_is_averaged_with_the_one_it_went_on_from(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = workshop.train("same size", draft_file=workshop.shipped, **workshop.first, epochs=1)
+    double(same)
+    before, after = read_draft(workshop.shipped), workshop.package(same)
+    assert_mean(workshop.package(same, mean_with=workshop.shipped), before, after)
+    with pytest.raises(SystemExit):
+        workshop.package(same, mean_with=same.with_suffix(".safetensors"))
+    assert "not the draft that" in capsys.readouterr().err
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_runs_from_one_draft_become_their_mean_and_others_are_refused(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (
         workshop.train(f"seed {seed}", draft_file=workshop.shipped, **workshop.first, epochs=1, seed=seed)
         for seed in (1, 2)
-    ]
-    save_file(
-        {name: 2 * tensor for name, tensor in load_file(runs[1] / "weights.safetensors").items()},
-        runs[1] / "weights.safetensors",
-    )  # clearly others
+    )
+    double(second)
     out = workshop.folder / "mean.safetensors"
-    workshop.call("package", draft=runs, out=out)
-    mean, (first, second) = read_draft(out), (workshop.package(run).tensors for run in runs)
+    workshop.call("package", draft=[first, second], out=out)
+    mean = read_draft(out)
     assert [run["seed"] for run in mean.facts["runs"]] == [1, 2]
-    for name, tensor in mean.tensors.items():
-        wanted = (first[name] + second[name]) / 2
-        assert (tensor - wanted).norm() < 0.02 * wanted.norm()
-    with pytest.raises(SystemExit):  # one from nothing
-        workshop.call("package", draft=[runs[0], workshop.draft], out=out)
+    assert_mean(mean, workshop.package(first), workshop.package(second))
+    for pair, refused in (
+        ([first, workshop.draft], "another draft before it"),
+        ([workshop.draft, workshop.draft], "trained from no draft"),
+    ):
+        with pytest.raises(SystemExit):
+            workshop.call("package", draft=pair, out=out)
+        assert refused in capsys.readouterr().err
 
 
 @pytest.mark.embedded
@@ -547,29 +563,47 @@ def test_a_draft_grows_by_a_layer_that_changes_nothing_at_first_and_by_tokens(wo
     assert wider.output_ids.tolist()[:64] == shipped.output_ids.tolist()
     assert len(set(wider.output_ids.tolist())) == 96
 
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_a_training_over_fewer_tokens_keeps_those_that_the_draft_can_propose(
+    workshop: Workshop, scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss, learned = scripts["train"].negative_log_acceptance, set()
+
+    def watch(states: Any, teacher_states: Any, head: Any, *rest: Any) -> Any:
+        learned.add(len(head))
+        return loss(states, teacher_states, head, *rest)
+
+    monkeypatch.setattr(scripts["train"], "negative_log_acceptance", watch)
     fewer = {**workshop.first, "vocab_size": 32, "epochs": 1}
-    learned = workshop.package(workshop.train("fewer", draft_file=workshop.shipped, **fewer))
-    assert learned.output_ids.tolist() == shipped.output_ids.tolist()  # the loss was over half of them
+    draft = workshop.package(workshop.train("fewer", draft_file=workshop.shipped, **fewer))
+    assert learned == {32}
+    assert draft.output_ids.tolist() == read_draft(workshop.shipped).output_ids.tolist()
 
 
 @pytest.mark.embedded
 @pytest.mark.timeout(300)
-def test_a_compiled_training_learns_what_one_as_it_is_learns(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+def test_a_compiled_training_ends_with_the_weights_of_a_plain_one(
+    workshop: Workshop, scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled: list[object] = []
+    compile_with, used = torch.compile, set()
 
-    def trace(function: Any) -> Any:
-        compiled.append(function)
-        return compile_with(function, backend="aot_eager")  # the graphs alone: no compiler for C++ is needed
+    def trace(function: Any, **_: object) -> Any:
+        graphs = compile_with(function, backend="aot_eager")  # needs no C++ compiler
 
-    compile_with = torch.compile
+        def call(*args: Any) -> Any:
+            used.add(getattr(function, "__name__", ""))
+            return graphs(*args)
+
+        return call
+
     monkeypatch.setattr(torch, "compile", trace)
     once = {**workshop.first, "draft_file": workshop.shipped, "epochs": 1}
     plain = workshop.train("plain", **once)
-    assert compiled == []
+    assert not used
     traced = workshop.train("traced", compile=True, **once)
-    assert len(compiled) == 2
+    assert used == {"loss_of_block", "_call_impl"}  # the second is the student
     before = read_draft(workshop.shipped).tensors
     of_both = [load_file(folder / "weights.safetensors") for folder in (plain, traced)]
     for name, tensor in of_both[0].items():
