@@ -208,8 +208,8 @@ class DraftClient:
             self._num_features[sequence.sequence_id] = start = end
 
     def verified(self) -> None:
-        """Candidates of this draft were judged: it is worth replacing."""
-        if self.draft_restart is not None:
+        """Candidates were judged: if their draft has not been lost meanwhile, it is worth replacing."""
+        if self.draft_restart is not None and self.has_draft:
             self.draft_restart.verified()
 
     def close(self, sequence: TargetSequence, reason: FinishReason) -> None:

@@ -41,6 +41,7 @@ class Next:
     def __init__(self, clock: Clock) -> None:
         self.link = Link(clock)
         self.is_ready = False
+        self.num_verified = 0
 
     def lost(self, _reason: str) -> None:
         self.is_ready = True
@@ -49,7 +50,7 @@ class Next:
         return (self.link, hello(2)) if self.is_ready else None
 
     def verified(self) -> None:
-        pass
+        self.num_verified += 1
 
     def close(self) -> None:
         pass
@@ -197,6 +198,15 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     target.client.drain()
     assert target.client.has_draft
     assert target.client.losses == ["the link is cut"]
+
+
+def test_candidates_that_are_judged_after_their_draft_was_lost_count_for_no_life() -> None:
+    target = Target()
+    target.client.verified()
+    assert target.next.num_verified == 1
+    target.client._lose("its process ended")
+    target.client.verified()
+    assert target.next.num_verified == 1
 
 
 def test_a_draft_that_says_nothing_but_nonsense_is_lost() -> None:
