@@ -142,8 +142,7 @@ END_SHARE, OPEN_SHARE = 0.4, 0.2
 SHARES = {"question": 0.7, "passage": 0.15, "code": 0.15}
 """Of the rows, by kind."""
 WORD_SHARE = 0.5
-"""Of the questions whose beginning ends in a letter: those that go on with a word of the tokenizer's vocabulary. Left
-to itself the target asks about the same few subjects."""
+"""Of the questions whose beginning ends in a letter: those that go on with a word of the tokenizer's vocabulary."""
 LIBRARY_SHARE = 0.2
 """Of the passages: descriptions from Python's library; the others are the target's own answers."""
 MOST_CHARACTERS = 900
