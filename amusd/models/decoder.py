@@ -75,8 +75,8 @@ class _Layer:
     def __init__(self, block: Any, heads: _Heads, device: torch.device, make: MakeLinear, ranks: Ranks) -> None:
         attention, mlp = block.self_attn, block.mlp
         self._heads = heads
-        self._attention_norm = own_norm(block.input_layernorm, device)
-        self._mlp_norm = own_norm(block.post_attention_layernorm, device)
+        self._attention_norm = own_norm(block.input_layernorm, heads.epsilon, device)
+        self._mlp_norm = own_norm(block.post_attention_layernorm, heads.epsilon, device)
         pairs = _pairs_side_by_side(heads.dim)
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         units = share(mlp.gate_proj.out_features, ranks)
@@ -93,18 +93,18 @@ class _Layer:
 
     def normed(self, hidden: Tensor) -> Tensor:
         """`hidden` [rows, width] as attention takes it in."""
-        return norm_rows(hidden, self._attention_norm, self._heads.epsilon)
+        return self._attention_norm(hidden)
 
     def add_to(
         self, hidden: Tensor, inputs: Tensor, rotation: Tensor, attention: Attention, memory: KVMemory, index: int
     ) -> Tensor:
         """`hidden` [rows, width] plus attention to `inputs` [rows, any], and the MLP; `hidden` may be overwritten."""
-        epsilon, rows = self._heads.epsilon, hidden.shape[0]
+        rows = hidden.shape[0]
         query, keys, values = self.place(inputs, rotation, memory, index)
         attended = attention.attend(AttentionInputs(query, keys, values, self._heads.scaling))
         attended = attended.to(hidden.dtype, memory_format=torch.contiguous_format).reshape(rows, -1)
         hidden = self.output.add_to(hidden, attended)
-        gate_up = self.gate_up(norm_rows(hidden, self._mlp_norm, epsilon))
+        gate_up = self.gate_up(self._mlp_norm(hidden))
         if gate_up.device.type != "cpu":
             return self.down.add_to(hidden, silu_and_multiply(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
@@ -144,8 +144,7 @@ class _Layer:
     def nbytes(self) -> int:
         """Bytes that a pass reads."""
         linears = (self.query_key_value, self.output, self.gate_up, self.down)
-        norms = (self._attention_norm, self._mlp_norm)
-        return sum(each.nbytes for each in (*norms, *linears) if each is not None)
+        return sum(each.nbytes for each in (self._attention_norm, self._mlp_norm, *linears))
 
 
 class Decoder:
@@ -192,7 +191,6 @@ class Decoder:
         self._make = make
         widths = (config.hidden_size, config.intermediate_size, heads.dim)
         self.fills_vectors = not any(width % VECTOR for width in widths)
-        self._epsilon = heads.epsilon
         self._rotation = _rotary_table(model.base_model.rotary_emb, max_positions).to(device)
         self._layers: list[_Layer] = []
         for index, block in enumerate(blocks):
@@ -200,7 +198,7 @@ class Decoder:
             blocks[index] = torch.nn.Identity()  # frees what has just been copied
         if dtype is not None:
             model.to(dtype)  # what is left: embedding, norm and head
-        self._norm = own_norm(model.base_model.norm, device)
+        self._norm = own_norm(model.base_model.norm, heads.epsilon, device)
         head = model.get_output_embeddings()
         embedding = model.get_input_embeddings().weight
         self._embedding = _own(embedding, device)
@@ -211,8 +209,7 @@ class Decoder:
         weights = self._embedding.dtype
         self.cache_dtype = cache_dtype(weights, int8=int8) if device.type == "cpu" else weights
         self.taps = FeatureTaps(features, device, weights) if features else None
-        others = (self._norm, self._head)
-        self.weight_bytes = sum(each.nbytes for each in (*self._layers, *others) if each is not None)
+        self.weight_bytes = sum(layer.nbytes for layer in self._layers) + self._norm.nbytes + self._head.nbytes
         is_counted = is_tied and ranks.size == 1
         self.parameter_bytes = self.weight_bytes + (0 if is_counted else self._embedding.nbytes)
 
@@ -238,7 +235,7 @@ class Decoder:
             hidden = layer(hidden, rotation, attention, memory, index)
         last = len(self._layers)
         if with_logits or last in tapped:
-            hidden = norm_rows(hidden, self._norm, self._epsilon)
+            hidden = self._norm(hidden)
         if self.taps is not None:
             self.taps.write(states | {last: hidden}, memory)
         return self._head(hidden) if with_logits else None
@@ -250,14 +247,34 @@ class Decoder:
             layer.place(inputs, rotation, memory, index)
 
 
-def norm_rows(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-    """The RMS norm of `rows` [rows, width]; `rows` as they are where there is no weight."""
-    return rows if weight is None else F.rms_norm(rows, rows.shape[1:], weight, epsilon)
+class Norm:
+    """The RMS norm of rows [rows, width]; the rows as they are where a model has none.
+
+    On a CPU `rms_norm` is nine operators. `layer_norm` is one, and of a row with its negative behind it the mean is
+    zero: the first half of that is the RMS norm.
+    """
+
+    def __init__(self, weight: Tensor | None, epsilon: float) -> None:
+        """`weight` [width], which may be dropped afterwards; None: no norm."""
+        self.nbytes = 0 if weight is None else weight.nbytes
+        self._epsilon = epsilon
+        self._on_host = weight is not None and weight.device.type == "cpu"
+        self._weight = torch.cat((weight, weight)) if weight is not None and self._on_host else weight
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, width] -> [rows, width], on a CPU a view."""
+        if self._weight is None:
+            return rows
+        width = rows.shape[1]
+        if not self._on_host:
+            return F.rms_norm(rows, (width,), self._weight, self._epsilon)
+        mirrored = torch.cat((rows, -rows), dim=1)
+        return F.layer_norm(mirrored, (2 * width,), self._weight, None, self._epsilon).narrow(1, 0, width)
 
 
-def own_norm(module: Any, device: torch.device) -> Tensor | None:
-    """The weight [width] of a norm of a loaded model; None for an `Identity`, which a draft may have in its place."""
-    return None if isinstance(module, torch.nn.Identity) else _own(module.weight, device)
+def own_norm(module: Any, epsilon: float, device: torch.device) -> Norm:
+    """The norm of a loaded model; an `Identity`, which a draft may have in its place, is none."""
+    return Norm(None if isinstance(module, torch.nn.Identity) else _own(module.weight, device), epsilon)
 
 
 def _own(parameter: Tensor, device: torch.device) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from amusd.errors import ConfigError
 from amusd.models.attention import Attention
 from amusd.models.cached_model import CachedModel
-from amusd.models.decoder import Decoder, norm_rows, own_norm
+from amusd.models.decoder import Decoder, Norm, own_norm
 from amusd.models.draft_layouts import (
     EAGLE,
     PublishedDraft,
@@ -58,12 +58,12 @@ class EagleDecoder(Decoder):
         self.feature_width = feature_width
         self._norm_before_residual = norm_before_residual
         self._norm_output = norm_output
-        self._feature_norm: Tensor | None = None
+        self._feature_norm: Norm | None = None
         self._fc = None
         if hasattr(model, "fc"):
             self._fc = self._make(Weights.of(model.fc).to(device, copy=True))
         else:
-            self._feature_norm = own_norm(model.hidden_norm, device)
+            self._feature_norm = own_norm(model.hidden_norm, model.config.rms_norm_eps, device)
         added = sum(each.nbytes for each in (self._fc, self._feature_norm) if each is not None)
         self.weight_bytes += added
         self.parameter_bytes += added
@@ -88,13 +88,14 @@ class EagleDecoder(Decoder):
         if self._fc is not None:
             hidden = first(self._fc(torch.cat((embedded, state), dim=1)), rotation, attention, memory, 0)
         else:
-            normed = norm_rows(state, self._feature_norm, self._epsilon)
+            assert self._feature_norm is not None
+            normed = self._feature_norm(state)
             inputs = torch.cat((first.normed(embedded), normed), dim=1)
             residual = normed if self._norm_before_residual else state
             hidden = first.add_to(residual, inputs, rotation, attention, memory, 0)
         for index, layer in enumerate(others, start=1):
             hidden = layer(hidden, rotation, attention, memory, index)
-        normed = norm_rows(hidden, self._norm, self._epsilon)
+        normed = self._norm(hidden)
         memory.write_features(normed if self._norm_output else hidden)
         return self._head(normed) if with_logits else None
 

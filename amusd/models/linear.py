@@ -318,7 +318,7 @@ class Fp16Linear(Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """`weight` [out, in] of values that `fits_fp16`, `bias` [out] float32, on the CPU."""
         self.nbytes = weight.numel() * torch.float16.itemsize + _num_bytes(bias)
-        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
+        self._multiply = _function("linear_dynamic_fp16")
         self._weight = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -394,8 +394,8 @@ class Int8Linear(Linear):
         self._input_scales = input_scales
         self._sums = values.sum(1, dtype=torch.float32) * scales.flatten()  # [out], of the weights as they are rounded
         self._bias = None if bias is None else bias.float()
-        self._multiply = torch.ops.quantized.linear_dynamic.default
-        self._multiply_scaled = getattr(torch.ops.quantized, _SCALED_PRODUCT).default
+        self._multiply = _function("linear_dynamic")
+        self._multiply_scaled = _function(_SCALED_PRODUCT)
         zeros = torch.zeros(len(scales), dtype=torch.long)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*quantize.* deprecated", category=UserWarning)
@@ -420,6 +420,15 @@ class Int8Linear(Linear):
     def add_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """`residual` [rows, out] plus the product, as a new tensor."""
         return self(rows).add_(residual)
+
+
+def _function(name: str) -> Callable[..., Tensor]:
+    """An operator of `torch.ops.quantized` as the function behind it.
+
+    Operators whose weight is an object look through their arguments in Python at each call: 10 us.
+    """
+    function: Callable[..., Tensor] = getattr(torch.ops.quantized, name).default._op  # noqa: SLF001 - no public name
+    return function
 
 
 @cache
