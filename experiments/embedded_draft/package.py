@@ -35,14 +35,13 @@ def main() -> None:
     arguments = parser.parse_args()
     trainings = [json.loads((folder / "training.json").read_text()) for folder in arguments.draft]
     of_each = [load_file(folder / "weights.safetensors") for folder in arguments.draft]
-    output_ids = [np.load(folder / "output_ids.npy") for folder in arguments.draft]
+    output_ids = torch.from_numpy(np.load(arguments.draft[0] / "output_ids.npy"))
     before = trainings[0]["before"]
     if before is None and len(trainings) > 1:
         parser.error(f"{arguments.draft[0]}: trained from no draft, so its weights cannot be averaged with others")
-    for folder, training, tensors, ids in zip(arguments.draft, trainings, of_each, output_ids, strict=True):
-        alike = tensors.keys() == of_each[0].keys() and np.array_equal(ids, output_ids[0])
-        if training["before"] != before or not alike:
-            parser.error(f"{folder}: another draft before it, other layers or other tokens than {arguments.draft[0]}")
+    for folder, training, tensors in zip(arguments.draft, trainings, of_each, strict=True):
+        if training["before"] != before or tensors.keys() != of_each[0].keys():
+            parser.error(f"{folder}: another draft before it, or other layers, than {arguments.draft[0]}")
     if arguments.mean_with is not None:
         went_on_from = read_draft(arguments.mean_with)
         if went_on_from.facts != before or went_on_from.tensors.keys() != of_each[0].keys():
@@ -62,7 +61,7 @@ def main() -> None:
         "before": before,  # of the draft that this one goes on from
     }
     tensors = {name: torch.stack([each[name] for each in of_each]).mean(dim=0) for name in of_each[0]}
-    draft = DraftWeights(tensors, torch.from_numpy(output_ids[0]), facts)
+    draft = DraftWeights(tensors, output_ids, facts)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     write_draft(arguments.out, draft)
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB, {draft.num_layers} layers")

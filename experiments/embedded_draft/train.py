@@ -44,10 +44,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True, help="folder of generate.py or label.py, or of several")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers, its tokens")
+    parser.add_argument("--draft-file", type=Path, help="go on with this draft: its layers")
     parser.add_argument("--layers", default="0,1,2", help="layer of the target that each layer starts from; r: random")
     parser.add_argument(
-        "--vocab-size", type=int, default=8192, help="output tokens to learn; those of --draft-file stay"
+        "--vocab-size", type=int, default=8192, help="output tokens to learn; the list has as many as --draft-file"
     )
     parser.add_argument("--epochs", type=float, default=2.5)
     parser.add_argument(
@@ -104,14 +104,13 @@ class Run:
         layers = [None if layer == "r" else int(layer) for layer in arguments.layers.split(",")]
         self._student = Student(teacher, layers).float()
         self._before: dict[str, Any] | None = None
-        first = sorted(stop_ids(teacher))
+        num_ids = arguments.vocab_size
         if arguments.draft_file is not None:
             draft = read_draft(arguments.draft_file)
             self._before = dict(draft.facts)
             self._student.load_trained_weights(draft.tensors)
-            first = draft.output_ids.tolist()
-        num_ids = max(arguments.vocab_size, len(first))  # a draft keeps what it can propose
-        self._output_ids = most_frequent(learned_from, num_ids, self._head.shape[0], first)
+            num_ids = max(num_ids, len(draft.output_ids))
+        self._output_ids = most_frequent(learned_from, num_ids, self._head.shape[0], sorted(stop_ids(teacher)))
         learned_ids = self._output_ids[: arguments.vocab_size]
         self._ids = torch.from_numpy(learned_ids).to(arguments.device)
         self._student_head = self._head[self._ids].contiguous()
