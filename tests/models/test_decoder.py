@@ -15,6 +15,7 @@ from models.blocks import NUMERICS, decode_in_blocks, random_ids, stock_logits
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
 from amusd.models.captured import Capture
+from amusd.models.decoder import Norm
 from amusd.models.huggingface import wrap_model
 from amusd.models.kv_cache import KVMemory
 from amusd.models.load_options import LoadOptions
@@ -305,3 +306,29 @@ def test_it_knows_its_sizes() -> None:
     assert lean_model(stock).weight_bytes == total - stock.get_input_embeddings().weight.nbytes
     tied = stock_model(CASES["tied head"])
     assert lean_model(tied).weight_bytes == sum(parameter.nbytes for parameter in tied.parameters())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])
+@pytest.mark.parametrize("width", [24, 576])
+@pytest.mark.parametrize("outlier", [1.0, 1e4])
+def test_a_norm_is_that_of_the_definition_and_each_row_its_own(
+    width: int, outlier: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    rows, weight = (torch.randn(*shape, generator=random) for shape in ((9, width), (width,)))
+    rows[:, 5] *= outlier
+    rows[3] = 0.0
+    rows[4] *= 1e-3  # where epsilon counts
+    rows, weight = rows.to(dtype), weight.to(dtype)
+    norm = Norm(weight, 1e-5)
+    exact = rows.double() * (rows.double().square().mean(1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    normed = norm(rows)
+    assert normed.dtype is dtype
+    torch.testing.assert_close(normed.double(), exact, rtol=tolerance, atol=1e-6)
+    for index in range(len(rows)):
+        assert torch.equal(norm(rows[index : index + 1]), normed[index : index + 1])
+
+
+def test_a_model_without_a_norm_leaves_the_rows() -> None:
+    rows = torch.randn(2, 8)
+    assert Norm(None, 1e-5)(rows) is rows
