@@ -43,7 +43,7 @@ from amusd.models.vocabulary import reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its model card stands beside it."""
-DRAFT_DIGEST = "0f2dc2ed142777576b0d590956ffc702bd960812dc1d1b7b57721e2cb32c8875"
+DRAFT_DIGEST = "7f9c1b88d64bc2706ed858c05c1e05a83309e91ff492822f2ef58a009bf57f4d"
 """Its checksum (`digest_of`), so that no flipped bit of it is run."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
