@@ -8,17 +8,18 @@ A chain of what followed needs no weights, and neither does a tree of several co
 follows from how many tokens agree (`CHANCES`).
 
 Names, code and lists recur, and a text's rare tokens recur above all, which a draft may not even have in its head. So a
-model's guesses are mixed: the tokens that followed the last few tokens when they occurred before share the probability
-`SHARES[n]`, where n is how many tokens agree; the rest is the model's. A continuation known from longer agreement comes
-first, of equal ones the latest; each takes its share of what those before it have left, and half as much as it would
-alone for each of them.
+model's guesses are mixed, in logarithms: a token that followed the last n tokens when they occurred before weighs
+exp(bias) q^slope, where the model gives it q, and bias and slope are `WEIGHTS[n - 1]`. A token that the model thinks
+unlikely is lifted far, and one that it thinks likely, too, is nearly certain; what the model says of it counts the less
+the more tokens agree.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
     Oliaro et al., SuffixDecoding, 2024 (arXiv 2411.04975): trees of continuations, and earlier answers.
     Grave, Joulin and Usunier, Improving Neural Language Models with a Continuous Cache, 2017 (that cache compares
     hidden states, this one tokens). Backing off from long to short suffixes: Cleary and Witten, Data Compression Using
-    Adaptive Coding and Partial String Matching, 1984.
+    Adaptive Coding and Partial String Matching, 1984. Mixing in logarithms: Klakow, Log-Linear Interpolation of
+    Language Models, 1998.
 """
 
 from __future__ import annotations
@@ -28,9 +29,19 @@ from collections.abc import Sequence
 from amusd.drafters.base import ChainDrafter, Drafter, path_to
 from amusd.protocol.draft_session import Guesses, Node, Transition
 
-SHARES = (0.0, 0.08, 0.25, 0.4, 0.6, 0.6, 0.7, 0.7, 0.7, 0.88)
-"""How much of the probability belongs to what followed a suffix of so many tokens; the last one: of more. Fitted to the
-embedded pair (`experiments/embedded_draft/mixture.py`)."""
+WEIGHTS = (
+    (-0.2, 0.6),
+    (0.0, 0.3),
+    (0.5, 0.3),
+    (1.0, 0.3),
+    (1.2, 0.3),
+    (1.2, 0.3),
+    (1.4, 0.3),
+    (1.9, 0.3),
+    (2.9, 0.3),
+)
+"""Bias and slope of what followed a suffix of one, two ... tokens; the last ones: of more. Fitted to the embedded pair
+(`experiments/embedded_draft/mixture.py`)."""
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
 """How often what followed a suffix of so many tokens follows again, without a model; the last one: of more. Counted in
 greedy answers of the embedded target."""
@@ -164,12 +175,10 @@ class NgramCache:
             self._earlier.add(self._index.token_ids[start:committed_length], self._lengths)
         self.open(())
 
-    def guesses(self, path: Sequence[int] = ()) -> list[tuple[int, float]]:
-        """Tokens that may follow the committed ones and `path`, and the shares of a mixture that are theirs.
-
-        The shares are above 0 and together below 1.
-        """
-        return shares_of(self.continuations(path))
+    def guesses(self, path: Sequence[int] = ()) -> list[tuple[int, float, float]]:
+        """Tokens that may follow the committed ones and `path`, with bias and slope: a `Mixture` of `ranking.py`."""
+        found = self.continuations(path)
+        return [(token_id, *WEIGHTS[min(agreement, len(WEIGHTS)) - 1]) for token_id, agreement in found]
 
     def continuations(self, path: Sequence[int] = ()) -> list[tuple[int, int]]:
         """Different tokens that followed before, and how many tokens agreed there; the best first."""
@@ -302,14 +311,17 @@ class NgramTreeDrafter(Drafter):
 
     def _guesses(self, path: Sequence[int]) -> Guesses:
         found = [each for each in self._ngrams.continuations(path) if each[1] >= self._min_ngram]
-        return shares_of(found[: self._fan_out], CHANCES)
+        return chances_of(found[: self._fan_out])
 
 
-def shares_of(continuations: Sequence[tuple[int, int]], shares: Sequence[float] = SHARES) -> list[tuple[int, float]]:
-    """The share of the probability that each of a cache's `continuations` gets."""
+def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
+    """How likely each of a cache's `continuations` is without a model.
+
+    Each takes its chance of what those before it have left, and half as much as it would alone for each of them.
+    """
     rest, weight, found = 1.0, 1.0, []
     for token_id, agreement in continuations:
-        share = rest * weight * shares[min(agreement, len(shares) - 1)]
+        share = rest * weight * CHANCES[min(agreement, len(CHANCES) - 1)]
         found.append((token_id, share))
         rest -= share
         weight /= 2

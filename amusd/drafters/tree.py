@@ -23,7 +23,7 @@ from amusd.models.language_model import DigestRequest, ModelOutput
 from amusd.models.passes import Part, PathRows
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.digest import Digests
-from amusd.sampling.ranking import Ranking
+from amusd.sampling.ranking import Mixture, Ranking
 
 LOOKUP_WEIGHT = 0.85
 """How often each token of a looked-up continuation is right (`experiments/embedded_draft/README.md`)."""
@@ -38,8 +38,8 @@ class TreePart:
     """The places of the tokens that follow these rows."""
     contexts: Sequence[Sequence[int]]
     """The tokens before each; empty where nothing depends on them."""
-    mixtures: Sequence[Sequence[tuple[int, float]]]
-    """The shares of the looked-up tokens behind each; empty without a lookup."""
+    mixtures: Sequence[Mixture]
+    """What is known of the tokens behind each; empty without a lookup."""
 
 
 class ModelTreeDrafter(Drafter):

@@ -8,9 +8,9 @@ The probabilities are estimates. They would be exact if standard Gumbel noise e 
 by: with the noise g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and
 g, is distributed as softmax(l + T g): the softmax of T times the scores. Greedy: the softmax of the logits.
 
-Something else may know a part of a row's distribution (`amusd/drafters/ngram.py`). The row is then ranked as that
-of a model which gives those tokens that much and shares the rest out as the draft does; a token that the draft cannot
-propose gets a column of its own, behind those of the model.
+Something else may know some tokens of a row (`amusd/drafters/ngram.py`). With q a token's probability under the
+softmax of the logits, it then weighs exp(bias) q^slope instead of q, if that is more, beside the others as they are; a
+token that the draft cannot propose gets a column of its own, behind those of the model.
 
 Where nothing but a temperature shapes the distribution, a few numbers of a row are enough: the best scores and two
 totals. A mixture makes its own tokens likelier and leaves the others in their order, so the best of a mixed row are
@@ -45,9 +45,11 @@ _POSITIONS_KEPT = 16
 """Positions whose noise is kept: the nodes of a tree stand at few, and meet each of them often."""
 
 
-Mixture = Sequence[tuple[int, float]]
-"""Different tokens with the probability that is theirs before the model is asked, each above 0, together below 1."""
-_Shares = Sequence[tuple[int, float]]
+Mixture = Sequence[tuple[int, float, float]]
+"""Different tokens, each with its bias and its slope, which is above 0."""
+UNPROPOSED = -2.8
+"""The logarithm of q for a token that the draft cannot propose. Fitted with the weights of the n-gram cache."""
+_Known = Sequence[tuple[int, float, float]]
 """A `Mixture` with columns in the place of tokens."""
 
 
@@ -128,7 +130,7 @@ class Ranking:
         assert self.digest is not None
         asked: list[list[int]] = []
         for row in range(len(positions) if mixtures or not self._is_plain else 0):
-            columns = [column for column, _ in self._shares(mixtures[row])] if mixtures else []
+            columns = [column for column, _, _ in self._known(mixtures[row])] if mixtures else []
             if not self._is_plain:
                 columns += self._processor.raised(self._changes(contexts[row] if self.needs_contexts else ())).tolist()
             asked.append([column for column in columns if column < self._num_columns][: self.digest.num_asked])
@@ -171,29 +173,29 @@ class Ranking:
         ranked = []
         for index, (row, position) in enumerate(zip(rows, positions, strict=True)):
             check_largest(row.winner_logit if isinstance(row, RowDigest) else row[row.argmax()])
-            shares = self._shares(mixtures[index]) if mixtures else []
+            known = self._known(mixtures[index]) if mixtures else []
             context = contexts[index] if self.needs_contexts else ()
             if self._is_plain:
-                best = self._best_of_plain(row, shares, position)
+                best = self._best_of_plain(row, known, position)
             else:
-                best = self._best_of_shaped(row, shares, context, position)
+                best = self._best_of_shaped(row, known, context, position)
             ranked.append(self._ranked(best))
         return ranked
 
     # Where nothing but a temperature shapes the distribution
 
-    def _best_of_plain(self, row: Row | RowDigest, shares: _Shares, position: int) -> _Best:
-        best = self._best_of_digest(row) if isinstance(row, RowDigest) else self._best_of_row(row, shares, position)
-        return self._mixed(best, shares, position) if shares else best
+    def _best_of_plain(self, row: Row | RowDigest, known: _Known, position: int) -> _Best:
+        best = self._best_of_digest(row) if isinstance(row, RowDigest) else self._best_of_row(row, known, position)
+        return self._mixed(best, known, position) if known else best
 
-    def _best_of_row(self, row: Row, shares: _Shares, position: int) -> _Best:
+    def _best_of_row(self, row: Row, known: _Known, position: int) -> _Best:
         """Relative to the largest logit, or large logits would round the noise away."""
         relative = row - row[row.argmax()]
         noise = self._noise_at(position) if self._distribution.temperature > 0 else None
         best = self._best_of(relative if noise is None else relative + noise)
-        if shares:
+        if known:
             best.log_total_of_logits = best.log_total if noise is None else math.log(float(np.exp(relative).sum()))
-            for column, _ in shares:
+            for column, _, _ in known:
                 if column < len(relative):
                     best.mixed[column] = float(relative[column]), 0.0 if noise is None else float(noise[column])
         return best
@@ -210,23 +212,20 @@ class Ranking:
             best.mixed = dict(zip(digest.asked.tolist(), zip(logits, noises, strict=True), strict=True))
         return best
 
-    def _mixed(self, best: _Best, shares: _Shares, position: int) -> _Best:
-        """`best` when the row is mixed with `shares`, up to what the model has left, log(1 - all shares).
-
-        That is the same for all columns, so no ranking and no softmax notices.
-        """
-        left, mass = 1 - sum(share for _, share in shares), 1.0  # the mass is of `best.log_total`
+    def _mixed(self, best: _Best, known: _Known, position: int) -> _Best:
+        """`best` with what is known mixed in. Nothing is divided by the new sum, which is the same for all columns."""
+        mass = 1.0  # of `best.log_total`
         scores: dict[int, float] = {}
-        for column, share in shares:
-            logit = math.log(share / left) + best.log_total_of_logits
+        for column, bias, slope in known:
+            log_q = None
             if column in best.mixed:
                 own, noise = best.mixed[column]
                 mass -= math.exp(own + noise - best.log_total)
-                logit = _log_add(own, logit)
+                log_q = own - best.log_total_of_logits
             else:
                 temperature = self._distribution.temperature
                 noise = temperature * gumbel_of(int(self._ids[column]), self._key(position)) if temperature else 0.0
-            scores[column] = logit + noise
+            scores[column] = best.log_total_of_logits + _log_weight(log_q, bias, slope) + noise
             mass += math.exp(min(scores[column] - best.log_total, _LARGEST))
         for score, column in zip(best.scores, best.columns, strict=True):
             scores.setdefault(column, score)
@@ -234,10 +233,10 @@ class Ranking:
 
     # Where filters or penalties do
 
-    def _best_of_shaped(self, row: Row | RowDigest, shares: _Shares, context: Sequence[int], position: int) -> _Best:
+    def _best_of_shaped(self, row: Row | RowDigest, mixed: _Known, context: Sequence[int], position: int) -> _Best:
         """The best of a processed row; of a digest only the columns that it holds."""
         known = KnownRow.of(row, self._num_columns) if isinstance(row, RowDigest) else KnownRow(row)
-        known = self._mixed_row(known, shares)
+        known = self._mixed_row(known, mixed)
         changes = self._changes(context)
         kept = keep(self._distribution, self._processor, known, changes)
         if kept is None:  # ranked all the same, as if there were no other columns
@@ -256,16 +255,16 @@ class Ranking:
         best.columns = [known.column_at(place) for place in chosen]
         return best
 
-    def _mixed_row(self, known: KnownRow, shares: _Shares) -> KnownRow:
+    def _mixed_row(self, row: KnownRow, known: _Known) -> KnownRow:
         """The logits of the mixture, as in `_mixed`; columns behind the model's are known, too."""
         num_new = len(self._ids) - self._num_columns
-        if not num_new and not shares:
-            return known
-        mixed, log_total = known.extended(num_new), known.log_total
-        left = 1 - sum(share for _, share in shares)
-        for column, share in shares:
+        if not num_new and not known:
+            return row
+        mixed, log_total = row.extended(num_new), row.log_total
+        for column, bias, slope in known:
             place = mixed.place(column)
-            mixed.logits[place] = np.logaddexp(mixed.logits[place], math.log(share / left) + log_total)
+            log_q = float(mixed.logits[place]) - log_total if column < self._num_columns else None
+            mixed.logits[place] = log_total + _log_weight(log_q, bias, slope)
         return mixed
 
     # All
@@ -287,8 +286,8 @@ class Ranking:
         ids = (int(self._ids[column]) for _, column in order[: len(likely)])
         return tuple(zip(ids, likely, strict=True))
 
-    def _shares(self, mixture: Mixture) -> list[tuple[int, float]]:
-        return [(self._column(token_id), share) for token_id, share in mixture]
+    def _known(self, mixture: Mixture) -> _Known:
+        return [(self._column(token_id), bias, slope) for token_id, bias, slope in mixture]
 
     def _column(self, token_id: int) -> int:
         """The column that scores this token; a token without one gets a new column."""
@@ -322,7 +321,6 @@ def _noise_of(codes: Counters, seed: int, temperature: float, position: int) -> 
     return noise
 
 
-def _log_add(first: float, second: float) -> float:
-    """log(exp(first) + exp(second)); `second` is finite."""
-    larger, smaller = max(first, second), min(first, second)
-    return larger + math.log1p(math.exp(smaller - larger))
+def _log_weight(log_q: float | None, bias: float, slope: float) -> float:
+    """The logarithm of what a token weighs in a mixture; `log_q` is None for one that the draft cannot propose."""
+    return bias + slope * UNPROPOSED if log_q is None else max(log_q, bias + slope * log_q)

@@ -33,8 +33,15 @@ class Known:
 
     token_ids: np.ndarray
     """int64 [tokens, MAX_CONTINUATIONS]; 0 where there is none."""
-    shares: np.ndarray
-    """float32 of the same shape; 0 where there is none."""
+    biases: np.ndarray
+    """float32 of the same shape, of a `Mixture` of `amusd/sampling/ranking.py`; minus infinity where there is none."""
+    slopes: np.ndarray
+    """The same; 1 where there is none."""
+
+    def at(self, places: np.ndarray | slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, biases and slopes behind some of the tokens."""
+        ids, biases, slopes = (torch.from_numpy(each[places]) for each in (self.token_ids, self.biases, self.slopes))
+        return ids, biases, slopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +181,17 @@ def known_tokens(text: Text) -> Known:
 def known_behind(rows: Sequence[Sequence[int]]) -> Known:
     """What it says behind every one of these tokens."""
     token_ids = np.zeros((sum(map(len, rows)), MAX_CONTINUATIONS), dtype=np.int64)
-    shares = np.zeros(token_ids.shape, dtype=np.float32)
+    biases = np.full(token_ids.shape, -np.inf, dtype=np.float32)
+    slopes = np.ones(token_ids.shape, dtype=np.float32)
     ngrams, place = NgramCache(), 0
     for row in rows:
         ngrams.open(())
         for token_id in row:
             ngrams.commit([token_id])
-            for index, (guess, share) in enumerate(ngrams.guesses()):
-                token_ids[place, index], shares[place, index] = guess, share
+            for index, guess in enumerate(ngrams.guesses()):
+                token_ids[place, index], biases[place, index], slopes[place, index] = guess
             place += 1
-    return Known(token_ids, shares)
+    return Known(token_ids, biases, slopes)
 
 
 def batches_by_length(text: Text, tokens_per_batch: int) -> Iterator[np.ndarray]:

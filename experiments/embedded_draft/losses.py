@@ -1,11 +1,11 @@
 """How often the target refuses what the draft proposes, over the draft's vocabulary.
 
-With p the target's distribution over the tokens that the draft can propose, q the draft's, and m the mixture that is
-drafted from, (1 - s) q with shares for a few tokens that add up to s from an n-gram cache: the loss is -log(alpha),
-where alpha = sum min(p, m) is the share of proposals that the target accepts (sampled, at temperature 1). A draft of a
-few layers cannot reach p; of what it can reach, this is what decoding gains most from, while the Kullback-Leibler
-divergence asks for all of p's tail (LK losses, arXiv 2602.23881). Dividing by alpha keeps the gradient alive where
-hardly anything is accepted. What the cache says rightly, the draft need not learn. Logits of a whole batch would need
+With p the target's distribution over the tokens that the draft can propose, q the draft's, and m what is drafted from,
+q mixed with an n-gram cache (`amusd/sampling/ranking.py`): the loss is -log(alpha), where alpha = sum min(p, m) is the
+share of proposals that the target accepts (sampled, at temperature 1). A draft of a few layers cannot reach p; of what
+it can reach, this is what decoding gains most from, while the Kullback-Leibler divergence asks for all of p's tail (LK
+losses, arXiv 2602.23881). Dividing by alpha keeps the gradient alive where hardly anything is accepted. What the cache
+says rightly, the draft need not learn. Logits of a whole batch would need
 gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in the same
 visit. `train.py --compile` fuses the operations on the logits.
 """
@@ -18,31 +18,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amusd.sampling.ranking import UNPROPOSED
+
 _BLOCK = 512
 """Tokens whose logits are held at once."""
 _LEAST_ACCEPTANCE = 1e-3
 """What the gradient is divided by at least."""
 
 
-BlockLoss = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+BlockLoss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`loss_of_block`, compiled or not."""
 
 
 def loss_of_block(
-    student_logits: Tensor, teacher_logits: Tensor, columns: Tensor, shares: Tensor
+    student_logits: Tensor, teacher_logits: Tensor, columns: Tensor, biases: Tensor, slopes: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Sum over the tokens of -log(alpha), and its gradient with respect to the student's logits, in their dtype.
 
-    Both logits are [tokens, vocabulary]; `columns` and `shares` are those of `negative_log_acceptance`.
+    Both logits are [tokens, vocabulary]; the others are those of `negative_log_acceptance`.
     """
-    q = student_logits.softmax(dim=-1, dtype=torch.float32)
+    log_q = student_logits.log_softmax(dim=-1, dtype=torch.float32)
     p = teacher_logits.softmax(dim=-1, dtype=torch.float32)
-    left = 1 - shares.sum(dim=-1, keepdim=True)
-    mixed = (left * q).scatter_add_(1, columns.clamp_min(0), shares * (columns >= 0))
+    q = log_q.exp()
+    places, is_proposed = columns.clamp_min(0), columns >= 0
+    own = torch.where(is_proposed, log_q.gather(1, places), -torch.inf)
+    log_weights = mixed_log_weights(own, biases, slopes)
+    lifted = log_weights.exp() - own.exp()
+    total = 1 + lifted.sum(dim=-1, keepdim=True)
+    mixed = q.scatter_add(1, places, lifted * is_proposed) / total
     alpha = torch.minimum(p, mixed).sum(dim=-1, keepdim=True).clamp_min(_LEAST_ACCEPTANCE)
-    too_low = q * (mixed < p)  # alpha grows with these tokens' probability alone
-    gradient = q.mul_(too_low.sum(dim=-1, keepdim=True)).sub_(too_low).mul_(left / alpha)
+    too_low = mixed * (mixed < p)  # alpha grows with these tokens' probability alone
+    pull = too_low - mixed * too_low.sum(dim=-1, keepdim=True)  # d alpha / d log(weight)
+    is_lifted = is_proposed & (log_weights > own)
+    pull = pull.scatter_add(1, places, pull.gather(1, places) * (slopes - 1) * is_lifted)  # d alpha / d log(q)
+    gradient = (q * pull.sum(dim=-1, keepdim=True) - pull) / alpha
     return -alpha.log().sum(), gradient.to(student_logits.dtype)
+
+
+def mixed_log_weights(log_q: Tensor, biases: Tensor, slopes: Tensor, unproposed: float | Tensor = UNPROPOSED) -> Tensor:
+    """What known tokens weigh in a mixture, as `amusd/sampling/ranking.py` has it; all three are [tokens, known].
+
+    `log_q`: minus infinity for tokens that the draft cannot propose; `biases`: that where nothing is known.
+    """
+    return torch.maximum(log_q, biases + slopes * torch.where(log_q.isneginf(), unproposed, log_q))
 
 
 class _NegativeLogAcceptance(torch.autograd.Function):
@@ -55,7 +73,8 @@ class _NegativeLogAcceptance(torch.autograd.Function):
         teacher_states: Tensor,
         head: Tensor,
         columns: Tensor,
-        shares: Tensor,
+        biases: Tensor,
+        slopes: Tensor,
         block_loss: BlockLoss,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=states.device)
@@ -64,16 +83,16 @@ class _NegativeLogAcceptance(torch.autograd.Function):
             for start in range(0, len(states), _BLOCK):
                 block = slice(start, start + _BLOCK)
                 logits, teacher_logits = (part[block].to(head.dtype) @ head.t() for part in (states, teacher_states))
-                loss, gradient = block_loss(logits, teacher_logits, columns[block], shares[block])
+                loss, gradient = block_loss(logits, teacher_logits, columns[block], biases[block], slopes[block])
                 total += loss
                 gradients[block] = gradient @ head
         ctx.save_for_backward(gradients)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
         (gradients,) = ctx.saved_tensors
-        return gradients * outer[0], None, None, None, None, None
+        return gradients * outer[0], None, None, None, None, None, None
 
 
 def negative_log_acceptance(
@@ -81,40 +100,49 @@ def negative_log_acceptance(
     teacher_states: Tensor,
     head: Tensor,
     columns: Tensor,
-    shares: Tensor,
+    biases: Tensor,
+    slopes: Tensor,
     block_loss: BlockLoss = loss_of_block,
 ) -> Tensor:
     """Sum over the tokens; both states are [tokens, hidden], `head` is [vocabulary, hidden].
 
-    `columns`, `shares` [tokens, continuations]: rows of `head` whose tokens the n-gram cache knows, all different
-    (-1: one that the draft cannot propose, or none), and what it gives them.
+    `columns`, `biases`, `slopes` [tokens, continuations]: rows of `head` whose tokens the n-gram cache knows, all
+    different (-1: one that the draft cannot propose), and what it says of them (a bias of minus infinity: nothing).
     """
-    result: Tensor = _NegativeLogAcceptance.apply(states, teacher_states, head, columns, shares, block_loss)
+    result: Tensor = _NegativeLogAcceptance.apply(states, teacher_states, head, columns, biases, slopes, block_loss)
     return result
 
 
-def mix(q: Tensor, output_ids: Tensor, known_ids: Tensor, shares: Tensor, num_ids: int) -> Tensor:
+def mix(q: Tensor, output_ids: Tensor, known_ids: Tensor, biases: Tensor, slopes: Tensor, num_ids: int) -> Tensor:
     """[tokens, all ids]: what is drafted from, of `q` [tokens, the draft's ids]; the others as of `agreement`."""
     mixed = torch.zeros((len(q), num_ids), dtype=q.dtype, device=q.device)
-    mixed[:, output_ids] = q * (1 - shares.sum(dim=-1, keepdim=True))
-    return mixed.scatter_add_(1, known_ids, shares)
+    mixed[:, output_ids] = q
+    own = mixed.gather(1, known_ids)
+    mixed.scatter_add_(1, known_ids, mixed_log_weights(own.log(), biases, slopes).exp() - own)
+    return mixed.div_(mixed.sum(dim=-1, keepdim=True))
 
 
 @torch.no_grad()
 def agreement(
-    states: Tensor, teacher_states: Tensor, head: Tensor, output_ids: Tensor, known_ids: Tensor, shares: Tensor
+    states: Tensor,
+    teacher_states: Tensor,
+    head: Tensor,
+    output_ids: Tensor,
+    known_ids: Tensor,
+    biases: Tensor,
+    slopes: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Per token: whether the mixture's best token is the target's, and the sampled acceptance, 1 - total variation.
 
     `head` is the target's whole head here [all ids, hidden]; the draft's vocabulary is its rows `output_ids`; the
-    n-gram cache gives `shares` to `known_ids` [tokens, continuations], none to places that are not used.
+    n-gram cache says `biases` and `slopes` of `known_ids` [tokens, continuations].
     """
     greedy, sampled = [], []
     for start in range(0, len(states), _BLOCK):
         block = slice(start, start + _BLOCK)
         p = (teacher_states[block].to(head.dtype) @ head.t()).float().softmax(dim=-1)
         q = (states[block].to(head.dtype) @ head[output_ids].t()).float().softmax(dim=-1)
-        mixed = mix(q, output_ids, known_ids[block], shares[block], len(head))
+        mixed = mix(q, output_ids, known_ids[block], biases[block], slopes[block], len(head))
         greedy.append(mixed.argmax(dim=-1) == p.argmax(dim=-1))
         sampled.append(torch.minimum(p, mixed).sum(dim=-1))
     return torch.cat(greedy), torch.cat(sampled)

@@ -1,156 +1,179 @@
-"""How much of the next token's probability belongs to the n-gram cache (`SHARES` of `amusd/drafters/ngram.py`)?
+"""What should an n-gram cache add to the draft's guesses (`WEIGHTS` of `amusd/drafters/ngram.py`)?
 
-    python experiments/embedded_draft/mixture.py --answers answers.json
+    python experiments/embedded_draft/mixture.py --corpus CORPORA/
 
-On the answers that `evaluate.py` kept. For each number of agreeing tokens, the share that makes the target's tokens
-likeliest, over every other prompt. On the other prompts, what mixing is worth: how often the target's token is among
-the first 1, 2, 4 and 8 of the draft alone, of lookup where enough tokens agree and else the draft, and of the mixture.
+On the answers in the rows that no training learns from. Bias and slope for each number of agreeing tokens, and what a
+token that the draft cannot propose counts as (`UNPROPOSED` of `amusd/sampling/ranking.py`), such that the target
+accepts most (`losses.py`) in every other row. On the rows between them, what mixing is worth: how often the target's
+likeliest token is among the first 1, 2, 4 and 8 guesses, and how much is accepted at temperature 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from evaluate import Answer, logits_of, whole_sequences
+import torch
+from dataset import join, read_corpora
+from losses import mixed_log_weights
+from student import Student
+from teacher import load_teacher
+from torch import Tensor
+from train import split
 
 from amusd.config import DrafterConfig
-from amusd.drafters.ngram import SHARES, NgramCache, shares_of
-from amusd.drafters.tree import LOOKUP_WEIGHT
-from amusd.models.cached_model import CachedModel
-from amusd.models.embedded_draft import DRAFT_FILE, load_embedded_draft
-from amusd.models.embedded_target import embedded_target_path
+from amusd.drafters.ngram import MAX_CONTINUATIONS, WEIGHTS, NgramCache
+from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, read_draft
+from amusd.sampling.ranking import UNPROPOSED
 
-GRID = (0.02, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.92, 0.96)
 DEPTHS = (1, 2, 4, 8)
-_KEPT = 64
+STEPS = 300
+_KEPT = 32
 """Likeliest tokens of the draft that are looked at."""
-_LEAST = 1e-4
-"""Probability that a token counts with at least: one surprise must not decide everything."""
-
-Continuations = Sequence[tuple[int, int]]
-Known = Callable[[Continuations], Sequence[tuple[int, float]]]
-"""From what followed before to tokens with their shares of the probability."""
+_LEAST = 1e-3
+"""Acceptance that a token counts with at least."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One token of an answer."""
+class Places:
+    """Tokens of answers, one behind the other: the cache's tokens come first, then the draft's likeliest others."""
 
-    prompt: int
-    temperature: float
-    token_id: int
-    model: dict[int, float]
-    """The draft's likeliest tokens with their probabilities."""
-    continuations: Continuations
+    agreeing: Tensor
+    """int64 [tokens, MAX_CONTINUATIONS]: how many tokens agree, at most as many as make a difference; 0: no token."""
+    log_q: Tensor
+    """[tokens, MAX_CONTINUATIONS + _KEPT]: of the draft; minus infinity where it cannot propose the token."""
+    p: Tensor
+    """The same: the target's probabilities."""
+    log_rest: Tensor
+    """[tokens]: logarithm of what the draft gives all other tokens."""
+    is_best: Tensor
+    """bool, shaped like `p`: whether the token is the target's likeliest of all."""
+
+    def select(self, chosen: Tensor) -> Places:
+        """Some of the tokens."""
+        return Places(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the cache says."""
+
+    biases: Tensor
+    """[numbers of agreeing tokens]."""
+    slopes: Tensor
+    """The same."""
+    unproposed: Tensor
+    """[]."""
+
+    @classmethod
+    def shipped(cls) -> Weights:
+        """Those of the package."""
+        biases, slopes = torch.tensor(WEIGHTS).unbind(dim=1)
+        return cls(biases, slopes, torch.tensor(UNPROPOSED))
 
 
 def main() -> None:
     """Read the command line and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=Path, required=True, help="file that evaluate.py kept")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder of generate.py or label.py, or of several")
     parser.add_argument("--draft-file", type=Path, default=DRAFT_FILE)
     arguments = parser.parse_args()
-    draft = load_embedded_draft(
-        embedded_target_path(),
-        whole_sequences(),
-        vocab_size=DrafterConfig.vocab_size,
-        draft_file=arguments.draft_file,
+    rows = list(places_in(arguments.corpus, read_draft(arguments.draft_file)))
+    learned, judged = (
+        Places(*(torch.cat([getattr(row, field.name) for row in half]) for field in fields(Places)))
+        for half in (rows[::2], rows[1::2])
     )
-    answers = [Answer(**record) for record in json.loads(arguments.answers.read_text())]
-    numbers = {prompt: number for number, prompt in enumerate(sorted({tuple(answer.prompt) for answer in answers}))}
-    places = [place for answer in answers for place in places_of(answer, numbers[tuple(answer.prompt)], draft)]
-    for temperature in sorted({place.temperature for place in places}):
-        here = [place for place in places if place.temperature == temperature]
-        print(f"\nTemperature {temperature:g}")
-        fit([place for place in here if place.prompt % 2 == 0])
-        compare([place for place in here if place.prompt % 2 == 1])
+    shipped = Weights.shipped()
+    fitted = fit(learned, shipped)
+    print(f"{'agreeing':>10}{'tokens':>9}{'bias':>8}{'slope':>8}{'ships':>14}")
+    for index, (bias, slope) in enumerate(WEIGHTS):
+        number, found = int((learned.agreeing == index + 1).sum()), (fitted.biases[index], fitted.slopes[index])
+        print(f"{index + 1:>10}{number:>9}{found[0]:>8.2f}{found[1]:>8.2f}{bias:>8.1f}{slope:>6.1f}")
+    print(f"unproposed {float(fitted.unproposed):.2f}, ships {UNPROPOSED}\n")
+    print(f"{'':>12}" + "".join(f"{f'first {depth}':>9}" for depth in DEPTHS) + f"{'sampled':>9}{'tokens':>8}")
+    for name, weights in {"draft": None, "ships": shipped, "fitted": fitted}.items():
+        print(f"{name:>12}" + "".join(f"{share:>9.4f}" for share in judge(judged, weights)) + f"{len(judged.p):>8}")
 
 
-def places_of(answer: Answer, prompt: int, draft: CachedModel) -> Iterable[Place]:
-    """The tokens of one answer."""
-    assert draft.output_ids is not None  # it has a head of its own
-    start = len(answer.prompt)
-    probabilities = logits_of(draft, answer.prompt + answer.tokens)[start - 1 : -1].float().softmax(dim=-1)
-    values, columns = probabilities.topk(_KEPT, dim=-1)
+@torch.no_grad()
+def places_in(corpus: Path, draft: DraftWeights) -> Iterator[Places]:
+    """The answers' tokens of each row that is held out."""
+    texts, states = read_corpora(corpus)
+    text = join(texts)
+    teacher = load_teacher("cpu")
+    head = teacher.get_output_embeddings().weight.detach()
+    student = Student(teacher, [None] * draft.num_layers).float()
+    student.load_trained_weights(draft.tensors)
+    output_ids = draft.output_ids[: DrafterConfig.vocab_size]
     ngrams = NgramCache()
-    ngrams.open(answer.prompt)
-    for token_id, row, best in zip(answer.tokens, values.tolist(), draft.output_ids[columns].tolist(), strict=True):
-        model = dict(zip(best, row, strict=True))
-        yield Place(prompt, answer.temperature, token_id, model, ngrams.continuations())
-        ngrams.commit([token_id])
+    held_out, _ = split([each.num_rows for each in texts])
+    for row in held_out:
+        length = text.length[row]
+        token_ids = text.token_ids[row, :length]
+        followed = torch.from_numpy(text.answer[row, 1:length]).nonzero().flatten()
+        hidden = student(torch.from_numpy(token_ids)[None])[0, followed].to(head.dtype)
+        log_q = torch.full((len(followed), len(head)), -torch.inf)
+        log_q[:, output_ids] = (hidden @ head[output_ids].t()).float().log_softmax(dim=-1)
+        p = (states[row][followed].to(head.dtype) @ head.t()).float().softmax(dim=-1)
+        known, agreeing = torch.zeros((2, length, MAX_CONTINUATIONS), dtype=torch.int64)
+        ngrams.open(())
+        for place, token_id in enumerate(token_ids.tolist()):
+            ngrams.commit([token_id])
+            for index, (guess, number) in enumerate(ngrams.continuations()):
+                known[place, index], agreeing[place, index] = guess, min(number, len(WEIGHTS))
+        yield places_of(known[followed], agreeing[followed], log_q, p)
 
 
-def fit(places: Sequence[Place]) -> None:
-    """Print the best share for each number of agreeing tokens, the others being as they ship."""
-    print(f"{'agreeing':>10}{'tokens':>9}{'right':>8}{'draft':>8}{'best share':>12}{'ships':>8}")
-    for agreeing in range(len(SHARES)):
-        here = [place for place in places if best_agreement(place) == agreeing]
-        if not here:
-            continue
-        right = _mean(bool(place.continuations) and place.continuations[0][0] == place.token_id for place in here)
-        draft = _mean(place.token_id == next(iter(place.model)) for place in here)
-        best = min(GRID, key=lambda share: surprise(here, with_share(agreeing, share))) if agreeing else 0.0
-        print(f"{agreeing:>10}{len(here):>9}{right:>8.3f}{draft:>8.3f}{best:>12.2f}{SHARES[agreeing]:>8.2f}")
+def places_of(known: Tensor, agreeing: Tensor, log_q: Tensor, p: Tensor) -> Places:
+    """`known`, `agreeing`: [tokens, MAX_CONTINUATIONS]; `log_q`, `p`: [tokens, all ids]; `log_q` is written to."""
+    none = agreeing == 0
+    of_known = log_q.gather(1, known).masked_fill(none, -torch.inf)
+    p_of_known = p.gather(1, known).masked_fill(none, 0.0)
+    tokens = torch.arange(len(known)).unsqueeze(1).expand_as(known)
+    log_q[tokens[~none], known[~none]] = -torch.inf
+    best, ids = log_q.topk(_KEPT, dim=1)
+    rest = (log_q.exp().sum(dim=1) - best.exp().sum(dim=1)).clamp_min(1e-9).log()
+    p_of_all = torch.cat((p_of_known, p.gather(1, ids)), dim=1)
+    return Places(agreeing, torch.cat((of_known, best), dim=1), p_of_all, rest, p_of_all == p.amax(dim=1, keepdim=True))
 
 
-def compare(places: Sequence[Place]) -> None:
-    """Print what three ways to draft find."""
-    ways: dict[str, Known] = {"draft": lambda _: (), "lookup or draft": looked_up, "mixture": shares_of}
-    print(f"{'':>16}" + "".join(f"{f'first {depth}':>9}" for depth in DEPTHS) + f"{'nats':>8}{'tokens':>8}")
-    for name, known in ways.items():
-        ranks = [rank(place, known) for place in places]
-        shares = "".join(f"{_mean(place < depth for place in ranks):>9.3f}" for depth in DEPTHS)
-        print(f"{name:>16}{shares}{surprise(places, known):>8.3f}{len(places):>8}")
+def mix(places: Places, weights: Weights | None) -> Tensor:
+    """[tokens, MAX_CONTINUATIONS + _KEPT]: the probabilities of the mixture; None: of the draft alone."""
+    log_q = places.log_q
+    if weights is not None:
+        known, others = log_q.split((MAX_CONTINUATIONS, _KEPT), dim=1)
+        index = (places.agreeing - 1).clamp_min(0)
+        biases = weights.biases[index].masked_fill(places.agreeing == 0, -torch.inf)
+        known = mixed_log_weights(known, biases, weights.slopes[index], weights.unproposed)
+        log_q = torch.cat((known, others), dim=1)
+    total = torch.cat((log_q, places.log_rest.unsqueeze(1)), dim=1).logsumexp(dim=1, keepdim=True)
+    return (log_q - total).exp()
 
 
-def best_agreement(place: Place) -> int:
-    """How many tokens agree at most; as many as make a difference."""
-    return min(place.continuations[0][1], len(SHARES) - 1) if place.continuations else 0
+def fit(places: Places, start: Weights) -> Weights:
+    """The weights with which the target accepts most of `places`."""
+    weights = Weights(*(getattr(start, field.name).clone().requires_grad_() for field in fields(Weights)))
+    optimizer = torch.optim.Adam([getattr(weights, field.name) for field in fields(Weights)], lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
+        accepted = torch.minimum(mix(places, weights), places.p).sum(dim=1)
+        optimizer.zero_grad()
+        (-accepted.clamp_min(_LEAST).log().mean()).backward()
+        optimizer.step()
+        schedule.step()
+    return Weights(*(getattr(weights, field.name).detach() for field in fields(Weights)))
 
 
-def with_share(agreeing: int, share: float) -> Known:
-    """As it ships, but for one number of agreeing tokens."""
-    shares = [share if number == agreeing else shipped for number, shipped in enumerate(SHARES)]
-    return lambda continuations: shares_of(continuations, shares)
-
-
-def looked_up(continuations: Continuations) -> Sequence[tuple[int, float]]:
-    """The best continuation alone, where as many tokens agree as `drafter.min_lookup` asks for."""
-    return [
-        (token_id, LOOKUP_WEIGHT) for token_id, agreeing in continuations[:1] if agreeing >= DrafterConfig.min_lookup
-    ]
-
-
-def mixed(place: Place, known: Known) -> dict[int, float]:
-    """Probabilities of the draft's likeliest tokens and of what is known."""
-    shares = dict(known(place.continuations))
-    rest = 1 - sum(shares.values())
-    result = {token_id: rest * probability for token_id, probability in place.model.items()}
-    for token_id, share in shares.items():
-        result[token_id] = result.get(token_id, 0.0) + share
-    return result
-
-
-def rank(place: Place, known: Known) -> int:
-    """How many tokens are likelier than the target's; very many where it is not among the likely ones."""
-    probabilities = mixed(place, known)
-    own = probabilities.get(place.token_id)
-    return 10**6 if own is None else sum(probability > own for probability in probabilities.values())
-
-
-def surprise(places: Sequence[Place], known: Known) -> float:
-    """Mean of -log of the target's tokens' probabilities."""
-    return _mean(-math.log(max(_LEAST, mixed(place, known).get(place.token_id, 0.0))) for place in places)
-
-
-def _mean(values: Iterable[float]) -> float:
-    collected = list(values)
-    return sum(collected) / len(collected) if collected else 0.0
+@torch.no_grad()
+def judge(places: Places, weights: Weights | None) -> list[float]:
+    """How often the target's likeliest token is among the first guesses, of `DEPTHS`; what is accepted when sampled."""
+    mixed = mix(places, weights)
+    best = torch.where(places.is_best, mixed, 0.0).amax(dim=1, keepdim=True)
+    ranks = torch.where(best.flatten() > 0, (mixed > best).sum(dim=1), _KEPT)
+    shares = [float((ranks < depth).float().mean()) for depth in DEPTHS]
+    return [*shares, float(torch.minimum(mixed, places.p).sum(dim=1).mean())]
 
 
 if __name__ == "__main__":

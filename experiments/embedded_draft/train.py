@@ -115,8 +115,8 @@ class Run:
         self._ids = torch.from_numpy(learned_ids).to(arguments.device)
         self._student_head = self._head[self._ids].contiguous()
         self._known = known_tokens(self._text)
-        self._column_of = np.full(self._head.shape[0], -1, dtype=np.int64)
-        self._column_of[learned_ids] = np.arange(len(learned_ids))
+        self._column_of = torch.full((self._head.shape[0],), -1, device=arguments.device)
+        self._column_of[self._ids] = torch.arange(len(learned_ids), device=arguments.device)
         self._optimizers = make_optimizers(self._student, arguments)
         self._block_loss: BlockLoss = loss_of_block
         if arguments.compile:
@@ -139,11 +139,12 @@ class Run:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * schedule(self.step, self.num_steps, self._arguments.cooldown)
-        token_ids, target_states, counted, known_ids, shares = self._load(rows)
+        token_ids, target_states, counted, (known_ids, biases, slopes) = self._load(rows)
         hidden = self._states_of_student(token_ids)[counted]
-        columns = torch.from_numpy(self._column_of)[known_ids].to(hidden.device)
-        columns[shares == 0] = -1
-        total = negative_log_acceptance(hidden, target_states, self._student_head, columns, shares, self._block_loss)
+        columns = self._column_of[known_ids]
+        total = negative_log_acceptance(
+            hidden, target_states, self._student_head, columns, biases, slopes, self._block_loss
+        )
         loss = total / len(hidden)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._student.parameters(), 1.0)
@@ -170,9 +171,9 @@ class Run:
         """
         greedy, sampled = [], []
         for rows in np.array_split(self._held_out, math.ceil(len(self._held_out) / 8)):
-            token_ids, target_states, counted, known_ids, shares = self._load(rows)
+            token_ids, target_states, counted, known = self._load(rows)
             hidden = self._states_of_student(token_ids)[counted]
-            parts = agreement(hidden, target_states, self._head, self._ids, known_ids.to(hidden.device), shares)
+            parts = agreement(hidden, target_states, self._head, self._ids, *known)
             greedy.append(parts[0])
             sampled.append(parts[1])
         point = {
@@ -238,11 +239,11 @@ class Run:
         (folder / CHECKPOINT).unlink(missing_ok=True)
         print()
 
-    def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _load(self, rows: np.ndarray) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """Tokens [rows, width], the target's states [counted, hidden], and which of the tokens are counted.
 
         Those are the tokens that an answer's token follows, since nothing else is ever drafted. Then what the n-gram
-        cache says behind them: ids, on the host, and shares.
+        cache says behind them: ids, biases, slopes.
         """
         text, device = self._text, self._arguments.device
         width = int(text.length[rows].max())
@@ -252,15 +253,8 @@ class Run:
         of_rows = [np.flatnonzero(own) for own in counted]
         places = np.concatenate([self._starts[row] + own for row, own in zip(rows, of_rows, strict=True)])
         states = torch.cat([self._states[row][own] for row, own in zip(rows, of_rows, strict=True)])
-        known_ids = torch.from_numpy(self._known.token_ids[places])
-        shares = torch.from_numpy(self._known.shares[places])
-        return (
-            token_ids.to(device),
-            states.to(device),
-            torch.from_numpy(counted).to(device),
-            known_ids,
-            shares.to(device),
-        )
+        known = tuple(each.to(device) for each in self._known.at(places))
+        return token_ids.to(device), states.to(device), torch.from_numpy(counted).to(device), known
 
     def _states_of_student(self, token_ids: Tensor) -> Tensor:
         """[rows, width, hidden], in the teacher's dtype: bfloat16, or float32 on CPUs that lack it."""

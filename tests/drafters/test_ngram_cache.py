@@ -16,7 +16,7 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import (
     CHANCES,
     MAX_CONTINUATIONS,
-    SHARES,
+    WEIGHTS,
     EarlierAnswers,
     NgramCache,
     NgramDrafter,
@@ -56,12 +56,8 @@ def test_the_longest_and_latest_agreement_comes_first(text: list[int], path: lis
     expected: dict[int, int] = {}
     for number, end in sorted(looked_at, reverse=True):
         expected.setdefault(text[end], number)
-    assert [token_id for token_id, _ in found] == list(expected)[:MAX_CONTINUATIONS]
-    rest = 1.0
-    for place, (token_id, share) in enumerate(found):
-        assert share == pytest.approx(rest * SHARES[min(expected[token_id], len(SHARES) - 1)] / 2**place)
-        rest -= share
-    assert 0 < rest <= 1
+    best = list(expected.items())[:MAX_CONTINUATIONS]
+    assert found == [(token_id, *WEIGHTS[min(number, len(WEIGHTS)) - 1]) for token_id, number in best]
 
 
 @settings(max_examples=200)

@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import importlib
 import json
+import math
 import random
 import re
 import sys
@@ -20,10 +21,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from amusd.drafters.ngram import SHARES
+from amusd.drafters.ngram import WEIGHTS
 from amusd.models.embedded_draft import DraftWeights, load_embedded_draft, read_draft, write_draft
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
+from amusd.sampling.ranking import UNPROPOSED
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "embedded_draft"
 MODULES = (
@@ -38,6 +40,7 @@ MODULES = (
     "train",
     "package",
     "evaluate",
+    "mixture",
 )
 
 
@@ -73,15 +76,23 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, M
     states, teacher = (torch.randn(700, 16, dtype=torch.float64, generator=generator) for _ in range(2))
     head = torch.randn(30, 16, dtype=torch.float64, generator=generator) / 3
     columns = torch.stack([torch.randperm(30, generator=generator)[:3] for _ in range(700)])
-    columns[torch.rand(700, 3, generator=generator) < 0.2] = -1  # nothing, or what the draft cannot propose
-    shares = torch.rand(700, 3, generator=generator) * torch.tensor([0.5, 0.3, 0.15])
-    shares[::7] = 0
+    columns[torch.rand(700, 3, generator=generator) < 0.2] = -1  # what the draft cannot propose
+    biases = 3 * torch.rand(700, 3, generator=generator) - 1
+    biases[::7] = -torch.inf  # nothing is known
+    slopes = 0.2 + torch.rand(700, 3, generator=generator)
     states.requires_grad_(requires_grad=True)
     p, q = (teacher @ head.t()).softmax(-1), (states @ head.t()).softmax(-1)
-    mixed = q * (1 - shares.sum(-1, keepdim=True))
-    mixed = mixed.scatter_add(1, columns.clamp_min(0), shares.double() * (columns >= 0))
-    expected = -torch.minimum(p, mixed).sum(-1).log().sum()
-    loss = scripts["losses"].negative_log_acceptance(states, teacher, head, columns, shares)
+    rows = []
+    for place, row in enumerate(q):
+        weights, others = list(row), 0.0
+        for column, bias, slope in zip(columns[place].tolist(), biases[place], slopes[place], strict=True):
+            if column >= 0:
+                weights[column] = torch.maximum(row[column], bias.exp() * row[column] ** slope)
+            else:
+                others += float(bias.exp() * math.exp(UNPROPOSED) ** slope)
+        rows.append(torch.stack(weights) / (sum(weights) + others))
+    expected = -torch.minimum(p, torch.stack(rows)).sum(-1).log().sum()
+    loss = scripts["losses"].negative_log_acceptance(states, teacher, head, columns, biases, slopes)
     (wanted,) = torch.autograd.grad(expected, states)
     (gradient,) = torch.autograd.grad(loss, states)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-4)
@@ -93,8 +104,8 @@ def test_a_token_of_which_nothing_is_accepted_leaves_the_loss_and_its_gradient_f
 ) -> None:
     head = torch.eye(3)
     teacher, states = 200 * head[:1], (200 * head[1:2]).requires_grad_()  # p and q share no token in float32
-    columns, shares = torch.tensor([[-1]]), torch.tensor([[0.0]])
-    loss = scripts["losses"].negative_log_acceptance(states, teacher, head, columns, shares)
+    nothing = torch.tensor([[-1]]), torch.tensor([[-torch.inf]]), torch.tensor([[1.0]])
+    loss = scripts["losses"].negative_log_acceptance(states, teacher, head, *nothing)
     (gradient,) = torch.autograd.grad(loss, states)
     assert torch.isfinite(loss)
     assert torch.isfinite(gradient).all()
@@ -105,10 +116,50 @@ def test_agreement_is_the_mixtures(scripts: dict[str, ModuleType]) -> None:
     head = torch.eye(4)
     teacher = torch.tensor([[0.0, 9, 0, 0], [0, 0, 0, 9], [0, 0, 0, 9]])
     states = torch.tensor([[0.0, 9, 0, 0], [0, 9, 0, 0], [0, 9, 0, 0]])
-    known_ids, shares = torch.tensor([[0, 0], [0, 0], [3, 2]]), torch.tensor([[0.0, 0], [0, 0], [0.6, 0.1]])
-    greedy, sampled = scripts["losses"].agreement(states, teacher, head, torch.tensor([1, 2]), known_ids, shares)
-    assert greedy.tolist() == [True, False, True]
-    assert sampled.tolist() == pytest.approx([1.0, 0.0, 0.6], abs=0.01)
+    known_ids = torch.tensor([[0, 0], [0, 0], [3, 2]])
+    biases = torch.full((3, 2), -torch.inf)
+    biases[2] = torch.tensor([3.0, 0.0])
+    slopes = torch.tensor([[1.0, 1.0], [1.0, 1.0], [0.3, 0.3]])
+    parts = scripts["losses"].agreement(states, teacher, head, torch.tensor([1, 2]), known_ids, biases, slopes)
+    assert parts[0].tolist() == [True, False, True]
+    known, other = math.exp(3 + 0.3 * UNPROPOSED), math.exp(0.3 * -9)  # q of the other known token is exp(-9)
+    assert parts[1].tolist() == pytest.approx([1.0, 0.0, known / (known + other + 1)], abs=0.01)
+
+
+def some_places(mixture: ModuleType, num_tokens: int) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]:
+    """Random tokens, and what they were made of: log q and p over 35 ids, what is known, how many tokens agree."""
+    generator = torch.Generator().manual_seed(3)
+    log_q, p = (2 * torch.randn(num_tokens, 35, generator=generator) for _ in range(2))
+    log_q[:, ::4] = -torch.inf  # cannot be proposed
+    log_q, p = log_q.log_softmax(-1), p.softmax(-1)
+    known = torch.stack([torch.randperm(35, generator=generator)[:3] for _ in range(num_tokens)])
+    agreeing = torch.randint(0, 10, known.shape, generator=generator)
+    return mixture.places_of(known, agreeing, log_q.clone(), p), log_q, p, known, agreeing
+
+
+def test_what_mixing_is_worth_is_what_the_mixture_accepts(scripts: dict[str, ModuleType]) -> None:
+    places, log_q, p, known, agreeing = some_places(scripts["mixture"], 300)
+    proposed = torch.arange(35)[log_q[0].isfinite()]
+    for weights in (None, scripts["mixture"].Weights.shipped()):
+        biases, slopes = torch.tensor([(-math.inf, 1.0), *WEIGHTS])[agreeing].unbind(-1)
+        if weights is None:
+            biases = torch.full_like(biases, -math.inf)
+        mixed = scripts["losses"].mix(log_q[:, proposed].exp(), proposed, known, biases, slopes, 35)
+        ranks = (mixed > mixed.gather(1, p.argmax(-1, keepdim=True))).sum(-1)
+        expected = [float((ranks < depth).float().mean()) for depth in scripts["mixture"].DEPTHS]
+        expected.append(float(torch.minimum(p, mixed).sum(-1).mean()))
+        assert scripts["mixture"].judge(places, weights) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_weights_that_a_target_follows_are_found(scripts: dict[str, ModuleType]) -> None:
+    mixture = scripts["mixture"]
+    places, *_ = some_places(mixture, 2000)
+    followed = mixture.Weights(torch.linspace(-1.0, 2.0, 9), torch.linspace(0.9, 0.4, 9), torch.tensor(-2.0))
+    places = dataclasses.replace(places, p=mixture.mix(places, followed))
+    fitted = mixture.fit(places, mixture.Weights.shipped())
+    assert mixture.judge(places, mixture.Weights.shipped())[-1] < 0.9
+    assert mixture.judge(places, fitted)[-1] > 0.99
+    torch.testing.assert_close(fitted.biases[1:], followed.biases[1:], rtol=0, atol=0.2)
 
 
 def test_what_is_known_stands_behind_the_token_it_follows(scripts: dict[str, ModuleType]) -> None:
@@ -117,8 +168,11 @@ def test_what_is_known_stands_behind_the_token_it_follows(scripts: dict[str, Mod
     text = dataset.Text(token_ids, np.array([3, 5]), np.ones((2, 5), bool), np.zeros(2, np.float32), 1)
     known = dataset.known_tokens(text)
     assert known.token_ids[:, 0].tolist() == [0, 0, 6, 0, 0, 0, 7, 8]  # rows know nothing of each other
-    assert known.shares[:, 0].tolist() == pytest.approx([0, 0, SHARES[1], 0, 0, 0, SHARES[1], SHARES[2]])
-    assert not known.shares[:, 1:].any()
+    nothing, (one, two) = (-math.inf, 1.0), WEIGHTS[:2]
+    found = list(zip(known.biases[:, 0], known.slopes[:, 0], strict=True))
+    expected = [nothing, nothing, one, nothing, nothing, nothing, one, two]
+    assert found == [pytest.approx(each) for each in expected]
+    assert (known.biases[:, 1:] == -math.inf).all()
 
 
 def test_texts_come_back_and_batches_hold_every_row_once(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
@@ -630,6 +684,26 @@ def test_a_tree_holds_a_token_only_behind_a_path_that_it_holds(scripts: dict[str
     assert table[2] == [1 / 2, 2 / 3, 1.0, 1.0]  # in pairs whose first token is held: 00, 03; with two guesses also 10
     assert table[3] == [0.0, 0.0, 1.0, 1.0]
     assert table[5] == [None] * 4
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_the_mixture_is_fitted_to_every_answer_that_no_training_reads(
+    workshop: Workshop,
+    scripts: dict[str, ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(scripts["mixture"], "STEPS", 2)
+    (text,), _ = scripts["dataset"].read_corpora(workshop.corpora / "000")
+    held_out, _ = scripts["train"].split([text.num_rows])
+    rows = list(scripts["mixture"].places_in(workshop.corpora / "000", read_draft(workshop.shipped)))
+    counted = [int(text.answer[row, 1 : text.length[row]].sum()) for row in held_out]
+    assert [len(row.p) for row in rows] == counted
+    assert all(row.is_best.any() for row in rows)
+    workshop.call("mixture", corpus=workshop.corpora, draft_file=workshop.shipped)
+    rows_of_table = re.findall(r"^ +(\w+)(?: +[01]\.\d{4}){5} +[1-9]\d*$", capsys.readouterr().out, re.MULTILINE)
+    assert rows_of_table == ["draft", "ships", "fitted"]
 
 
 @pytest.mark.embedded

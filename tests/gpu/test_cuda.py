@@ -164,7 +164,7 @@ def test_tokens_are_drawn_from_logits_on_the_device_as_from_their_copies(tempera
         for device in ("cpu", "cuda:0")
     ]
     assert chosen[0] == chosen[1]
-    mixtures = [[(row, 0.25), (logits.shape[1] + row, 0.1)] if row % 2 else [] for row in range(8)]
+    mixtures = [[(row, 0.5, 0.3), (logits.shape[1] + row, -0.2, 0.6)] if row % 2 else [] for row in range(8)]
     ranked = [
         Ranking(distribution, logits.shape[1], number=8).rank(
             logits[:8].to(device), [5, 5, 6, 6, 7, 8, 9, 9], (), mixtures

@@ -370,7 +370,7 @@ def test_a_device_is_asked_for_nothing(size: str, most: int, dtype: torch.dtype)
 def test_guesses_of_a_digest_are_those_of_whole_rows(parameters: dict[str, Any]) -> None:
     distribution, logits = Distribution(temperature=0.8, seed=2, **parameters), texts(8)
     ids = torch.arange(30_000) + 5
-    mixtures = [[(row + 5, 0.3), (2, 0.2)] if row % 2 else [] for row in range(8)]
+    mixtures = [[(row + 5, 0.5, 0.3), (2, -0.2, 0.6)] if row % 2 else [] for row in range(8)]
     contexts = [[9, 8, int(row.argmax()) + 5] for row in logits] if "presence_penalty" in parameters else ()
     near, away = (
         Ranking(distribution, 30_000, ids, number=4, num_prompt_tokens=2, digests=digests)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -18,7 +19,7 @@ from amusd.protocol.draft_session import Guesses
 from amusd.sampling.digest import Digests
 from amusd.sampling.logits import LogitsProcessor
 from amusd.sampling.noise import Domain, codes_of, counters, float_gumbel, gumbel, gumbel_of, key_of
-from amusd.sampling.ranking import Mixture, Ranking
+from amusd.sampling.ranking import UNPROPOSED, Mixture, Ranking
 from amusd.sampling.sampler import TokenSampler
 
 NUM_IDS = 700
@@ -285,15 +286,16 @@ def test_what_cannot_be_ranked_is_refused(make: Callable[..., Ranking]) -> None:
 
 def mixed_logits(row: Tensor, ids: list[int], mixture: Mixture, all_ids: list[int]) -> np.ndarray:
     """[all_ids] float64: logarithms of the mixture's probabilities."""
-    model = dict(zip(ids, row.double().softmax(-1).tolist(), strict=True))
-    known = dict(mixture)
-    rest = 1 - sum(known.values())
+    weights = dict(zip(ids, row.double().softmax(-1).tolist(), strict=True))
+    for token_id, bias, slope in mixture:
+        model = weights.get(token_id, math.exp(UNPROPOSED))
+        weights[token_id] = max(weights.get(token_id, 0.0), math.exp(bias) * model**slope)
     with np.errstate(divide="ignore"):
-        return np.log([rest * model.get(token_id, 0.0) + known.get(token_id, 0.0) for token_id in all_ids])
+        return np.log([weights.get(token_id, 0.0) / sum(weights.values()) for token_id in all_ids])
 
 
 mixtures = st.lists(
-    st.tuples(st.integers(0, NUM_IDS + 40), st.sampled_from([0.02, 0.17, 0.31])),
+    st.tuples(st.integers(0, NUM_IDS + 40), st.sampled_from([-3.0, -0.2, 1.1, 2.9]), st.sampled_from([0.3, 0.61, 1.4])),
     max_size=3,
     unique_by=(lambda guess: guess[0], lambda guess: guess[1]),
 )
@@ -313,7 +315,7 @@ def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
     logits = random_logits(rng, max(1, len(given_)), columns, 4.0)
     ranking = make(distribution, columns, ids, number=4)
     ranked = ranking.rank(logits, range(7, 7 + len(logits)), (), given_)
-    all_ids = sorted({*id_list, *(token_id for mixture in given_ for token_id, _ in mixture)})
+    all_ids = sorted({*id_list, *(token_id for mixture in given_ for token_id, _, _ in mixture)})
     for index, mixture in enumerate(given_):
         whole = torch.from_numpy(mixed_logits(logits[index], id_list, mixture, all_ids).astype(np.float32))
         tensor = torch.tensor(all_ids)
@@ -330,9 +332,9 @@ def test_a_token_that_the_draft_cannot_propose_gets_its_own_noise_and_its_own_pe
     distribution = Distribution(temperature=0.9, seed=3, presence_penalty=3.0)
     ranking = Ranking(distribution, 4, ids, number=5, num_prompt_tokens=1)
     assert 40 not in ids_of(ranking.rank(row, [9], [[2]])[0])
-    (mixed,) = ranking.rank(row, [9], [[2, 40]], [[(40, 0.5)]])
+    (mixed,) = ranking.rank(row, [9], [[2, 40]], [[(40, 1.5, 0.5)]])
     all_ids = torch.tensor([2, 4, 6, 8, 40])
-    whole = torch.from_numpy(mixed_logits(row[0], ids.tolist(), [(40, 0.5)], all_ids.tolist())).float()
+    whole = torch.from_numpy(mixed_logits(row[0], ids.tolist(), [(40, 1.5, 0.5)], all_ids.tolist())).float()
     (expected,) = Ranking(distribution, 5, all_ids, number=5, num_prompt_tokens=1).rank(
         whole.unsqueeze(0), [9], [[2, 40]]
     )
@@ -345,7 +347,7 @@ def test_a_token_that_the_draft_cannot_propose_gets_its_own_noise_and_its_own_pe
 def test_the_logits_stay_as_they_are_where_something_is_mixed_in(make: Callable[..., Ranking]) -> None:
     logits = random_logits(np.random.default_rng(1), 2, NUM_IDS, 2.0)
     before = logits.clone()
-    make(GREEDY, NUM_IDS, number=3).rank(logits, [3, 4], (), [[(5, 0.9)], [(NUM_IDS + 3, 0.2)]])
+    make(GREEDY, NUM_IDS, number=3).rank(logits, [3, 4], (), [[(5, 2.9, 0.3)], [(NUM_IDS + 3, 0.5, 0.3)]])
     assert torch.equal(logits, before)
 
 
