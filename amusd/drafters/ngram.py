@@ -8,10 +8,10 @@ A chain of what followed needs no weights, and neither does a tree of several co
 follows from how many tokens agree (`CHANCES`).
 
 Names, code and lists recur, and a text's rare tokens recur above all, which a draft may not even have in its head. So a
-model's guesses are mixed, in logarithms: a token that followed the last n tokens when they occurred before weighs
-exp(bias) q^slope, where the model gives it q, and bias and slope are `WEIGHTS[n - 1]`. A token that the model thinks
-unlikely is lifted far, and one that it thinks likely, too, is nearly certain; what the model says of it counts the less
-the more tokens agree.
+model's guesses are mixed, in logarithms. A token that followed the last n tokens when they occurred before, and that
+the model gives the probability q, weighs exp(bias) q^slope instead, if that is more; `WEIGHTS` has bias and slope for
+each n. Then all weights are divided by their sum. A slope below 1 lifts an unlikely token most, and a bias that grows
+with n makes what follows many agreeing tokens nearly certain.
 
 References:
     Prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding
@@ -41,7 +41,7 @@ WEIGHTS = (
     (2.9, 0.3),
 )
 """Bias and slope of what followed a suffix of one, two ... tokens; the last ones: of more. Fitted to the embedded pair
-(`experiments/embedded_draft/mixture.py`)."""
+by `experiments/embedded_draft/mixture.py`, and rounded."""
 CHANCES = (0.0, 0.21, 0.51, 0.62, 0.71, 0.77, 0.79, 0.82, 0.82, 0.95)
 """How often what followed a suffix of so many tokens follows again, without a model; the last one: of more. Counted in
 greedy answers of the embedded target."""
@@ -317,7 +317,7 @@ class NgramTreeDrafter(Drafter):
 def chances_of(continuations: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
     """How likely each of a cache's `continuations` is without a model.
 
-    Each takes its chance of what those before it have left, and half as much as it would alone for each of them.
+    The first takes its chance, the second half of its chance, the third a quarter, each of what those before it left.
     """
     rest, weight, found = 1.0, 1.0, []
     for token_id, agreement in continuations:

@@ -8,9 +8,9 @@ The probabilities are estimates. They would be exact if standard Gumbel noise e 
 by: with the noise g that both know, the target takes the argmax of (l + e) / T + g at temperature T, which, given l and
 g, is distributed as softmax(l + T g): the softmax of T times the scores. Greedy: the softmax of the logits.
 
-Something else may know some tokens of a row (`amusd/drafters/ngram.py`). With q a token's probability under the
-softmax of the logits, it then weighs exp(bias) q^slope instead of q, if that is more, beside the others as they are; a
-token that the draft cannot propose gets a column of its own, behind those of the model.
+Something else may know some tokens of a row (`amusd/drafters/ngram.py`). A known token that has the probability q under
+the softmax of the logits weighs exp(bias) q^slope instead of q, if that is more, and all weights are divided by their
+sum. A token that the draft cannot propose gets a column of its own, behind those of the model.
 
 Where nothing but a temperature shapes the distribution, a few numbers of a row are enough: the best scores and two
 totals. A mixture makes its own tokens likelier and leaves the others in their order, so the best of a mixed row are
@@ -46,7 +46,7 @@ _POSITIONS_KEPT = 16
 
 
 Mixture = Sequence[tuple[int, float, float]]
-"""Different tokens, each with its bias and its slope, which is above 0."""
+"""Different tokens, each with a bias and a slope; slopes are above 0."""
 UNPROPOSED = -2.8
 """The logarithm of q for a token that the draft cannot propose. Fitted with the weights of the n-gram cache."""
 _Known = Sequence[tuple[int, float, float]]
@@ -64,7 +64,7 @@ class _Best:
     log_total_of_logits: float = 0.0
     """`log_total` without noise; of use where something is mixed in."""
     mixed: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Logit and noise of the model's columns that something is mixed into."""
+    """Logit and noise of the model's columns that something is mixed into, unless the logit is minus infinity."""
 
 
 class Ranking:
@@ -196,7 +196,7 @@ class Ranking:
         if known:
             best.log_total_of_logits = best.log_total if noise is None else math.log(float(np.exp(relative).sum()))
             for column, _, _ in known:
-                if column < len(relative):
+                if column < len(relative) and relative[column] > -math.inf:
                     best.mixed[column] = float(relative[column]), 0.0 if noise is None else float(noise[column])
         return best
 
@@ -206,10 +206,8 @@ class Ranking:
         scores = (digest.best_scores - digest.winner_logit).tolist()
         log_total = float(digest.best_scores[digest.best_scores.argmax()]) - own - digest.log_share
         best = _Best(log_total, scores, digest.best.tolist(), log_total_of_logits=-digest.log_probability)
-        if len(digest.asked):
-            logits = (digest.asked_logits - digest.winner_logit).tolist()
-            noises = (digest.asked_scores - digest.asked_logits).tolist()
-            best.mixed = dict(zip(digest.asked.tolist(), zip(logits, noises, strict=True), strict=True))
+        asked = zip(digest.asked.tolist(), digest.asked_logits.tolist(), digest.asked_scores.tolist(), strict=True)
+        best.mixed = {column: (logit - own, score - logit) for column, logit, score in asked if logit > -math.inf}
         return best
 
     def _mixed(self, best: _Best, known: _Known, position: int) -> _Best:
@@ -233,26 +231,26 @@ class Ranking:
 
     # Where filters or penalties do
 
-    def _best_of_shaped(self, row: Row | RowDigest, mixed: _Known, context: Sequence[int], position: int) -> _Best:
+    def _best_of_shaped(self, row: Row | RowDigest, known: _Known, context: Sequence[int], position: int) -> _Best:
         """The best of a processed row; of a digest only the columns that it holds."""
-        known = KnownRow.of(row, self._num_columns) if isinstance(row, RowDigest) else KnownRow(row)
-        known = self._mixed_row(known, mixed)
+        mixed = KnownRow.of(row, self._num_columns) if isinstance(row, RowDigest) else KnownRow(row)
+        mixed = self._mixed_row(mixed, known)
         changes = self._changes(context)
-        kept = keep(self._distribution, self._processor, known, changes)
+        kept = keep(self._distribution, self._processor, mixed, changes)
         if kept is None:  # ranked all the same, as if there were no other columns
-            kept = Kept(self._processor.shaped(known.logits, known.known(changes)))
+            kept = Kept(self._processor.shaped(mixed.logits, mixed.known(changes)))
         places = slice(None) if kept.possible is None else kept.possible
         processed = kept.row[places]
         scores = processed - processed[processed.argmax()]  # as in `_best_of_row`
         if (temperature := self._distribution.temperature) > 0:
             scores *= np.float32(temperature)
-            if known.columns is None:
+            if mixed.columns is None:
                 scores += self._noise_at(position)[places]
             else:
-                scores += _noise_of(self._codes[known.columns[places]], self._distribution.seed, temperature, position)
+                scores += _noise_of(self._codes[mixed.columns[places]], self._distribution.seed, temperature, position)
         best = self._best_of(scores)
         chosen = best.columns if kept.possible is None else kept.possible[best.columns].tolist()
-        best.columns = [known.column_at(place) for place in chosen]
+        best.columns = [mixed.column_at(place) for place in chosen]
         return best
 
     def _mixed_row(self, row: KnownRow, known: _Known) -> KnownRow:
@@ -263,8 +261,8 @@ class Ranking:
         mixed, log_total = row.extended(num_new), row.log_total
         for column, bias, slope in known:
             place = mixed.place(column)
-            log_q = float(mixed.logits[place]) - log_total if column < self._num_columns else None
-            mixed.logits[place] = log_total + _log_weight(log_q, bias, slope)
+            log_q = float(mixed.logits[place]) - log_total
+            mixed.logits[place] = log_total + _log_weight(log_q if log_q > -math.inf else None, bias, slope)
         return mixed
 
     # All

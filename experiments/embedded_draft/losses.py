@@ -2,12 +2,12 @@
 
 With p the target's distribution over the tokens that the draft can propose, q the draft's, and m what is drafted from,
 q mixed with an n-gram cache (`amusd/sampling/ranking.py`): the loss is -log(alpha), where alpha = sum min(p, m) is the
-share of proposals that the target accepts (sampled, at temperature 1). A draft of a few layers cannot reach p; of what
-it can reach, this is what decoding gains most from, while the Kullback-Leibler divergence asks for all of p's tail (LK
-losses, arXiv 2602.23881). Dividing by alpha keeps the gradient alive where hardly anything is accepted. What the cache
-says rightly, the draft need not learn. Logits of a whole batch would need
-gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in the same
-visit. `train.py --compile` fuses the operations on the logits.
+share of proposals that the target accepts (sampled, at temperature 1; tokens that the cache alone can propose count as
+refused). A draft of a few layers cannot reach p; of what it can reach, this is what decoding gains most from, while the
+Kullback-Leibler divergence asks for all of p's tail (LK losses, arXiv 2602.23881). Dividing by alpha keeps the gradient
+alive where hardly anything is accepted. What the cache says rightly, the draft need not learn. Logits of a whole batch
+would need gigabytes, so they are made for a block of tokens at a time, and the gradient with respect to the states in
+the same visit. `train.py --compile` fuses the operations on the logits.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def loss_of_block(
 def mixed_log_weights(log_q: Tensor, biases: Tensor, slopes: Tensor, unproposed: float | Tensor = UNPROPOSED) -> Tensor:
     """What known tokens weigh in a mixture, as `amusd/sampling/ranking.py` has it; all three are [tokens, known].
 
-    `log_q`: minus infinity for tokens that the draft cannot propose; `biases`: that where nothing is known.
+    `log_q`: minus infinity for tokens that the draft cannot propose. `biases`: minus infinity where nothing is known.
     """
     return torch.maximum(log_q, biases + slopes * torch.where(log_q.isneginf(), unproposed, log_q))
 
@@ -107,7 +107,8 @@ def negative_log_acceptance(
     """Sum over the tokens; both states are [tokens, hidden], `head` is [vocabulary, hidden].
 
     `columns`, `biases`, `slopes` [tokens, continuations]: rows of `head` whose tokens the n-gram cache knows, all
-    different (-1: one that the draft cannot propose), and what it says of them (a bias of minus infinity: nothing).
+    different (-1: one that the draft cannot propose), and what it says of them; with a bias of minus infinity nothing
+    is known, and the column may be any.
     """
     result: Tensor = _NegativeLogAcceptance.apply(states, teacher_states, head, columns, biases, slopes, block_loss)
     return result

@@ -2,10 +2,11 @@
 
     python experiments/embedded_draft/mixture.py --corpus CORPORA/
 
-On the answers in the rows that no training learns from. Bias and slope for each number of agreeing tokens, and what a
-token that the draft cannot propose counts as (`UNPROPOSED` of `amusd/sampling/ranking.py`), such that the target
-accepts most (`losses.py`) in every other row. On the rows between them, what mixing is worth: how often the target's
-likeliest token is among the first 1, 2, 4 and 8 guesses, and how much is accepted at temperature 1.
+It reads the answers in the rows that no training learns from. In every other row it finds the weights with which the
+target accepts most (`losses.py`): a bias for each number of agreeing tokens, a slope for one token and another for
+more, and what a token that the draft cannot propose counts as (`UNPROPOSED` of `amusd/sampling/ranking.py`). The
+package has them rounded. In the rows between them it counts what they are worth: how often the target's likeliest token
+is among the first 1, 2, 4 and 8 guesses, and how much is accepted at temperature 1.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, read_draft
 from amusd.sampling.ranking import UNPROPOSED
 
 DEPTHS = (1, 2, 4, 8)
-STEPS = 300
-_KEPT = 32
-"""Likeliest tokens of the draft that are looked at."""
+STEPS = 200
+KEPT = 256
+"""Likeliest tokens of the draft that are looked at; what the target accepts of all others is not counted."""
 _LEAST = 1e-3
 """Acceptance that a token counts with at least."""
 
@@ -43,17 +44,13 @@ class Places:
     agreeing: Tensor
     """int64 [tokens, MAX_CONTINUATIONS]: how many tokens agree, at most as many as make a difference; 0: no token."""
     log_q: Tensor
-    """[tokens, MAX_CONTINUATIONS + _KEPT]: of the draft; minus infinity where it cannot propose the token."""
+    """[tokens, MAX_CONTINUATIONS + KEPT]: of the draft; minus infinity where it cannot propose the token."""
     p: Tensor
     """The same: the target's probabilities."""
     log_rest: Tensor
     """[tokens]: logarithm of what the draft gives all other tokens."""
     is_best: Tensor
     """bool, shaped like `p`: whether the token is the target's likeliest of all."""
-
-    def select(self, chosen: Tensor) -> Places:
-        """Some of the tokens."""
-        return Places(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +60,9 @@ class Weights:
     biases: Tensor
     """[numbers of agreeing tokens]."""
     slopes: Tensor
-    """The same."""
+    """Likewise."""
     unproposed: Tensor
-    """[]."""
+    """A number."""
 
     @classmethod
     def shipped(cls) -> Weights:
@@ -81,6 +78,8 @@ def main() -> None:
     parser.add_argument("--draft-file", type=Path, default=DRAFT_FILE)
     arguments = parser.parse_args()
     rows = list(places_in(arguments.corpus, read_draft(arguments.draft_file)))
+    if len(rows) == 1:
+        parser.error(f"{arguments.corpus}: one row is held out, two are needed")
     learned, judged = (
         Places(*(torch.cat([getattr(row, field.name) for row in half]) for field in fields(Places)))
         for half in (rows[::2], rows[1::2])
@@ -133,17 +132,19 @@ def places_of(known: Tensor, agreeing: Tensor, log_q: Tensor, p: Tensor) -> Plac
     p_of_known = p.gather(1, known).masked_fill(none, 0.0)
     tokens = torch.arange(len(known)).unsqueeze(1).expand_as(known)
     log_q[tokens[~none], known[~none]] = -torch.inf
-    best, ids = log_q.topk(_KEPT, dim=1)
-    rest = (log_q.exp().sum(dim=1) - best.exp().sum(dim=1)).clamp_min(1e-9).log()
-    p_of_all = torch.cat((p_of_known, p.gather(1, ids)), dim=1)
-    return Places(agreeing, torch.cat((of_known, best), dim=1), p_of_all, rest, p_of_all == p.amax(dim=1, keepdim=True))
+    of_others, others = log_q.topk(KEPT, dim=1)
+    rest = (log_q.exp().sum(dim=1) - of_others.exp().sum(dim=1)).clamp_min(1e-9).log()
+    best = p.argmax(dim=1, keepdim=True)
+    is_best = torch.cat((~none & (known == best), others == best), dim=1)
+    of_all, p_of_all = torch.cat((of_known, of_others), dim=1), torch.cat((p_of_known, p.gather(1, others)), dim=1)
+    return Places(agreeing, of_all, p_of_all, rest, is_best)
 
 
 def mix(places: Places, weights: Weights | None) -> Tensor:
-    """[tokens, MAX_CONTINUATIONS + _KEPT]: the probabilities of the mixture; None: of the draft alone."""
+    """[tokens, MAX_CONTINUATIONS + KEPT]: the probabilities of the mixture; None: of the draft alone."""
     log_q = places.log_q
     if weights is not None:
-        known, others = log_q.split((MAX_CONTINUATIONS, _KEPT), dim=1)
+        known, others = log_q.split((MAX_CONTINUATIONS, KEPT), dim=1)
         index = (places.agreeing - 1).clamp_min(0)
         biases = weights.biases[index].masked_fill(places.agreeing == 0, -torch.inf)
         known = mixed_log_weights(known, biases, weights.slopes[index], weights.unproposed)
@@ -153,17 +154,23 @@ def mix(places: Places, weights: Weights | None) -> Tensor:
 
 
 def fit(places: Places, start: Weights) -> Weights:
-    """The weights with which the target accepts most of `places`."""
-    weights = Weights(*(getattr(start, field.name).clone().requires_grad_() for field in fields(Weights)))
-    optimizer = torch.optim.Adam([getattr(weights, field.name) for field in fields(Weights)], lr=0.05)
+    """The weights with which the target accepts most of `places`; one slope for one token, one for more."""
+    slope_of = torch.tensor([0] + [1] * (len(WEIGHTS) - 1))
+    parameters = [each.clone().requires_grad_() for each in (start.biases, start.slopes[:2], start.unproposed)]
+    optimizer = torch.optim.Adam(parameters, lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+
+    def weights() -> Weights:
+        biases, slopes, unproposed = parameters
+        return Weights(biases, slopes[slope_of], unproposed)
+
     for _ in range(STEPS):
-        accepted = torch.minimum(mix(places, weights), places.p).sum(dim=1)
+        accepted = torch.minimum(mix(places, weights()), places.p).sum(dim=1)
         optimizer.zero_grad()
         (-accepted.clamp_min(_LEAST).log().mean()).backward()
         optimizer.step()
         schedule.step()
-    return Weights(*(getattr(weights, field.name).detach() for field in fields(Weights)))
+    return Weights(*(getattr(weights(), field.name).detach() for field in fields(Weights)))
 
 
 @torch.no_grad()
@@ -171,7 +178,7 @@ def judge(places: Places, weights: Weights | None) -> list[float]:
     """How often the target's likeliest token is among the first guesses, of `DEPTHS`; what is accepted when sampled."""
     mixed = mix(places, weights)
     best = torch.where(places.is_best, mixed, 0.0).amax(dim=1, keepdim=True)
-    ranks = torch.where(best.flatten() > 0, (mixed > best).sum(dim=1), _KEPT)
+    ranks = torch.where(best.flatten() > 0, (mixed > best).sum(dim=1), KEPT)
     shares = [float((ranks < depth).float().mean()) for depth in DEPTHS]
     return [*shares, float(torch.minimum(mixed, places.p).sum(dim=1).mean())]
 

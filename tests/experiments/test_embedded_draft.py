@@ -79,6 +79,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, M
     columns[torch.rand(700, 3, generator=generator) < 0.2] = -1  # what the draft cannot propose
     biases = 3 * torch.rand(700, 3, generator=generator) - 1
     biases[::7] = -torch.inf  # nothing is known
+    biases[::5, 1:], columns[::5, 1:] = -torch.inf, columns[::5, :1]  # nor twice more, in the column of what is
     slopes = 0.2 + torch.rand(700, 3, generator=generator)
     states.requires_grad_(requires_grad=True)
     p, q = (teacher @ head.t()).softmax(-1), (states @ head.t()).softmax(-1)
@@ -86,7 +87,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(scripts: dict[str, M
     for place, row in enumerate(q):
         weights, others = list(row), 0.0
         for column, bias, slope in zip(columns[place].tolist(), biases[place], slopes[place], strict=True):
-            if column >= 0:
+            if column >= 0 and bias > -torch.inf:
                 weights[column] = torch.maximum(row[column], bias.exp() * row[column] ** slope)
             else:
                 others += float(bias.exp() * math.exp(UNPROPOSED) ** slope)
@@ -127,39 +128,50 @@ def test_agreement_is_the_mixtures(scripts: dict[str, ModuleType]) -> None:
 
 
 def some_places(mixture: ModuleType, num_tokens: int) -> tuple[Any, torch.Tensor, torch.Tensor, torch.Tensor, Any]:
-    """Random tokens, and what they were made of: log q and p over 35 ids, what is known, how many tokens agree."""
+    """Random tokens, and what they were made of: log q and p over 300 ids, what is known, how many tokens agree."""
     generator = torch.Generator().manual_seed(3)
-    log_q, p = (2 * torch.randn(num_tokens, 35, generator=generator) for _ in range(2))
-    log_q[:, ::4] = -torch.inf  # cannot be proposed
+    log_q, p = (2 * torch.randn(num_tokens, 300, generator=generator) for _ in range(2))
+    log_q[:, ::8] = -torch.inf  # cannot be proposed
     log_q, p = log_q.log_softmax(-1), p.softmax(-1)
-    known = torch.stack([torch.randperm(35, generator=generator)[:3] for _ in range(num_tokens)])
+    known = torch.stack([torch.randperm(300, generator=generator)[:3] for _ in range(num_tokens)])
     agreeing = torch.randint(0, 10, known.shape, generator=generator)
     return mixture.places_of(known, agreeing, log_q.clone(), p), log_q, p, known, agreeing
 
 
-def test_what_mixing_is_worth_is_what_the_mixture_accepts(scripts: dict[str, ModuleType]) -> None:
+@pytest.mark.parametrize("kept", [20, 250])
+def test_what_mixing_is_worth_is_what_the_mixture_accepts(
+    scripts: dict[str, ModuleType], kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts["mixture"], "KEPT", kept)
     places, log_q, p, known, agreeing = some_places(scripts["mixture"], 300)
-    proposed = torch.arange(35)[log_q[0].isfinite()]
+    proposed = torch.arange(300)[log_q[0].isfinite()]
     for weights in (None, scripts["mixture"].Weights.shipped()):
         biases, slopes = torch.tensor([(-math.inf, 1.0), *WEIGHTS])[agreeing].unbind(-1)
         if weights is None:
             biases = torch.full_like(biases, -math.inf)
-        mixed = scripts["losses"].mix(log_q[:, proposed].exp(), proposed, known, biases, slopes, 35)
+        mixed = scripts["losses"].mix(log_q[:, proposed].exp(), proposed, known, biases, slopes, 300)
         ranks = (mixed > mixed.gather(1, p.argmax(-1, keepdim=True))).sum(-1)
         expected = [float((ranks < depth).float().mean()) for depth in scripts["mixture"].DEPTHS]
-        expected.append(float(torch.minimum(p, mixed).sum(-1).mean()))
-        assert scripts["mixture"].judge(places, weights) == pytest.approx(expected, abs=1e-5)
+        *shares, sampled = scripts["mixture"].judge(places, weights)
+        assert shares == pytest.approx(expected, abs=1e-5)
+        likeliest = scripts["mixture"].mix(places, weights).topk(9).values
+        torch.testing.assert_close(likeliest, mixed.topk(9).values, rtol=1e-4, atol=1e-6)
+        everything = float(torch.minimum(p, mixed).sum(-1).mean())
+        assert everything - (0.4 if kept == 20 else 0.02) < sampled <= everything + 1e-5
 
 
 def test_the_weights_that_a_target_follows_are_found(scripts: dict[str, ModuleType]) -> None:
     mixture = scripts["mixture"]
     places, *_ = some_places(mixture, 2000)
-    followed = mixture.Weights(torch.linspace(-1.0, 2.0, 9), torch.linspace(0.9, 0.4, 9), torch.tensor(-2.0))
+    slopes = torch.tensor([0.7] + [0.4] * 8)
+    followed = mixture.Weights(torch.linspace(0.0, 2.0, 9), slopes, torch.tensor(-2.0))
     places = dataclasses.replace(places, p=mixture.mix(places, followed))
     fitted = mixture.fit(places, mixture.Weights.shipped())
     assert mixture.judge(places, mixture.Weights.shipped())[-1] < 0.9
     assert mixture.judge(places, fitted)[-1] > 0.99
-    torch.testing.assert_close(fitted.biases[1:], followed.biases[1:], rtol=0, atol=0.2)
+    torch.testing.assert_close(fitted.biases, followed.biases, rtol=0, atol=0.2)
+    torch.testing.assert_close(fitted.slopes, followed.slopes, rtol=0, atol=0.05)
+    assert float(fitted.unproposed) == pytest.approx(-2.0, abs=0.3)
 
 
 def test_what_is_known_stands_behind_the_token_it_follows(scripts: dict[str, ModuleType]) -> None:

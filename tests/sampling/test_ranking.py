@@ -288,7 +288,7 @@ def mixed_logits(row: Tensor, ids: list[int], mixture: Mixture, all_ids: list[in
     """[all_ids] float64: logarithms of the mixture's probabilities."""
     weights = dict(zip(ids, row.double().softmax(-1).tolist(), strict=True))
     for token_id, bias, slope in mixture:
-        model = weights.get(token_id, math.exp(UNPROPOSED))
+        model = weights.get(token_id, 0.0) or math.exp(UNPROPOSED)
         weights[token_id] = max(weights.get(token_id, 0.0), math.exp(bias) * model**slope)
     with np.errstate(divide="ignore"):
         return np.log([weights.get(token_id, 0.0) / sum(weights.values()) for token_id in all_ids])
@@ -313,6 +313,7 @@ def test_a_mixture_ranks_as_a_model_with_its_probabilities_would(
     columns = NUM_IDS if ids is None else len(ids)
     id_list = list(range(columns)) if ids is None else ids.tolist()
     logits = random_logits(rng, max(1, len(given_)), columns, 4.0)
+    logits[:, ::7] = -math.inf  # of tokens that the draft cannot propose either
     ranking = make(distribution, columns, ids, number=4)
     ranked = ranking.rank(logits, range(7, 7 + len(logits)), (), given_)
     all_ids = sorted({*id_list, *(token_id for mixture in given_ for token_id, _, _ in mixture)})
