@@ -293,6 +293,20 @@ RULES = (
         "tests/drafters/test_ngram_cache.py",
     ),
     Rule(
+        "a known token may lose what the model gives it",
+        "amusd/sampling/ranking.py",
+        "max(log_q, bias + slope * log_q)",
+        "bias + slope * log_q",
+        "tests/sampling/test_ranking.py",
+    ),
+    Rule(
+        "noise of tokens that cannot be proposed is forgotten",
+        "amusd/sampling/ranking.py",
+        "temperature * gumbel_of(int(self._ids[column]), self._key(position)) if temperature else 0.0",
+        "0.0",
+        "tests/sampling/test_ranking.py",
+    ),
+    Rule(
         "what was only drafted is remembered as an answer",
         NGRAM,
         "self._index.token_ids[start:committed_length]",
