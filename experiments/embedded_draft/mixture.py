@@ -3,8 +3,8 @@
     python experiments/embedded_draft/mixture.py --corpus CORPORA/
 
 It reads the answers in the rows that no training learns from. In every other row it finds the weights with which the
-target accepts most (`losses.py`): a bias for each number of agreeing tokens, a slope for one token and another for
-more, and what a token that the draft cannot propose counts as (`UNPROPOSED` of `amusd/sampling/ranking.py`). The
+target accepts most (`losses.py`): a bias for each number of agreeing tokens, a slope for one, for more and for the
+most, and what a token that the draft cannot propose counts as (`UNPROPOSED` of `amusd/sampling/ranking.py`). The
 package has them rounded. In the rows between them it counts what they are worth: how often the target's likeliest token
 is among the first 1, 2, 4 and 8 guesses, and how much is accepted at temperature 1.
 """
@@ -154,9 +154,9 @@ def mix(places: Places, weights: Weights | None) -> Tensor:
 
 
 def fit(places: Places, start: Weights) -> Weights:
-    """The weights with which the target accepts most of `places`; one slope for one token, one for more."""
-    slope_of = torch.tensor([0] + [1] * (len(WEIGHTS) - 1))
-    parameters = [each.clone().requires_grad_() for each in (start.biases, start.slopes[:2], start.unproposed)]
+    """The weights with which the target accepts most of `places`; slopes are for one token, for more, for the most."""
+    slope_of = torch.tensor([0, *[1] * (len(WEIGHTS) - 2), 2])
+    parameters = [each.clone().requires_grad_() for each in (start.biases, start.slopes[[0, 1, -1]], start.unproposed)]
     optimizer = torch.optim.Adam(parameters, lr=0.05)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 

@@ -134,7 +134,7 @@ def some_places(mixture: ModuleType, num_tokens: int) -> tuple[Any, torch.Tensor
     log_q[:, ::8] = -torch.inf  # cannot be proposed
     log_q, p = log_q.log_softmax(-1), p.softmax(-1)
     known = torch.stack([torch.randperm(300, generator=generator)[:3] for _ in range(num_tokens)])
-    agreeing = torch.randint(0, 10, known.shape, generator=generator)
+    agreeing = torch.randint(0, len(WEIGHTS) + 1, known.shape, generator=generator)
     return mixture.places_of(known, agreeing, log_q.clone(), p), log_q, p, known, agreeing
 
 
@@ -163,8 +163,8 @@ def test_what_mixing_is_worth_is_what_the_mixture_accepts(
 def test_the_weights_that_a_target_follows_are_found(scripts: dict[str, ModuleType]) -> None:
     mixture = scripts["mixture"]
     places, *_ = some_places(mixture, 2000)
-    slopes = torch.tensor([0.7] + [0.4] * 8)
-    followed = mixture.Weights(torch.linspace(0.0, 2.0, 9), slopes, torch.tensor(-2.0))
+    slopes = torch.tensor([0.7, *[0.4] * (len(WEIGHTS) - 2), 0.25])
+    followed = mixture.Weights(torch.linspace(0.0, 2.0, len(WEIGHTS)), slopes, torch.tensor(-2.0))
     places = dataclasses.replace(places, p=mixture.mix(places, followed))
     fitted = mixture.fit(places, mixture.Weights.shipped())
     assert mixture.judge(places, mixture.Weights.shipped())[-1] < 0.9
