@@ -43,7 +43,7 @@ from amusd.models.vocabulary import reduce_head
 
 DRAFT_FILE = Path(__file__).parents[1] / "embedded" / "draft.safetensors"
 """The draft that ships with the package; its model card stands beside it."""
-DRAFT_DIGEST = "7f9c1b88d64bc2706ed858c05c1e05a83309e91ff492822f2ef58a009bf57f4d"
+DRAFT_DIGEST = "d2428c2260d6273c4120d58580ebc7d70db7617525317a45ec39a66080ec2707"
 """Its checksum (`digest_of`), so that no flipped bit of it is run."""
 MODEL_CARD = DRAFT_FILE.with_name("README.md")
 
