@@ -251,7 +251,7 @@ class Norm:
     """The RMS norm of rows [rows, width]; the rows as they are where a model has none.
 
     On a CPU `rms_norm` is nine operators. `layer_norm` is one, and of a row with its negative behind it the mean is
-    zero: the first half of that is the RMS norm.
+    zero: the first half of the result is the RMS norm.
     """
 
     def __init__(self, weight: Tensor | None, epsilon: float) -> None:
