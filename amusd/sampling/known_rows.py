@@ -124,8 +124,8 @@ class KnownRow:
     """Columns of the whole row; unused where all are known."""
     digest: RowDigest | None = None
     """The source of the columns, unless all are known."""
-    is_extra: Mask | None = None
-    """[known]: whether the column is none of the digest's likely ones: then it is in the device's sums."""
+    summed: Row | None = None
+    """Logits of the known columns that are none of the digest's likely ones, as the device has them in its sums."""
     largest_left: float = -math.inf
     """No unknown column has a larger logit."""
 
@@ -138,7 +138,7 @@ class KnownRow:
         if len(columns) == num_columns:
             return cls(logits)
         largest_left = float(digest.likely_logits.min()) if len(digest.likely) else math.inf
-        return cls(logits, columns, num_columns, digest, places >= len(digest.likely), largest_left)
+        return cls(logits, columns, num_columns, digest, logits[places >= len(digest.likely)], largest_left)
 
     @property
     def log_total(self) -> float:
@@ -151,7 +151,7 @@ class KnownRow:
     def extended(self, number: int) -> KnownRow:
         """A copy with `number` columns more, all known, whose logits are minus infinity."""
         logits = np.concatenate((self.logits, np.full(number, -np.inf, dtype=np.float32)))
-        if self.columns is None or self.is_extra is None:
+        if self.columns is None:
             return KnownRow(logits)
         end = self.num_columns + number
         return replace(
@@ -159,7 +159,6 @@ class KnownRow:
             logits=logits,
             columns=np.concatenate((self.columns, np.arange(self.num_columns, end))),
             num_columns=end,
-            is_extra=np.concatenate((self.is_extra, np.zeros(number, dtype=np.bool_))),
         )
 
     def place(self, column: int) -> int:
@@ -280,10 +279,10 @@ def _bounds(processor: LogitsProcessor, known: KnownRow, best: float, num_lowere
     `num_lowered`: unknown columns whose logits may have become smaller.
     """
     digest, divisor = known.digest, processor.divisor
-    assert digest is not None
+    assert digest is not None and known.summed is not None
     largest = float(digest.likely_logits[0] / divisor)
-    extra, winner = known.logits[known.is_extra] / divisor, digest.winner_logit / divisor
-    weights = np.exp(extra.astype(np.float64) - largest)
+    summed, winner = known.summed / divisor, digest.winner_logit / divisor
+    weights = np.exp(summed.astype(np.float64) - largest)
     lowered = num_lowered * math.exp(float(known.largest_left / divisor) - largest)
     factor = math.exp(min(largest - best, _LARGEST))
 
@@ -292,5 +291,5 @@ def _bounds(processor: LogitsProcessor, known: KnownRow, best: float, num_lowere
         rest = total - float(own.sum())
         return max(0.0, rest - margin - lowered) * factor, max(0.0, rest + margin) * factor
 
-    masks = (np.ones(len(extra), dtype=np.bool_), extra >= winner, extra > winner)
+    masks = (np.ones(len(summed), dtype=np.bool_), summed >= winner, summed > winner)
     return [bounded(total, weights[mask]) for total, mask in zip(digest.rests, masks, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -382,6 +383,16 @@ def test_guesses_of_a_digest_are_those_of_whole_rows(parameters: dict[str, Any])
     ):
         assert [token_id for token_id, _ in expected] == [token_id for token_id, _ in found]
         assert [one for _, one in expected] == pytest.approx([one for _, one in found], rel=2e-3)
+
+
+def test_a_guess_that_was_lifted_takes_nothing_from_what_a_digest_leaves_out() -> None:
+    probabilities = torch.full((1, 30_000), 0.6 / 29_996)
+    probabilities[0, :4], probabilities[0, 7777] = 0.1, 1e-5
+    distribution, mixture = Distribution(temperature=1.0, top_p=0.5, seed=2), [(7777, math.log(0.3 / 1e-5**0.5), 0.5)]
+    for digests in (None, Digests(30_000, None, CPU)):
+        ranking = Ranking(distribution, 30_000, number=9, digests=digests)
+        (guesses,) = ranking.rank(probabilities.log(), [3], (), [mixture])
+        assert {token_id for token_id, _ in guesses} == {0, 1, 2, 3, 7777}  # 0.7 of 1.3, of which 0.65 are wanted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
