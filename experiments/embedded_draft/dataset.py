@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from amusd.drafters.ngram import MAX_CONTINUATIONS, NgramCache
+from amusd.drafters.ngram import MAX_CONTINUATIONS, WEIGHTS, NgramCache
 
 TEXT, STATES = "text.npz", "states.npy"
 _PARTIAL = ".partial"
+_WEIGHTS = torch.tensor([(-torch.inf, 1.0), *WEIGHTS])
+"""Bias and slope of what followed behind no, one, two ... agreeing tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,16 @@ class Known:
 
     token_ids: np.ndarray
     """int64 [tokens, MAX_CONTINUATIONS]; 0 where there is none."""
-    biases: np.ndarray
-    """float32 of the same shape, of a `Mixture` of `amusd/sampling/ranking.py`; minus infinity where there is none."""
-    slopes: np.ndarray
-    """The same; 1 where there is none."""
+    agreeing: np.ndarray
+    """int64 of the same shape: how many tokens agree, at most as many as `WEIGHTS` has; 0 where there is none."""
 
     def at(self, places: np.ndarray | slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, biases and slopes behind some of the tokens."""
-        ids, biases, slopes = (torch.from_numpy(each[places]) for each in (self.token_ids, self.biases, self.slopes))
-        return ids, biases, slopes
+        """Ids, biases and slopes behind some of the tokens: a `Mixture` of `amusd/sampling/ranking.py` for each.
+
+        Where there is no token the bias is minus infinity.
+        """
+        biases, slopes = _WEIGHTS[torch.from_numpy(self.agreeing[places])].unbind(dim=-1)
+        return torch.from_numpy(self.token_ids[places]), biases, slopes
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +183,16 @@ def known_tokens(text: Text) -> Known:
 
 def known_behind(rows: Sequence[Sequence[int]]) -> Known:
     """What it says behind every one of these tokens."""
-    token_ids = np.zeros((sum(map(len, rows)), MAX_CONTINUATIONS), dtype=np.int64)
-    biases = np.full(token_ids.shape, -np.inf, dtype=np.float32)
-    slopes = np.ones(token_ids.shape, dtype=np.float32)
+    token_ids, agreeing = np.zeros((2, sum(map(len, rows)), MAX_CONTINUATIONS), dtype=np.int64)
     ngrams, place = NgramCache(), 0
     for row in rows:
         ngrams.open(())
         for token_id in row:
             ngrams.commit([token_id])
-            for index, guess in enumerate(ngrams.guesses()):
-                token_ids[place, index], biases[place, index], slopes[place, index] = guess
+            for index, (guess, number) in enumerate(ngrams.continuations()):
+                token_ids[place, index], agreeing[place, index] = guess, min(number, len(WEIGHTS))
             place += 1
-    return Known(token_ids, biases, slopes)
+    return Known(token_ids, agreeing)
 
 
 def batches_by_length(text: Text, tokens_per_batch: int) -> Iterator[np.ndarray]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
-from dataset import join, read_corpora
+from dataset import join, known_behind, read_corpora
 from losses import mixed_log_weights
 from student import Student
 from teacher import load_teacher
@@ -25,7 +25,7 @@ from torch import Tensor
 from train import split
 
 from amusd.config import DrafterConfig
-from amusd.drafters.ngram import MAX_CONTINUATIONS, WEIGHTS, NgramCache
+from amusd.drafters.ngram import MAX_CONTINUATIONS, WEIGHTS
 from amusd.models.embedded_draft import DRAFT_FILE, DraftWeights, read_draft
 from amusd.sampling.ranking import UNPROPOSED
 
@@ -106,7 +106,6 @@ def places_in(corpus: Path, draft: DraftWeights) -> Iterator[Places]:
     student = Student(teacher, [None] * draft.num_layers).float()
     student.load_trained_weights(draft.tensors)
     output_ids = draft.output_ids[: DrafterConfig.vocab_size]
-    ngrams = NgramCache()
     held_out, _ = split([each.num_rows for each in texts])
     for row in held_out:
         length = text.length[row]
@@ -116,13 +115,8 @@ def places_in(corpus: Path, draft: DraftWeights) -> Iterator[Places]:
         log_q = torch.full((len(followed), len(head)), -torch.inf)
         log_q[:, output_ids] = (hidden @ head[output_ids].t()).float().log_softmax(dim=-1)
         p = (states[row][followed].to(head.dtype) @ head.t()).float().softmax(dim=-1)
-        known, agreeing = torch.zeros((2, length, MAX_CONTINUATIONS), dtype=torch.int64)
-        ngrams.open(())
-        for place, token_id in enumerate(token_ids.tolist()):
-            ngrams.commit([token_id])
-            for index, (guess, number) in enumerate(ngrams.continuations()):
-                known[place, index], agreeing[place, index] = guess, min(number, len(WEIGHTS))
-        yield places_of(known[followed], agreeing[followed], log_q, p)
+        known = known_behind([token_ids.tolist()])
+        yield places_of(*(torch.from_numpy(each[followed]) for each in (known.token_ids, known.agreeing)), log_q, p)
 
 
 def places_of(known: Tensor, agreeing: Tensor, log_q: Tensor, p: Tensor) -> Places:

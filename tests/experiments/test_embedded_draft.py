@@ -180,11 +180,13 @@ def test_what_is_known_stands_behind_the_token_it_follows(scripts: dict[str, Mod
     text = dataset.Text(token_ids, np.array([3, 5]), np.ones((2, 5), bool), np.zeros(2, np.float32), 1)
     known = dataset.known_tokens(text)
     assert known.token_ids[:, 0].tolist() == [0, 0, 6, 0, 0, 0, 7, 8]  # rows know nothing of each other
-    nothing, (one, two) = (-math.inf, 1.0), WEIGHTS[:2]
-    found = list(zip(known.biases[:, 0], known.slopes[:, 0], strict=True))
-    expected = [nothing, nothing, one, nothing, nothing, nothing, one, two]
-    assert found == [pytest.approx(each) for each in expected]
-    assert (known.biases[:, 1:] == -math.inf).all()
+    assert known.agreeing[:, 0].tolist() == [0, 0, 1, 0, 0, 0, 1, 2]
+    assert not known.agreeing[:, 1:].any()
+    ids, biases, slopes = known.at(np.array([6, 7, 3]))
+    assert ids[:, 0].tolist() == [7, 8, 0]
+    said = zip(biases[:, 0].tolist(), slopes[:, 0].tolist(), strict=True)
+    assert list(said) == [pytest.approx(each) for each in (*WEIGHTS[:2], (-math.inf, 1.0))]
+    assert (biases[:, 1:] == -math.inf).all()
 
 
 def test_texts_come_back_and_batches_hold_every_row_once(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
