@@ -279,7 +279,8 @@ def _bounds(processor: LogitsProcessor, known: KnownRow, best: float, num_lowere
     `num_lowered`: unknown columns whose logits may have become smaller.
     """
     digest, divisor = known.digest, processor.divisor
-    assert digest is not None and known.summed is not None
+    assert digest is not None
+    assert known.summed is not None
     largest = float(digest.likely_logits[0] / divisor)
     summed, winner = known.summed / divisor, digest.winner_logit / divisor
     weights = np.exp(summed.astype(np.float64) - largest)
