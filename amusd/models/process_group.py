@@ -94,6 +94,8 @@ def open_store(folder: Path, size: int, host: str | None) -> tuple[Any, dict[str
 def join_store(folder: Path, size: int, found: dict[str, Any]) -> Any:
     """The same store, for another rank. Raises RuntimeError."""
     if not found:
+        if not folder.is_dir():  # in which a FileStore would wait for minutes to make a file
+            raise RuntimeError(f"{folder} is gone")
         return _c10d.FileStore(str(folder / "group"), size)
     return _c10d.PrefixStore(found["name"], _tcp_store(found["host"], found["port"]))
 

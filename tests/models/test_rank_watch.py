@@ -129,9 +129,11 @@ def hanging_pair(
 ) -> Iterator[tuple[Leader, list[HangingNccl], Future[object]]]:
     """A leader and a follower that are threads, over NCCL that never ends an exchange; and the groups they made."""
     groups: list[HangingNccl] = []
+    both = threading.Barrier(2)
 
-    def make(*_: object) -> HangingNccl:
-        groups.append(HangingNccl())
+    def make(store: object, *_: object) -> HangingNccl:
+        both.wait(DEADLINE_SECONDS)  # as real groups do: the leader removes the store's folder next
+        groups.append(HangingNccl(store=store))
         return groups[-1]
 
     def follow() -> object:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,11 @@ from models.paths import decoded_both_ways, tree_rows
 from models.test_decoder import Case, lean_model, stock_model
 
 from amusd.errors import ConfigError, PeerFailedError, RankLostError
+from amusd.models import process_group, ranks
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.models.passes import Part, Pass, PathRows
-from amusd.models.process_group import ProcessGroup, backend_for
+from amusd.models.process_group import ProcessGroup, backend_for, join_store
 from amusd.models.rank_commands import PartCommand, RankCommand, follow
 from amusd.models.ranks import Follower, Leader
 from amusd.types import Role
@@ -293,6 +295,31 @@ def test_a_follower_ends_when_its_leader_goes_amid_a_pass() -> None:
         error = followers[0].exception(DEADLINE_SECONDS)
     assert isinstance(error, RankLostError)
     assert str(error).startswith("the ranks of the draft have lost each other")
+
+
+def test_a_follower_that_comes_to_a_meeting_that_is_over_does_not_wait_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def join_late(folder: Path, size: int, found: dict[str, Any]) -> Any:
+        assert over.wait(DEADLINE_SECONDS)
+        return join_store(folder, size, found)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no network")
+
+    def life(address: str, rank: int, size: int) -> None:
+        Follower(address, Role.DRAFT, rank, size).ready("cpu", DEADLINE_SECONDS)
+
+    monkeypatch.setattr(ranks, "join_store", join_late)
+    monkeypatch.setattr(process_group, "_make", fail)
+    with meeting(2, life) as (leader, followers):
+        with pytest.raises(RankLostError, match=r"^the ranks of the draft did not meet: no network$"):
+            leader.await_followers("cpu", DEADLINE_SECONDS)
+        leader.close()
+        over.set()
+        error = followers[0].exception(DEADLINE_SECONDS)
+    assert isinstance(error, RankLostError)
+    assert str(error) == f"rank 0 of the draft is gone: {leader.address} is gone"
 
 
 def test_followers_compute_trees_too() -> None:
