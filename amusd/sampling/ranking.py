@@ -32,7 +32,7 @@ from amusd.config import Distribution
 from amusd.protocol.draft_session import Guesses
 from amusd.sampling.digest import Digest, Digests, RowDigest, Words
 from amusd.sampling.known_rows import Kept, KnownRow, check_largest, keep
-from amusd.sampling.logits import Changes, LogitsProcessor, Row, top_k_columns
+from amusd.sampling.logits import Changes, LogitsProcessor, Row
 from amusd.sampling.noise import Counters, Domain, code_of, codes_of_columns, counters, float_gumbel, gumbel_of, key_of
 
 Noise = npt.NDArray[np.float32]
@@ -269,12 +269,12 @@ class Ranking:
 
     def _best_of(self, scores: Row) -> _Best:
         """The best of `scores` [known]: T times the scores, less something that all of them have in common."""
-        top = scores[scores.argmax()]
+        first = scores.argmax()
+        top = scores[first]
         weights = np.exp(scores - top if top else scores)  # greedy: relative already
         total = float(weights.sum())
-        likely = np.flatnonzero(weights > self._least * total)
-        if len(likely) > self._number:  # all columns, of a chain: too many to sort
-            likely = likely[top_k_columns(scores[likely], self._number)]
+        # To a chain every column is likely enough: too many to sort.
+        likely = np.array([first]) if self._number == 1 else np.flatnonzero(weights > self._least * total)
         best = likely[np.argsort(-scores[likely], kind="stable")[: self._number]]
         return _Best(float(top) + math.log(total), scores[best].tolist(), best.tolist())
 

@@ -106,7 +106,7 @@ def rank(row: Any, distribution: Distribution = GREEDY, number: int = 3, positio
     seed=st.integers(0, 2**32 - 1),
     scale=st.sampled_from([0.01, 1.0, 5.0, 20.0]),
     some=st.booleans(),
-    number=st.integers(2, 4),
+    number=st.integers(1, 4),
 )
 def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
     make: Callable[..., Ranking], distribution: Distribution, seed: int, scale: float, some: bool, number: int
@@ -123,14 +123,15 @@ def test_the_first_is_what_the_sampler_chooses_and_the_others_follow_in_order(
         scores = exact_scores(distribution, logits[index], ids, start + 1 + index)
         places = [id_list.index(token_id) for token_id in ids_of(tokens)]
         assert len(set(places)) == len(places)
-        best = np.sort(scores)[::-1][: len(places)]
+        in_order = np.sort(scores)[::-1]
+        best = in_order[: len(places)]
         assert scores[places] == pytest.approx(best, abs=ROUNDING)
-        assert ids_of(tokens)[0] == id_list[column] or best[0] - best[1] < ROUNDING
+        assert ids_of(tokens)[0] == id_list[column] or in_order[0] - in_order[1] < ROUNDING
         sharpness = distribution.temperature or 1.0
         expected = np.exp(sharpness * (best - best[0])) / np.exp(sharpness * (scores - best[0])).sum()
         assert probabilities_of(tokens) == pytest.approx(expected, rel=1e-3)
         if len(places) < number:  # the next one has no probability
-            rest = np.sort(scores)[::-1][len(places)]
+            rest = in_order[len(places)]
             assert np.exp(np.float32(sharpness * (rest - best[0]))) < 1e-37
 
 
