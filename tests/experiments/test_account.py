@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from amusd.config import DecodingConfig
 from experiments import account
-from experiments.simulated_account import BARE, FIRST, READY, UNFORESEEN, after_verdicts, machine, without_a_loss
 
 RESULTS = sorted((Path(__file__).parents[2] / "experiments").glob("*/results/*.json"))
 
@@ -71,7 +69,7 @@ def test_only_tested_candidates_count_for_acceptance() -> None:
 
 def test_time_adds_up_in_every_committed_measurement() -> None:
     tables = [(path.name, rows) for path in RESULTS for rows in comparisons(json.loads(path.read_text()))]
-    assert len(tables) > 20
+    assert len(tables) > 10
     for name, rows in tables:
         for one in rows:
             assert one["time"]["draft"] or one["mode"] == "autoregressive"
@@ -80,25 +78,3 @@ def test_time_adds_up_in_every_committed_measurement() -> None:
         for found in account.account(rows) if rows[0]["mode"] == "autoregressive" else ():
             factors = found["tokens_per_pass"] * found["pass_time"] * found["share_in_passes"]
             assert factors == pytest.approx(found["speedup"], rel=0.01), (name, found["kind"])
-
-
-def test_every_pass_of_a_simulated_answer_is_accounted_for() -> None:
-    """Shares add up, an unforeseen verdict leaves nothing ready, and what is taken away as a loss is one."""
-    pair = machine(0.8, 7, row_share=0.06, num_answers=2, num_tokens=96, seed=0)
-    outcome = pair.run(DecodingConfig(), keep_events=True)
-    found = {row["verdict"]: row for row in after_verdicts(outcome)}
-    assert list(found) == [
-        FIRST,
-        UNFORESEEN,
-        BARE,
-        READY,
-    ]
-    assert sum(row["share"] for row in found.values()) == pytest.approx(1)
-    assert found[FIRST]["share"] == pytest.approx(2 / outcome.metrics.num_passes)
-    tokens = sum(row["share"] * row["tokens"] for row in found.values()) * outcome.metrics.num_passes
-    assert tokens == pytest.approx(outcome.metrics.num_tokens)
-    assert found[UNFORESEEN]["ready"] == found[BARE]["ready"] == 0 < found[READY]["ready"]
-    misses = (found[UNFORESEEN], found[BARE])
-    assert found[READY]["waited_passes"] < max(row["waited_passes"] for row in misses)
-    without = {name: each.run(DecodingConfig()).metrics for name, each in without_a_loss(pair).items()}
-    assert min(without, key=lambda name: without[name].num_passes) == "the second guess is always right"

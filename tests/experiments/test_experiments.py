@@ -15,9 +15,7 @@ import pytest
 
 from amusd.errors import ConfigError
 from experiments import common, plotting, request
-from experiments.ablation import run as ablation
 from experiments.async_vs_sync import run as async_vs_sync
-from experiments.controller import run as controller
 from experiments.equal_devices import run as equal_devices
 from experiments.peers import run as peers
 from experiments.simulator_fidelity import run as simulator_fidelity
@@ -25,7 +23,6 @@ from experiments.simulator_fidelity import run as simulator_fidelity
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "experiments").glob("*/plot.py"))
 SWEPT = {
-    "wait_sweep": "min_candidates",
     "temperature": "sampling.temperature",
     "link_delay": "transport.delay_ms",
     "acceptance_grid": "accept",
@@ -80,25 +77,12 @@ def measured(name: str) -> dict[str, Any]:
             for drafter in ("embedded", "ngram") for policy in ("synchronous", "chain", "windowed", "auto")
         ]  # fmt: skip
         return {"rows": rows, "summary": simulator_fidelity.summary_of(rows)}
-    if name == "ablation":
-        return {"rows": list(ablation.rows_of(job(), {"chain": "nothing", "synchronous": "overlap"}))}
-    if name == "controller":
-        rows = [
-            {"accept": accept, "ratio": 5.0, "delay": delay, "best": "chain", "best_speedup": 2.0,
-             "auto_speedup": 2 * share, "auto_of_best": share}
-            for accept, share in ((0.5, 0.9), (0.9, 1.02)) for delay in (0.0, 0.1)
-        ]  # fmt: skip
-        return {"rows": rows, "summary": controller.summary_of(rows)}
     if name == "peers":
         names = ["transformers, 1 core: plain", "amusd, 1 core: plain", "amusd, 2 cores: chain"]
         prompts = [
             {"ms_per_token": dict(zip(names, (60.0, 40.0, 30.0), strict=True)), "as_plain": dict.fromkeys(names, True)}
         ] * 2
         return {"rows": peers.rows_of(prompts), "per_prompt": prompts}
-    if name == "draft_size":
-        sizes = [job(**{"drafter.vocab_size": size}) | {"sweep": "vocab_size"} for size in ("2048", "8192")]
-        shapes = [job(**{"drafter.shape": shape}) | {"sweep": "shape"} for shape in ("null", "smollm2-135m")]
-        return {"jobs": sizes + shapes, "accept": 0.6}
     if name == "serving":
         spread = {"mean": 30.0, "p50": 30.0, "p90": 35.0, "p99": 40.0}
         rows = [
@@ -114,13 +98,13 @@ def measured(name: str) -> dict[str, Any]:
     return {"jobs": jobs}
 
 
-def asked(tmp_path: Path, *arguments: str, experiment: str = "wait_sweep") -> request.Request:
+def asked(tmp_path: Path, *arguments: str, experiment: str = "link_delay") -> request.Request:
     parser = request.parser_of(experiment, None, num_prompts=4, num_tokens=8)
     return request.request_of(parser.parse_args([*arguments, "--runs", str(tmp_path / "runs")]))
 
 
 def test_all_experiments_are_here() -> None:
-    assert set(NAMES) == {*SWEPT, "ablation", "controller", "draft_size", "peers", "serving", "simulator_fidelity"}
+    assert set(NAMES) == {*SWEPT, "peers", "serving", "simulator_fidelity"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,11 +169,11 @@ def test_without_matplotlib_one_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(sys, "argv", ["run.py"])
     asking = asked(tmp_path, "--out", str(tmp_path / "results.json"))
-    common.write_results(asking, {**MACHINE, "commit": None}, measured("wait_sweep"))
+    common.write_results(asking, {**MACHINE, "commit": None}, measured("link_delay"))
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["plot.py", str(asking.out)])
     with pytest.raises(SystemExit) as ended:
-        plotting.plotter("wait_sweep", importlib.import_module("experiments.wait_sweep.plot").draw)
+        plotting.plotter("link_delay", importlib.import_module("experiments.link_delay.plot").draw)
     assert ended.value.code == 2
     assert capsys.readouterr().err == "figures need matplotlib: pip install matplotlib\n"
 
@@ -223,13 +207,13 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         asked(tmp_path, "--tokens", "0")
     with pytest.raises(ConfigError, match="--prompts="):
         asked(tmp_path, "--prompts", str(tmp_path / "none")).lines()
-    (tmp_path / "other.json").write_text('{"experiment": "wait_sweep"}')
+    (tmp_path / "other.json").write_text('{"experiment": "link_delay"}')
     with pytest.raises(ConfigError, match="no date, commit"):
         common.read_results(tmp_path / "other.json")
 
 
 def test_quick_results_do_not_replace_the_measured_ones(tmp_path: Path) -> None:
-    assert asked(tmp_path).out == ROOT / "experiments" / "wait_sweep" / "results" / "wait_sweep.json"
+    assert asked(tmp_path).out == ROOT / "experiments" / "link_delay" / "results" / "link_delay.json"
     assert asked(tmp_path, "--quick").out == tmp_path / "runs" / "quick.json"
 
 
@@ -240,12 +224,12 @@ def test_no_folder_of_this_machine_reaches_a_file_of_results() -> None:
     ]  # fmt: skip
 
 
-def test_jobs_of_two_sweeps_stand_in_one_table() -> None:
-    lines = common.rows_text(measured("draft_size")["jobs"]).splitlines()
-    assert len(lines) == 2 + 4 * 4
-    assert lines[0].split()[:3] == ["drafter.vocab_size", "drafter.shape", "mode"]
-    assert lines[2].split()[:2] == ["2048", "autoregressive"]
-    assert lines[-1].split()[:2] == ["smollm2-135m", "asynchronous"]
+def test_each_job_of_a_sweep_has_its_rows_in_the_table() -> None:
+    lines = common.rows_text(measured("link_delay")["jobs"]).splitlines()
+    assert len(lines) == 2 + 2 * 4
+    assert lines[0].split()[:2] == ["transport.delay_ms", "mode"]
+    assert lines[2].split()[:2] == ["0", "autoregressive"]
+    assert lines[-1].split()[:2] == ["0.7", "asynchronous"]
 
 
 def test_categories_are_medians_of_their_own_prompts() -> None:
@@ -318,13 +302,6 @@ def test_every_use_of_equal_devices_is_predicted_by_the_simulation_of_that_use()
     found = equal_devices.predictions(rows, predicted, of_replicas)
     assert [one["predicted"] for one in found] == [50.0, 60.0, 55.0, 45.0, 80.0]
     assert [one["error"] for one in found] == pytest.approx([0.0, 0.2, 0.1, -0.1, 0.6])
-
-
-def test_the_share_of_the_best_counts_what_falls_short() -> None:
-    rows = measured("controller")["rows"]
-    summary = controller.summary_of(rows)
-    assert (summary["worst"], summary["num_below_95_percent"], summary["least_speedup"]) == (0.9, 2, 1.8)
-    assert "2 below 95 %" in controller.summary_text(summary)
 
 
 def test_a_peer_is_compared_with_plain_decoding_on_its_own_cores() -> None:

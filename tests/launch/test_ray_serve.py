@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -238,27 +236,3 @@ def test_a_replica_answers_as_a_server_does_and_ends_with_its_draft(
     assert start["status"] == 200, parts
     assert json.loads(parts[0]["body"])["usage"]["completion_tokens"] == 4
     assert {*descendants(os.getpid())} <= before
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-all")
-def test_an_engine_that_is_killed_and_a_restart_of_all_cost_no_token(tmp_path: Path) -> None:
-    """The experiment on tiny models; where it may, in a network of its own, since Ray listens on all of a machine's."""
-    words = [*save_pair(tmp_path), "max_model_len=4096", "max_num_seqs=4"]
-    overrides = [word for word in words if not word.startswith(("sampling.", "max_model_len=256"))]
-    command = [sys.executable, "experiments/many_engines/run.py", "--quick", "--runs", tmp_path / "runs", "--"]
-    alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    can_be_alone = os.geteuid() == 0 and subprocess.run([*alone, "true"], capture_output=True).returncode == 0
-    done = subprocess.run(
-        [*(alone if can_be_alone else ()), *command, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=840
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "runs" / "quick.json").read_text())
-    assert found["left"] == 0
-    assert [found["parts"][name]["requests"] for name in ("quiet", "kill", "restart")] == [6, 24, 24]
-    for name, part in found["parts"].items():
-        assert (part["wrong"], part["refused"], part["answered"] + part["cut_off"]) == (0, 0, part["requests"])
-        assert name == "kill" or part["cut_off"] == 0
-    assert found["parts"]["quiet"]["moves"] == 0
-    assert [len(found["parts"][name]["by_engine"]) for name in ("kill", "restart")] == [3, 4]

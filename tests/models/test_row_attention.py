@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from amusd.errors import MissingDependencyError
 from amusd.models import row_attention
 from amusd.models.row_attention import attend_rows
-from experiments.row_attention.cases import (
+from tests.models.attention_cases import (
     Attend,
     Inputs,
     Shape,
@@ -28,7 +28,7 @@ from experiments.row_attention.cases import (
     lay_out,
     random_tokens,
 )
-from experiments.row_attention.triton_process import TritonProcess, example
+from tests.models.triton_process import TritonProcess, example
 
 GROUPS = {"group 1": Shape(2, 2), "group 3": Shape(6, 2), "group 4": Shape(4, 1), "group 8": Shape(8, 1)}
 
