@@ -19,7 +19,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"zzz": 1}, "zzz: no such key"),
     ({"mode": "sync"}, "mode=sync: allowed: autoregressive, synchronous, asynchronous; did you mean 'synchronous'?"),
     ({"output": "xml"}, "output=xml: allowed: text, json"),
-    ({"bench": {"contexts": [64, 0]}}, "bench.contexts=[64, 0]: name lengths from 1 on"),
+    ({"bench": {"widths": [1, 0]}}, "bench.widths=[1, 0]: name at least one, from 1"),
     (
         {"drafter": {"kind": "ngrams"}},
         (

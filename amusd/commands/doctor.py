@@ -173,7 +173,7 @@ def _link(name: str, transport: TransportConfig, hardware: HardwareConfig) -> Fi
         taken = measure_one_way(transport, num_messages=LINK_MESSAGES, cores=cores)
         return (
             f"{transport.kind}: {taken.p50_us:.0f} us one way between two processes, {taken.p99_us:.0f} us at the 99th"
-            f" percentile, {taken.poll_us:.1f} us to look for a message"
+            " percentile"
         )
 
     return _try(name, measure)

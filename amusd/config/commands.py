@@ -77,21 +77,11 @@ class BenchConfig:
     context_length: int = 200
     """Tokens in the cache before each pass."""
     num_rounds: int = 15
-    """How often each pass and each chain of draft steps is timed, in turns."""
-    num_decoding_rounds: int = 5
-    """How often plain decoding and its peer are timed, in turns."""
+    """How often each pass and each chain of draft steps is timed, and three times as often as plain decoding."""
     num_tokens: int = 24
-    """Tokens of each of these decodings."""
-    contexts: tuple[int, ...] = (64, 512, 1536, 3072, 6144, 8000)
-    """Tokens of context behind which a prefill and a pass are timed, as far as `max_model_len` allows."""
-    num_context_rounds: int = 3
-    """How often each of these is timed, in turns."""
+    """Tokens of plain decoding."""
     num_messages: int = 2000
     """Messages over each link."""
-    num_pair_prompts: int = 4
-    """Prompts that the pair answers in each mode."""
-    num_pair_tokens: int = 48
-    """Tokens of each of these answers."""
     peer: bool = True
     """Time `transformers.generate` on the same weights beside plain decoding."""
 
@@ -105,9 +95,7 @@ class BenchConfig:
             self.context_length,
             "at least the widest pass",
         )
-        require(min(self.contexts, default=1) >= 1, "bench.contexts", list(self.contexts), "name lengths from 1 on")
-        counts = ("num_rounds", "num_decoding_rounds", "num_context_rounds", "num_tokens", "num_messages")
-        check_range(self, "bench.", *counts, "num_pair_prompts", "num_pair_tokens", least=1)
+        check_range(self, "bench.", "num_rounds", "num_tokens", "num_messages", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,12 +81,6 @@ def can_listen_again(config: TransportConfig) -> bool:
     return config.kind in ("auto", "shared_memory", "zeromq")
 
 
-def typed(link: Link) -> str:
-    """The words on the command line that ask for this link between two processes of one machine."""
-    config = ON_ONE_MACHINE[link]
-    return f"transport={config.kind}" + ("" if config.address is None else f" transport.address={config.address}")
-
-
 def _listen(config: TransportConfig, nonce: int, devices: tuple[str, str]) -> tuple[Choice, Transport]:
     """The first link in the order of `_candidates` that works here."""
     failures = []

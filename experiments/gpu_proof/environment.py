@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from amusd.commands.bench.timing import read_bandwidth
+from amusd.commands.bench import read_bandwidth
 from amusd.config.engine import EngineConfig, ModelShape
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from amusd.commands.bench.timing import read_bandwidth
+from amusd.commands.bench import read_bandwidth
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError, PeerLostError
@@ -138,4 +138,4 @@ def links(job: Job) -> None:
         except (ConfigError, PeerLostError) as error:
             job.write("link", link=name, absent=str(error))
             continue
-        job.write("link", link=name, p50_us=found.p50_us, p99_us=found.p99_us, poll_us=found.poll_us)
+        job.write("link", link=name, p50_us=found.p50_us, p99_us=found.p99_us)

@@ -39,6 +39,61 @@ WAYS = {
 }
 
 
+class StockModel:
+    """A stock transformers model with its default attention, greedy."""
+
+    def __init__(self, path: str, *, dtype: str, device: str) -> None:
+        """`path`: folder or hub name of a checkpoint."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from amusd.models.huggingface import quiet_transformers
+
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(
+                path, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+            )
+        self.model: Any = model.to(device).eval().requires_grad_(requires_grad=False)
+        # No end-of-sequence token, so that every run is as long as it should be; `generate` would take the model's.
+        self.model.generation_config.eos_token_id = None
+        self._device = device
+
+    def draft(self, num_tokens: int | None) -> None:
+        """Set how many tokens this model, as an assistant, proposes a round, however sure; None: its own choice."""
+        config = self.model.generation_config
+        config.num_assistant_tokens = num_tokens
+        config.num_assistant_tokens_schedule = None if num_tokens is None else "constant"
+        config.assistant_confidence_threshold = None if num_tokens is None else 0.0
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        *,
+        assistant: StockModel | None = None,
+        prompt_lookup: int | None = None,
+    ) -> list[int]:
+        """Exactly `num_tokens` greedy tokens after `prompt`.
+
+        `assistant` drafts for this model (transformers' assisted generation), or the prompt does: `prompt_lookup`
+        tokens a round.
+        """
+        import torch
+        from transformers import GenerationConfig
+
+        from amusd.models.huggingface import quiet_transformers
+
+        settings = GenerationConfig(
+            max_new_tokens=num_tokens, do_sample=False, pad_token_id=0, prompt_lookup_num_tokens=prompt_lookup
+        )
+        helper: dict[str, Any] = {} if assistant is None else {"assistant_model": assistant.model}
+        ids = torch.tensor([prompt], device=self._device)
+        with torch.inference_mode(), quiet_transformers():
+            output = self.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings, **helper)
+        tokens: list[int] = output[0, len(prompt) :].tolist()
+        return tokens
+
+
 class StockTransformers:
     """The parent's end. `close` ends the process."""
 
@@ -84,10 +139,8 @@ def _serve(connection: Connection, target: str, draft: str, dtype: str, num_thre
     set_threads(num_threads)
     import torch
 
-    from amusd.commands.bench.peer import GeneratePeer
-
     torch.set_num_threads(num_threads)
-    model, assistant = (GeneratePeer(path, dtype=dtype, device="cpu") for path in (target, draft))
+    model, assistant = (StockModel(path, dtype=dtype, device="cpu") for path in (target, draft))
     connection.send("loaded")
     while True:
         try:

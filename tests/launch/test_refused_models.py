@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from amusd.commands.bench.pair import measure_pair
 from amusd.commands.doctor import run_doctor
-from amusd.config import BenchConfig
 from amusd.console import Console
-from amusd.errors import ConfigError
 from launch.compose import compose_config
 from tests.launch.processes import amusd_command, run
 from tests.launch.small_pair import save_pair
-from tests.warm import Popen
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -45,16 +41,6 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_nothing_is_left(
     assert first.startswith("amusd: run directory: ")
     assert line.startswith(f"amusd: model {folder}: model.safetensors is damaged or cut short: ")
     assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_a_pair_that_is_measured_reports_it_as_the_users_mistake(
-    broken: tuple[list[str], Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("subprocess.Popen", Popen)
-    arguments, folder = broken
-    with pytest.raises(ConfigError, match=rf"^model {folder}: model.safetensors is damaged or cut short: [^\n]*$"):
-        measure_pair(compose_config(arguments).engine(), BenchConfig())
-    assert capfd.readouterr().err == ""
 
 
 def test_the_doctor_ends_with_the_code_of_a_users_mistake(

@@ -18,9 +18,8 @@ from transport.links import NONCE
 
 from amusd.config import TransportConfig
 from amusd.errors import ConfigError
-from amusd.settings import from_mapping
 from amusd.transport import factory
-from amusd.transport.factory import ON_ONE_MACHINE, Choice, Link, choose_here, listen, typed
+from amusd.transport.factory import ON_ONE_MACHINE, Choice, Link, choose_here, listen
 
 AUTO = TransportConfig()
 IN_ORDER: tuple[Link, ...] = ("shared_memory", "zeromq", "zeromq_tcp")
@@ -80,15 +79,6 @@ def test_an_address_means_zeromq_and_says_where_the_workers_are(address: str, li
 def test_gloo_and_nccl_keep_their_address() -> None:
     for kind in ("gloo", "nccl"):
         assert choose(TransportConfig(kind=kind, address=FAR), {}).link == kind  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("link", ON_ONE_MACHINE)
-def test_what_is_typed_for_a_link_means_that_link(link: Link) -> None:
-    words = dict(word.split("=", 1) for word in typed(link).split())
-    mapping = {"kind": words.pop("transport")} | {key.removeprefix("transport."): text for key, text in words.items()}
-    config = from_mapping(TransportConfig, mapping)
-    assert config == ON_ONE_MACHINE[link]
-    assert choose(config, {}).link == link
 
 
 @pytest.mark.parametrize("link", SCHEMES)

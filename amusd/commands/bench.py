@@ -1,0 +1,246 @@
+"""`amusd bench`: what a pass, a draft step and a message take on this machine, beside their floors and transformers.
+
+Pieces of work are timed in turns, so that a machine whose speed drifts treats them alike; figures are medians.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from amusd.config import BenchConfig, HardwareConfig, RunConfig
+from amusd.console import Console, table
+from amusd.errors import ConfigError, PeerLostError
+from amusd.files import read_json, write_json
+from amusd.models.cached_model import CachedModel
+from amusd.models.checkpoint import find_checkpoint
+from amusd.models.huggingface import quiet_transformers
+from amusd.models.language_model import KVCache
+from amusd.models.loading import load_draft_model, load_target, model_path, target_dtype
+from amusd.models.numerics import Numerics
+from amusd.runtime.cores import allowed_cores, cores_for, pin_to
+from amusd.runtime.devices import claim_device, device_of
+from amusd.transport.factory import ON_ONE_MACHINE
+from amusd.transport.latency import measure_one_way
+from amusd.types import Role
+
+WARM_UP_ROUNDS = 2
+DRAFT_STEPS = 8
+"""Draft steps in a row, as a chain makes them: only the first finds its weights displaced by the target's."""
+TEXT = "The harbour master keeps a notebook in which he writes down every ship that enters, and the weather. "
+
+Work = Callable[[], object]
+Times = dict[str, list[float]]
+
+
+def bench(config: RunConfig, run_directory: Path) -> int:
+    """Measure links, then models in this process on the target's cores; the caller has settled cores and threads."""
+    console = Console(json_only=config.output == "json")
+    engine = config.engine(max_num_seqs=1)
+    transport = measure_links(config.bench, config.hardware, console)
+    device = claim_device(engine, Role.TARGET)
+    if device == "cpu":
+        pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
+    target, tokenizer = load_target(engine, device, console.note)
+    draft_device = device_of(engine, Role.DRAFT)
+    drafts: dict[str, CachedModel] = {
+        drafter.kind: load_draft_model(drafter, engine, draft_device)[0]
+        for drafter in engine.drafters
+        if drafter.can.has_model
+    }
+    generate = None
+    if config.bench.peer and config.hardware.synthetic is None:  # random weights have no checkpoint
+        path = str(find_checkpoint(model_path(engine.target)))
+        generate = load_transformers(path, target_dtype(engine, device), device)
+    context = config.bench.context_length
+    prompt = (tokenizer.encode(TEXT) * context)[:context]
+    models = measure_models(target, drafts, generate, prompt, config.bench, console)
+    result = {
+        **models,
+        "transport": transport,
+        "complete": True,
+        "environment": read_json(run_directory / "environment.json"),
+        "run_dir": str(run_directory),
+    }
+    try:
+        write_json(run_directory / "result.json", result)
+    finally:
+        console.text(bench_text(result))
+        console.document(result)
+    return 0
+
+
+def measure_links(bench: BenchConfig, hardware: HardwareConfig, console: Console) -> dict[str, dict[str, Any]]:
+    """One-way times over every link that works here; of the others, why they do not."""
+    cores = tuple(cores_for(role, allowed_cores(), hardware) for role in (Role.TARGET, Role.DRAFT))
+    found: dict[str, dict[str, Any]] = {}
+    for name, link in ON_ONE_MACHINE.items():
+        console.note(f"messages over {name}")
+        try:
+            taken = measure_one_way(link, num_messages=bench.num_messages, cores=(cores[0], cores[1]))
+            found[name] = {"one_way_us_p50": taken.p50_us, "one_way_us_p99": taken.p99_us}
+        except (ConfigError, PeerLostError) as error:
+            found[name] = {"unavailable": str(error)}
+    return found
+
+
+def measure_models(
+    target: CachedModel,
+    drafts: Mapping[str, CachedModel],
+    generate: Callable[[Sequence[int], int], object] | None,
+    prompt: Sequence[int],
+    bench: BenchConfig,
+    console: Console,
+) -> dict[str, Any]:
+    """The parts `target`, `draft` and `peer` of the report. `generate`: plain decoding by transformers."""
+    context, num_tokens = len(prompt), bench.num_tokens
+    bandwidth = read_bandwidth(str(target.device))
+    bucketed = target.under(Numerics.for_device(str(target.device), width=max(bench.widths), fixed=False))
+    cache = _filled(bucketed, prompt, max(bench.widths))
+    work = {str(width): _pass(bucketed, cache, prompt[:width], context) for width in bench.widths}
+    work["fixed"] = _pass(target, _filled(target, prompt, target.width), prompt[:1], context)
+    for name, model in drafts.items():
+        work[f"draft {name}"] = _draft_steps(model, _filled(model, prompt, DRAFT_STEPS), prompt[0], context)
+    times = time_in_turns(work, bench.num_rounds, console)
+    plain = _filled(target, prompt, num_tokens + 1)
+    decode: dict[str, Work] = {}
+    for number in (1, 1 + num_tokens):
+        decode[f"amusd {number}"] = _decoding(target, plain, prompt, number)
+        if generate is not None:
+            decode[f"transformers {number}"] = lambda number=number: generate(prompt, number)  # type: ignore[misc]
+    decoding = time_in_turns(decode, max(1, bench.num_rounds // 3), console)
+    console.clear_progress()
+    peer = None if generate is None else _ms_per_token(decoding, "transformers", num_tokens)
+    return {
+        "target": {
+            "implementation": target.implementation,
+            "context": context,
+            "forward_ms": {str(width): statistics.median(times[str(width)]) for width in bench.widths},
+            "forward_ms_fixed": statistics.median(times["fixed"]),
+            "weight_bytes": target.weight_bytes,
+            "bandwidth_gb_s": bandwidth,
+            "floor_ms": target.weight_bytes / bandwidth / 1e6,
+            "ms_per_token": _ms_per_token(decoding, "amusd", num_tokens),
+        },
+        "draft": {
+            name: {
+                "implementation": model.implementation,
+                "step_ms": statistics.median(times[f"draft {name}"]) / DRAFT_STEPS,
+                "weight_bytes": model.weight_bytes,
+                "floor_ms": model.weight_bytes / bandwidth / 1e6,
+            }
+            for name, model in drafts.items()
+        },
+        "peer": {"hf_generate_ms_per_token": peer},
+    }
+
+
+def time_in_turns(work: Mapping[str, Work], num_rounds: int, console: Console) -> Times:
+    """Milliseconds of each piece of work in each round. The work waits for its device."""
+    times: Times = {name: [] for name in work}
+    for number in range(WARM_UP_ROUNDS + num_rounds):
+        console.progress("rounds", number, WARM_UP_ROUNDS + num_rounds)
+        for name, run in work.items():
+            start = time.perf_counter()
+            run()
+            if number >= WARM_UP_ROUNDS:
+                times[name].append(1000 * (time.perf_counter() - start))
+    return times
+
+
+def read_bandwidth(device: str) -> float:
+    """GB/s (10^9 bytes) of a sequential read by torch's own sum, best of seven: the floor of every forward pass."""
+    on_gpu = device.startswith("cuda")
+    values = torch.ones((2 << 30 if on_gpu else 256 << 20) // 4, dtype=torch.float32, device=device)
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(7):
+            start = time.perf_counter()
+            values.sum().item()  # waits for a device
+            best = min(best, time.perf_counter() - start)
+    return 4 * values.numel() / best / 1e9
+
+
+def load_transformers(path: str, dtype: str, device: str) -> Callable[[Sequence[int], int], object]:
+    """Return `generate(prompt, number)`: exactly `number` greedy tokens by a stock transformers model."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    with quiet_transformers():
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), use_safetensors=True)
+    model = model.to(device).eval()
+    model.generation_config.eos_token_id = None  # or a run would be shorter than another
+
+    def generate(prompt: Sequence[int], number: int) -> object:
+        ids = torch.tensor([prompt], device=device)
+        settings = GenerationConfig(max_new_tokens=number, do_sample=False, pad_token_id=0)
+        with torch.inference_mode(), quiet_transformers():
+            return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[0, -1].item()
+
+    return generate
+
+
+def bench_text(document: dict[str, Any]) -> str:
+    """The report as tables, each figure beside its floor or its peer."""
+    target, peer_ms = document["target"], document["peer"]["hf_generate_ms_per_token"]
+    figures = [(f"target, {width} rows", ms, target["floor_ms"]) for width, ms in target["forward_ms"].items()]
+    figures.append(("target, fixed width", target["forward_ms_fixed"], target["floor_ms"]))
+    figures += [(f"draft step, {name}", step["step_ms"], step["floor_ms"]) for name, step in document["draft"].items()]
+    passes = [(name, f"{ms:.2f}", f"{floor:.2f}", f"{ms / floor:.2f}") for name, ms, floor in figures]
+    plain = [("amusd", target["ms_per_token"])] + ([] if peer_ms is None else [("transformers.generate", peer_ms)])
+    links = [
+        (name, *(f"{link[figure]:.1f}" if figure in link else "-" for figure in ("one_way_us_p50", "one_way_us_p99")))
+        for name, link in document["transport"].items()
+    ]
+    where = f"{target['context']} tokens of context; memory reads at {target['bandwidth_gb_s']:.1f} GB/s"
+    parts = (
+        f"{where}; forward pass: {target['implementation']}",
+        table(("pass", "ms", "floor ms", "x floor"), passes),
+        table(("plain decoding", "ms/token"), [(name, f"{ms:.2f}") for name, ms in plain]),
+        table(("link", "one way us p50", "p99"), links),
+    )
+    return "\n\n".join(parts)
+
+
+def _ms_per_token(times: Times, name: str, num_tokens: int) -> float:
+    """Median milliseconds of a token behind the first one."""
+    pairs = zip(times[f"{name} {1 + num_tokens}"], times[f"{name} 1"], strict=True)
+    return statistics.median((whole - first) / num_tokens for whole, first in pairs)
+
+
+def _filled(model: CachedModel, prompt: Sequence[int], room: int) -> KVCache:
+    """A cache that holds `prompt`, with room for as many tokens more."""
+    cache = model.new_cache(len(prompt) + room)
+    model.prefill(prompt, cache)
+    return cache
+
+
+def _pass(model: CachedModel, cache: KVCache, token_ids: Sequence[int], context: int) -> Work:
+    def run() -> None:
+        cache.truncate(context)
+        model.forward(token_ids, cache).choose()
+
+    return run
+
+
+def _draft_steps(model: CachedModel, cache: KVCache, token_id: int, context: int) -> Work:
+    def run() -> None:
+        cache.truncate(context)
+        model.extend([token_id], cache, DRAFT_STEPS)
+
+    return run
+
+
+def _decoding(model: CachedModel, cache: KVCache, prompt: Sequence[int], number: int) -> Work:
+    def run() -> None:
+        cache.truncate(0)
+        model.prefill(prompt[:-1], cache)
+        token = prompt[-1]
+        for _ in range(number):
+            token = model.forward([token], cache).choose()[0]
+
+    return run

@@ -1,0 +1,70 @@
+"""The measurements of `amusd bench` on tiny models: what is counted, not how fast it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from models import tiny
+
+from amusd.commands.bench import bench_text, load_transformers, measure_links, measure_models, read_bandwidth
+from amusd.config import BenchConfig, HardwareConfig, TransportConfig
+from amusd.console import Console
+from amusd.models.cached_model import CachedModel
+from amusd.models.huggingface import load_model
+from amusd.models.load_options import LoadOptions
+from amusd.models.numerics import Numerics
+
+BENCH = BenchConfig(widths=(1, 4), context_length=20, num_rounds=2, num_tokens=3, num_messages=50)
+PROMPT = [5 + number for number in range(BENCH.context_length)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = tiny.byte_tokenizer()
+    tiny.save_checkpoint(folder, tiny.tiny_config(vocab_size=len(tokenizer)), tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> CachedModel:
+    return load_model(
+        checkpoint, LoadOptions(numerics=Numerics(width=8, fixed=True), max_model_len=128, dtype="float32")
+    )
+
+
+def test_every_figure_stands_in_the_document_and_in_the_text(
+    model: CachedModel, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = {"zeromq": TransportConfig(kind="zeromq"), "shared_memory": TransportConfig(address="tcp://127.0.0.1")}
+    monkeypatch.setattr("amusd.commands.bench.ON_ONE_MACHINE", links)
+    generate = load_transformers(str(checkpoint), "float32", "cpu")
+    document = measure_models(model, {"hf": model}, generate, PROMPT, BENCH, Console())
+    document["transport"] = measure_links(BENCH, HardwareConfig(), Console())
+    target, draft = document["target"], document["draft"]["hf"]
+    assert list(target["forward_ms"]) == ["1", "4"]
+    assert min(*target["forward_ms"].values(), target["forward_ms_fixed"], draft["step_ms"]) > 0
+    assert target["floor_ms"] == pytest.approx(model.weight_bytes / target["bandwidth_gb_s"] / 1e6)
+    assert document["peer"]["hf_generate_ms_per_token"] > 0
+    assert 0 < document["transport"]["zeromq"]["one_way_us_p50"] <= document["transport"]["zeromq"]["one_way_us_p99"]
+    assert "port" in document["transport"]["shared_memory"]["unavailable"]
+    text = bench_text(document)
+    for name in ("target, 4 rows", "target, fixed width", "draft step, hf", "transformers.generate", "shared_memory"):
+        assert name in text
+
+
+def test_without_transformers_there_is_no_figure_of_it(model: CachedModel) -> None:
+    document = measure_models(model, {}, None, PROMPT, BENCH, Console()) | {"transport": {}}
+    assert document["peer"] == {"hf_generate_ms_per_token": None}
+    assert "transformers.generate" not in bench_text(document)
+
+
+def test_transformers_decodes_the_same_tokens(model: CachedModel, checkpoint: Path) -> None:
+    generate, cache = load_transformers(str(checkpoint), "float32", "cpu"), model.new_cache(64)
+    model.prefill(PROMPT[:-1], cache)
+    assert generate(PROMPT, 30) == model.extend(PROMPT[-1:], cache, 30)[-1]
+
+
+def test_memory_is_read_at_some_speed() -> None:
+    assert 0.1 < read_bandwidth("cpu") < 10_000
