@@ -1,22 +1,17 @@
 """Many engines by Ray Serve: `python launch/ray_serve.py KEY=VALUE ...` deploys them on a running Ray cluster.
 
-    client -> Ray's HTTP proxy -> ingress (`amusd.serving.front`) -> the engine that the conversation belongs to
-
-An engine is a replica: what `amusd serve` is without its socket, with the target in the replica's own process and the
-draft and all other ranks as children, which end with it however it ends. Ray starts and replaces replicas, checks their
-health, and scales them between `ray.min_replicas` and `ray.max_replicas`; run again, this restarts them one by one.
-amusd[ray] has to be installed on every node. docs/serving.md has the rest.
+Each replica is one engine behind the routes of `amusd serve`: the target in the replica's process, the draft and the
+target's other ranks as its children. Ray routes requests, starts and replaces replicas, checks their health, and scales
+them between `ray.min_replicas` and `ray.max_replicas`. amusd[ray] has to be installed on every node.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -39,15 +34,9 @@ from .main import with_api_key
 from .scratch import scratch_folder
 from .signals import exit_code_of
 
-APPLICATION, ENGINES, INGRESS = "amusd", "engines", "ingress"
-"""Ray's names for the application and its two deployments."""
-_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-_SCOPE = ("type", "http_version", "scheme", "method", "path", "raw_path", "query_string", "headers", "client", "server")
-"""The part of an ASGI scope that an engine is sent; the rest is of the process that has it."""
+APPLICATION = "amusd"
 _LOOK_SECONDS = 0.5
 _HEALTH_SECONDS = 5.0
-_INGRESS_REQUESTS = 100
-"""Requests of an ingress replica from which Ray starts another one, and ten times as many that it takes at most."""
 
 
 class Replica:
@@ -68,7 +57,6 @@ class Replica:
         try:
             config = from_mapping(RunConfig, settings)
             tempfile.tempdir = str(self._resources.enter_context(scratch_folder()))
-            await _see_all_gpus()
             drafts = self._drafts = ChildDrafts(config.engine_for("serve"), [], work=None, tell_loss=tell)
             self._resources.callback(drafts.stop)
             self._resources.callback(drafts.followers.stop, STOP_SECONDS)
@@ -83,24 +71,11 @@ class Replica:
             await self._resources.aclose()
             raise
 
-    async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[dict[str, Any], None]:
-        """See `amusd.serving.front.Ask`. Cancelling it is the client's going away."""
-        from ray import serve
+    def __serve_build_asgi_app__(self) -> Any:
+        from starlette.applications import Starlette
+        from starlette.routing import Mount
 
-        from amusd.serving.front import TAKEN
-
-        yield {"type": TAKEN, "engine": f"{serve.get_replica_context().replica_id.unique_id}-{os.getpid()}"}
-        messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        request = asyncio.Queue[dict[str, Any]]()
-        request.put_nowait({"type": "http.request", "body": body, "more_body": False})
-        work = asyncio.ensure_future(self._gate(scope, request.get, messages.put))  # type: ignore[arg-type]
-        work.add_done_callback(lambda _work: messages.put_nowait(None))
-        try:
-            while (message := await messages.get()) is not None:
-                yield message
-        finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        return Starlette(routes=[Mount("/", self._gate)])  # which answers ASGI's `lifespan`, as Ray wants it
 
     async def check_health(self) -> None:
         """Raise what Ray is to replace this replica for."""
@@ -115,110 +90,32 @@ class Replica:
         await self._resources.aclose()
 
 
-async def _see_all_gpus() -> None:
-    """Let this process use the GPUs of all bundles of its placement group; Ray shows it those of the first one."""
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    group = ray.util.get_current_placement_group()
-    numbers = [bundle.get("GPU", 0) for bundle in group.bundle_specs] if group is not None else []
-    if not any(numbers):
-        return
-    tell_gpus = ray.remote(lambda: ray.get_gpu_ids())  # noqa: PLW0108 - Ray wants a function of its own to send
-    others = [
-        tell_gpus.options(
-            num_cpus=0, num_gpus=number, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)
-        ).remote()
-        for index, number in enumerate(numbers)
-        if index and number
-    ]
-    found = [*ray.get_gpu_ids(), *(gpu for gpus in await asyncio.gather(*others) for gpu in gpus)]
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(map(str, found)))
-
-
-class Ingress:
-    """The front, as a Ray actor."""
-
-    def __init__(self, engines: Any, settings: dict[str, Any]) -> None:
-        """`engines`: the handle of their deployment."""
-        self._engines = engines
-        self._config = from_mapping(RunConfig, settings)
-
-    def __serve_build_asgi_app__(self) -> Any:
-        from starlette.applications import Starlette
-        from starlette.routing import Mount
-
-        from amusd.serving.front import Front
-
-        own = self._config
-        wait = own.startup_timeout_seconds
-        front = Front(self._ask, max_body_bytes=own.serve.max_body_bytes, wait_seconds=wait)
-        return Starlette(routes=[Mount("/", front)])  # which answers ASGI's `lifespan`, as Ray wants it
-
-    async def _ask(self, scope: Any, body: bytes, conversation: str) -> AsyncGenerator[Any, None]:
-        from ray.exceptions import RayActorError
-        from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
-
-        from amusd.serving.front import EngineLostError, unavailable
-
-        sent = {name: scope[name] for name in _SCOPE if name in scope}
-        messages = self._engines.options(stream=True, session_id=conversation).answer.remote(sent, body)
-        try:
-            async for message in messages:
-                yield message
-        except RayActorError as error:
-            raise EngineLostError(str(error)) from error
-        except BackPressureError:
-            raise unavailable("the queue is full; try again later", "queue_full", status=429) from None
-        except DeploymentUnavailableError:
-            raise unavailable("no engine could be started; `serve status` says why", "no_engine") from None
-        finally:
-            messages.cancel()
-
-
-def deployments(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Ray's options of both deployments. Raises `ConfigError`."""
-    ranks, own = config.engine_for("serve").num_ranks, config.ray
-    bundle = {name: number for name, number in (("CPU", own.num_cpus), ("GPU", own.num_gpus)) if number}
+def options_of(config: RunConfig) -> dict[str, Any]:
+    """Ray's options of the deployment. Raises `ConfigError`."""
+    own = config.ray
     if "cuda" in "".join(config.hardware.devices) and not own.num_gpus:
-        raise ConfigError(f"ray.num_gpus=0: with hardware.devices={[*config.hardware.devices]} each rank needs a share")
-    patience = {"graceful_shutdown_timeout_s": config.serve.shutdown_seconds, "graceful_shutdown_wait_loop_s": 0.5}
-    engines = {
+        raise ConfigError(f"ray.num_gpus=0: hardware.devices={[*config.hardware.devices]} needs GPUs for each engine")
+    least, most = own.min_replicas, own.max_replicas or own.min_replicas
+    requests = own.target_requests or config.max_num_seqs
+    scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": requests}
+    return {
         "max_ongoing_requests": config.max_num_seqs + config.serve.max_queue,
-        "max_queued_requests": max(1, config.serve.max_queue),
         "ray_actor_options": {"num_cpus": own.num_cpus, "num_gpus": own.num_gpus},
-        "placement_group_bundles": [dict(bundle) for _ in range(ranks)],
-        "placement_group_strategy": "STRICT_PACK",
         "health_check_period_s": _HEALTH_SECONDS,
         "max_constructor_retry_count": 3,
-        "request_router_config": {"request_router_class": _ROUTER},
-        **_scaling(own.min_replicas, own.max_replicas or own.min_replicas, own.target_requests or config.max_num_seqs),
-        **patience,
+        "graceful_shutdown_timeout_s": config.serve.shutdown_seconds,
+        **({"num_replicas": most} if least == most else {"autoscaling_config": scaling}),
     }
-    ingress = {
-        "max_ongoing_requests": 10 * _INGRESS_REQUESTS,
-        "ray_actor_options": {"num_cpus": 0},
-        **_scaling(1, own.max_replicas or own.min_replicas, _INGRESS_REQUESTS),
-        **patience,
-    }
-    return {ENGINES: engines, INGRESS: ingress}
-
-
-def _scaling(least: int, most: int, requests: float) -> dict[str, Any]:
-    if least == most:
-        return {"num_replicas": most}
-    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": requests}}
 
 
 def application(config: RunConfig) -> Any:
     """What `serve.run` takes. Raises `ConfigError`."""
     from ray import serve
 
+    options = options_of(config)
     # Ray keeps no cores apart: replicas of one machine would all take the same
     config = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, pin_cores=False))
-    options, settings = deployments(config), to_mapping(config)
-    engines = serve.deployment(Replica, name=ENGINES, **options[ENGINES]).bind(settings)
-    return serve.deployment(serve.ingress()(Ingress), name=INGRESS, **options[INGRESS]).bind(engines, settings)
+    return serve.deployment(serve.ingress()(Replica), name="engines", **options).bind(to_mapping(config))
 
 
 def build(arguments: dict[str, Any]) -> Any:

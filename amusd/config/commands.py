@@ -141,10 +141,10 @@ class RayConfig:
     """`launch/ray_serve.py`: engines that run at most; None: as many as `ray.min_replicas`."""
     target_requests: float | None = None
     """Requests for each engine at which Ray keeps their number; None: `max_num_seqs`."""
-    num_cpus: float = 1.0
-    """CPU cores that Ray sets aside for each rank of an engine, of the target or the draft: a bundle of its group."""
+    num_cpus: float = 2.0
+    """CPU cores that Ray sets aside for each engine."""
     num_gpus: float = 0.0
-    """GPUs that Ray sets aside for each rank, and lets it see: 1, or a share where ranks share a GPU; 0: none."""
+    """GPUs that Ray sets aside for each engine: 2 for a target and a draft, or a share of one."""
 
     def __post_init__(self) -> None:
         check_range(self, "ray.", "min_replicas", least=1)
@@ -152,7 +152,7 @@ class RayConfig:
         least = self.min_replicas
         require(most is None or most >= least, "ray.max_replicas", most, f"must be at least ray.min_replicas={least}")
         check_range(self, "ray.", "target_requests", "num_cpus", above=0)
-        check_range(self, "ray.", "num_gpus", least=0, most=1)
+        check_range(self, "ray.", "num_gpus", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

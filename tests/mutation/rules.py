@@ -38,7 +38,6 @@ GATE, BAD_REQUESTS = "amusd/serving/app.py", "tests/serving/test_bad_requests.py
 TUNNEL, TUNNEL_TESTS = "amusd/transport/tunnel.py", "tests/transport/test_tunnel.py"
 NODES, MEMBERS = "launch/nodes.py", "tests/launch/test_members.py"
 RANKS, STORE, STORE_TESTS = "launch/ranks.py", "launch/store.py", "tests/launch/test_store.py"
-FRONT, FRONT_TESTS = "amusd/serving/front.py", "tests/serving/test_front.py"
 RAY, RAY_TESTS = "launch/ray_serve.py", "tests/launch/test_ray_serve.py"
 PEERS, PEER_TESTS = "amusd/commands/peers.py", "tests/commands/test_equal_devices.py"
 FILES, FILE_TESTS = "amusd/commands/generate.py", "tests/commands/test_generate.py"
@@ -1145,49 +1144,6 @@ RULES = (
         STORE_TESTS,
     ),
     # many engines
-    Rule(
-        "an engine that had nothing counts as lost by the request",
-        FRONT,
-        "num_lost += response.engine is not None",
-        "num_lost += 1",
-        FRONT_TESTS,
-    ),
-    Rule(
-        "an answer has begun with the opening of its stream",
-        FRONT,
-        "len(self._withheld) > 2",
-        "len(self._withheld) > 1",
-        FRONT_TESTS,
-    ),
-    Rule(
-        "a conversation changes its engine with every turn",
-        FRONT,
-        "messages[: next(users, len(messages)) + 1]",
-        "messages",
-        FRONT_TESTS,
-    ),
-    Rule("Ray is not told the conversation", RAY, "session_id=conversation", 'session_id=""', RAY_TESTS),
-    Rule(
-        "an engine that is lost is no reason to ask another",
-        RAY,
-        "raise EngineLostError(str(error)) from error",
-        "raise",
-        RAY_TESTS,
-    ),
-    Rule(
-        "an engine answers a client that has gone",
-        RAY,
-        "            messages.cancel()\n",
-        "            pass\n",
-        RAY_TESTS,
-    ),
-    Rule(
-        "a replica sees the GPUs of its first rank alone",
-        RAY,
-        "[*ray.get_gpu_ids(), *(gpu for gpus in await asyncio.gather(*others) for gpu in gpus)]",
-        "[*ray.get_gpu_ids()]",
-        RAY_TESTS,
-    ),
     Rule("an engine whose rank has ended is healthy", RAY, "self._drafts.followers.failure() or ", "", RAY_TESTS),
     Rule("all replicas of a machine take the same cores", RAY, "pin_cores=False", "pin_cores=True", RAY_TESTS),
     # equal devices, files of answers
