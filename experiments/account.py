@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from amusd.commands.tables import row_kind
 from amusd.console import table
-from amusd.reporting.columns import row_kind
 
 Row = dict[str, Any]
 PASSES = ("full_passes", "partial_passes", "passes_without_candidates")

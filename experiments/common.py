@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amusd.commands.tables import COLUMNS, row_name
 from amusd.console import table
 from amusd.errors import ConfigError
-from amusd.reporting.columns import COLUMNS, row_name
 from experiments.request import ROOT, Request
 
 COMMAND_SECONDS = 12 * 3600.0

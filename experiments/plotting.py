@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from amusd.commands.tables import row_kind
 from amusd.errors import ConfigError
-from amusd.reporting.columns import row_kind
 from experiments.common import Document, middle_half, read_results, run, speedups
 from experiments.request import ROOT
 

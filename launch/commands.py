@@ -14,13 +14,11 @@ import yaml
 from amusd.config import RunConfig
 from amusd.console import Console, tell
 from amusd.errors import ConfigError
-from amusd.files import REPORT_FILE, make_new_folder, write_whole
-from amusd.reporting.comparison import write_comparison_page
-from amusd.reporting.map import MAP_FILE, draw_map
+from amusd.files import make_new_folder, write_whole
 from amusd.runtime.devices import settle_devices
 
 from .devices import set_threads
-from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, create_run_directory, read_config
+from .run_directory import EVENTS_FOLDER, RESULT_FILE, SUMMARY_FILE, create_run_directory
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
 """Errors of reading a file that is not what a run has written."""
@@ -42,6 +40,7 @@ def run_bench(config: RunConfig) -> int:
 
 def run_simulation(config: RunConfig) -> int:
     """Predict; returns the exit code. Raises `ConfigError` when inputs are missing or the run directory is in use."""
+    from amusd.commands import plots
     from amusd.commands.simulate import simulate, simulate_text
     from amusd.commands.simulate.inputs import inputs_of
 
@@ -54,11 +53,7 @@ def run_simulation(config: RunConfig) -> int:
     try:
         write_whole(directory / RESULT_FILE, json.dumps(result, indent=1) + "\n")
         if "grid" in result:
-            try:
-                write_whole(directory / MAP_FILE, draw_map(result, config.simulate))
-                tell(f"{directory / MAP_FILE}: open it in a browser")
-            except ConfigError as lack:
-                tell(f"{directory / MAP_FILE}: not drawn: {lack}")
+            plots.write(lambda: plots.draw_map(result["grid"], config.simulate), directory, "map", tell)
     finally:  # what no file can take is shown all the same
         console.text(simulate_text(result))
         console.document(result)
@@ -76,19 +71,6 @@ def export_embedded_draft(folder: Path) -> int:
     export_draft(target, folder)
     console.note(f"the embedded draft is in {folder}; its target: {target}")
     return 0
-
-
-def refresh_report(directory: Path) -> bool:
-    """Make the page again if the run has one. Returns whether it has. Raises `ConfigError` for a damaged result."""
-    if not (directory / REPORT_FILE).is_file():
-        return False
-    try:
-        result = json.loads((directory / RESULT_FILE).read_text(encoding="utf-8"))
-        config = read_config(directory)
-        write_comparison_page(directory, config, result)
-    except _DAMAGED as error:
-        raise ConfigError(f"{directory / REPORT_FILE}: cannot be made again ({_said(error)})") from None
-    return True
 
 
 def traces_of_sweep(directory: Path) -> list[str]:

@@ -221,16 +221,14 @@ def _trace(arguments: Arguments, console: Console) -> int:
     folder = Path(folders[0])
     from amusd.commands.trace import trace
 
-    from .commands import refresh_report, traces_of_sweep
+    from .commands import traces_of_sweep
 
     commands = traces_of_sweep(folder)
     if commands:
         console.text(f"{folder}: a sweep; each of its jobs has events of its own:")
         console.text("\n".join(commands))
         return 0
-    code = trace(folder, int(numbers[0]) if numbers else None)
-    refresh_report(folder)
-    return code
+    return trace(folder, int(numbers[0]) if numbers else None)
 
 
 def _run_many(command: str, arguments: Arguments) -> int:

@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]  # OmegaConf brings it, without type
 
 from amusd.config import RunConfig
 from amusd.errors import ConfigError
-from amusd.files import ANSWERS_FILE, PARTIAL_FILE, PROMPTS_FILE, REPORT_FILE, cannot_write, error_file, write_whole
+from amusd.files import ANSWERS_FILE, FIGURE_FILES, PARTIAL_FILE, PROMPTS_FILE, cannot_write, error_file, write_whole
 from amusd.settings import from_mapping, to_mapping
 
 from .environment import describe_environment
@@ -34,7 +34,7 @@ EVENTS_FOLDER = "events"
 WRITTEN_BEFORE_ANY_TOKEN = (CONFIG_FILE, ENVIRONMENT_FILE, WORKERS_FILE)
 _ERROR_FILES = (error_file("target"), error_file("draft"))
 """The error that ended a worker."""
-_MADE_FROM_A_RUN = (ANSWERS_FILE, PROMPTS_FILE, REPORT_FILE, "map.svg", "timeline.svg", "trace.json")
+_MADE_FROM_A_RUN = (ANSWERS_FILE, PROMPTS_FILE, "trace.json", *FIGURE_FILES)
 _MARKS_OF_A_RUN = (CONFIG_FILE, RESULT_FILE, SUMMARY_FILE)
 
 

@@ -1,4 +1,4 @@
-"""The measurements of a sweep in one place: `sweep.json`, `sweep.csv`, all answers, `report.html` and a table."""
+"""The measurements of a sweep in one place: `sweep.json`, `sweep.csv`, all answers and a table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amusd.commands.tables import COLUMNS, row_name
 from amusd.console import table
-from amusd.files import ANSWERS_FILE, PROMPTS_FILE, REPORT_FILE, csv_text, json_lines, write_whole
-from amusd.reporting.columns import COLUMNS, row_name
-from amusd.reporting.sweep import sweep_page
+from amusd.files import ANSWERS_FILE, PROMPTS_FILE, csv_text, json_lines, write_whole
 
 from .run_directory import SUMMARY_FILE
 from .sweep_plan import Plan, read_result
@@ -109,22 +108,13 @@ def summarize(plan: Plan, folder: Path, exit_codes: Mapping[int, int]) -> Summar
 
 
 def write_summary(summary: Summary, *, complete: bool) -> None:
-    """Write `sweep.json`; with `complete` also the tables for spreadsheets, the answers and the page."""
+    """Write `sweep.json`; with `complete` also the tables for spreadsheets, and the answers."""
     write_whole(summary.folder / SUMMARY_FILE, json.dumps(summary.document(), indent=1) + "\n")
     if complete:
         write_whole(summary.folder / CSV_FILE, summary.csv())
         if answers := summary.answers():
             write_whole(summary.folder / ANSWERS_FILE, json_lines(answers))
             write_whole(summary.folder / PROMPTS_FILE, csv_text(summary.prompts()))
-        page = sweep_page(
-            command=summary.plan.command,
-            arguments=summary.plan.arguments,
-            swept_keys=summary.plan.swept_keys,
-            jobs=summary.jobs,
-            config=summary.plan.jobs[0].config,
-            environment=summary.environment,
-        )
-        write_whole(summary.folder / REPORT_FILE, page)
 
 
 def _rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ def test_a_sweep_takes_further_keys(models: Path, tmp_path: Path) -> None:
     jobs = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]
     assert [job["swept"] for job in jobs] == [{"min_candidates": "0"}, {"min_candidates": "1"}]
     assert [job["exit_code"] for job in jobs] == [0, 0]
-    assert (tmp_path / "sweep" / "report.html").is_file()
+    assert (tmp_path / "sweep" / "sweep.csv").is_file()
 
 
 def test_the_prompts_show_every_layout() -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from amusd.answer import Generation
+from amusd.commands.tables import LAYOUTS, row_name
 from amusd.config import DecodingConfig, RunConfig
 from amusd.console import percent, table
 from amusd.engine import Engine
 from amusd.policies.factory import policy_name
-from amusd.reporting.columns import LAYOUTS, row_name
 from amusd.runtime.devices import devices_of
 from amusd.runtime.placement import in_role
 from amusd.tracing.metrics import total

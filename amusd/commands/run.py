@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from amusd.commands import plots
 from amusd.commands.compare import compare, write_answers
 from amusd.commands.generate import generate, generate_file
 from amusd.config import EngineConfig, RunConfig
@@ -13,7 +14,6 @@ from amusd.console import Console
 from amusd.engine import Engine
 from amusd.errors import ConfigError, MissingDependencyError
 from amusd.files import PARTIAL_FILE, write_json
-from amusd.reporting.comparison import write_comparison_page
 from amusd.runtime.draft_restart import DraftSource
 from amusd.runtime.startup import make_recorder
 from amusd.types import Role
@@ -97,7 +97,7 @@ def _run(
         (run_directory / PARTIAL_FILE).unlink(missing_ok=True)
         if command == "compare":
             write_answers(run_directory, records)
-            write_comparison_page(run_directory, config, result)
+            plots.write(lambda: plots.draw_comparison(result["rows"]), run_directory, "comparison", console.note)
     finally:  # what no file can take is shown all the same
         console.text(text)
         for line in notes:

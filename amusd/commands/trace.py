@@ -9,10 +9,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from amusd.commands import plots
 from amusd.console import Console
 from amusd.errors import ConfigError
 from amusd.files import write_whole
-from amusd.reporting.picture import draw
 from amusd.tracing.accounting import Account, accounts
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, judge_steps
@@ -20,32 +20,27 @@ from amusd.tracing.events import Rollback, TargetPass, WholeSequence
 from amusd.tracing.timeline import Timeline, read_timeline
 
 TRACE_FILE = "trace.json"
-PICTURE_FILE = "timeline.svg"
 
 _LOCKSTEP = {"AutoregressivePolicy": "autoregressive", "SynchronousPolicy": "synchronous"}
 """Policies that are a mode of their own; every other one is asynchronous."""
 
 
 def trace(run_directory: Path, sequence_id: int | None = None) -> int:
-    """Write `trace.json` and `timeline.svg` of one sequence into the run directory, and say where its time went.
+    """Write `trace.json` and the figure `timeline` of one sequence into the run directory, and say where its time went.
 
-    Without a number it is the last sequence with an asynchronous draft, else the last with a draft, else the last.
-    Without matplotlib there is no picture. Returns the exit code. Raises `ConfigError` for what is no run directory, or
-    has no such sequence.
+    Without a number it is the last sequence with an asynchronous draft, else the last with a draft, else the last. The
+    figure has the last synchronous one above an asynchronous one. Returns the exit code. Raises `ConfigError` for what
+    is no run directory, or has no such sequence.
     """
     console = Console()
     timeline = _read(run_directory)
-    sequence = _choose([event for event in timeline.target if isinstance(event, WholeSequence)], sequence_id)
+    sequences = [event for event in timeline.target if isinstance(event, WholeSequence)]
+    sequence = _choose(sequences, sequence_id)
     schedule = schedule_name(sequence)
     part = timeline.only(sequence.sequence_id)
     summary = summary_lines(part)
     about = {"run_dir": str(run_directory), "sequence_id": sequence.sequence_id, "schedule": schedule}
     write_whole(run_directory / TRACE_FILE, json.dumps(chrome_trace(part, about)) + "\n")
-    try:
-        write_whole(run_directory / PICTURE_FILE, draw(part, schedule, summary))
-        picture = "open it in a browser"
-    except ConfigError as lack:
-        picture = f"not drawn: {lack}"
     console.text(f"sequence {sequence.sequence_id}: {schedule}")
     for line in summary:
         console.text(line)
@@ -53,7 +48,9 @@ def trace(run_directory: Path, sequence_id: int | None = None) -> int:
         console.text(account_line(role, account))
     console.text(f"clock: {timeline.clock}")
     console.text(f"{run_directory / TRACE_FILE}: open it in https://ui.perfetto.dev or chrome://tracing")
-    console.text(f"{run_directory / PICTURE_FILE}: {picture}")
+    beside = [one for one in sequences if one.policy == "SynchronousPolicy" and sequence.policy not in _LOCKSTEP]
+    shown = [(schedule_name(one), timeline.only(one.sequence_id)) for one in (*beside[-1:], sequence)]
+    plots.write(lambda: plots.draw_timeline(shown), run_directory, "timeline", console.text)
     return 0
 
 
@@ -67,7 +64,7 @@ def schedule_name(sequence: WholeSequence) -> str:
 
 
 def summary_lines(part: Timeline) -> list[str]:
-    """The figures of one sequence, in lines short enough for a picture."""
+    """The figures of one sequence, in lines."""
     passes = [event for event in part.target if isinstance(event, TargetPass)]
     whole = next(event for event in part.target if isinstance(event, WholeSequence))
     num_tokens = sum(event.num_tokens for event in passes)

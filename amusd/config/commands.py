@@ -221,9 +221,6 @@ class SimulateConfig:
     """Batch sizes of the map, in the place of `grid_ratios`: the draft's time per token is then the given one."""
     grid_target_devices: tuple[int, ...] = ()
     """Values of `num_target_devices` of the map, in the place of `grid_ratios`: what the draft's device is worth."""
-    points: tuple[str, ...] = ()
-    """Run directories of `compare` or `generate` that the map's picture shows where they were measured, besides
-    `calibration`."""
 
     def __post_init__(self) -> None:
         times = ("overhead_ms", "row_ms", "sequence_ms", "draft_sequence_ms", "draft_row_ms")
@@ -264,15 +261,8 @@ class SimulateConfig:
         require(0 < speed <= 1, "simulate.draft_device_speed", speed, "must be above 0, and at most 1")
         numbers = self.grid_target_devices
         require(
-            not numbers or (self.grid and self.rank_speedup is not None and not sizes and not self.points),
+            not numbers or (self.grid and self.rank_speedup is not None and not sizes),
             "simulate.grid_target_devices",
             list(numbers),
-            "needs simulate.grid=true and simulate.rank_speedup, without simulate.grid_batch_sizes and simulate.points",
-        )
-        require(self.grid or not self.points, "simulate.points", list(self.points), "needs simulate.grid=true")
-        require(
-            not (self.points and sizes),
-            "simulate.points",
-            list(self.points),
-            "belong to a map of one sequence at a time, without simulate.grid_batch_sizes",
+            "needs simulate.grid=true and simulate.rank_speedup, without simulate.grid_batch_sizes",
         )

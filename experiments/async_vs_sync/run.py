@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 from collections.abc import Sequence
 from typing import Any
 
+from amusd.commands.tables import row_kind
 from amusd.console import table
-from amusd.reporting.columns import row_kind
 from experiments import account
 from experiments.common import Document, by_category, compare, middle_half, run, speedups, write_jobs
 from experiments.request import parser_of, request_of

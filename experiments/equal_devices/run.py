@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from amusd.commands.tables import row_name
 from amusd.console import table
-from amusd.reporting.columns import row_name
 from experiments.common import Document, compare, read_json, run, run_amusd, write_results
 from experiments.request import parser_of, request_of
 

@@ -132,7 +132,7 @@ def test_loads_take_turns() -> None:
         assert [place for own, load in loads if own == index for place in load] == list(range(19))
 
 
-def test_a_run_keeps_a_table_a_page_and_every_answer(tmp_path: Path) -> None:
+def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path) -> None:
     config = run_config(1, 4)
     (tmp_path / "environment.json").write_text("{}")
     out = io.StringIO()
@@ -143,8 +143,7 @@ def test_a_run_keeps_a_table_a_page_and_every_answer(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in lines[1:]] == ["3/3", "6/6", "6/6"]
     result = json.loads((tmp_path / "result.json").read_text())
     assert [row["time"] is None for row in result["rows"]] == [False, False, True, True]
-    page = (tmp_path / "report.html").read_text()
-    assert "synchronous (best: 2), ngram, 4 at a time" in page
+    assert "synchronous (best: 2), ngram, 4 at a time" in (tmp_path / "comparison.svg").read_text()
     rows = list(csv.DictReader((tmp_path / "prompts.csv").read_text().splitlines()))
     assert [(row["prompt"], row["batch_size"], row["repeat"]) for row in rows if row["mode"] == "autoregressive"] == [
         (prompt, size, repeat) for prompt in "135" for size, repeat in (("1", "1"), ("4", "1"), ("4", "2"))

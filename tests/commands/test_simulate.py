@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -272,46 +271,6 @@ def test_the_advice_is_what_a_run_can_be_told() -> None:
     assert advice(rows) == "Use mode=autoregressive: no schedule with a draft is faster here."
 
 
-def test_measured_runs_are_points_of_the_map_with_their_winner(tmp_path: Path) -> None:
-    def rows(**speedups: float) -> list[dict[str, Any]]:
-        plain = {"mode": "autoregressive", "policy": None, "drafter": None, "speedup_vs_autoregressive": 1.0}
-        return [plain] + [
-            {"mode": "asynchronous", "policy": policy, "drafter": "oracle", "speedup_vs_autoregressive": speedup}
-            for policy, speedup in speedups.items()
-        ]
-
-    tried = {"synchronous_lengths": [4], "min_candidates": [2]}
-    paths = {name: tmp_path / name for name in ("compared", "lost", "other", "alone")}
-    predicted(configured(tried), run_directory(paths["alone"]))
-    for path in list(paths.values())[:-1]:
-        shutil.copytree(paths["alone"], path)
-    events = map(json.loads, (paths["alone"] / "events" / "target.jsonl").read_text().splitlines())
-    (name,) = {event["drafter"] for event in events if event["name"] == "sequence"}
-    for run, speedups in (("compared", {"chain": 1.2, "auto": 1.4}), ("lost", {"chain": 0.9})):
-        found = [row | {"drafter": row["drafter"] and name} for row in rows(**speedups)]
-        (paths[run] / "result.json").write_text(json.dumps({"rows": found}))
-    (paths["other"] / "result.json").write_text(json.dumps({"rows": rows(chain=1.2)[:1]}))
-    named = [str(path) for path in paths.values()]
-    places = {"grid": True, "grid_accepts": [0.7], "grid_ratios": [8], "points": [*named[1:], named[0]]}
-    config = configured(tried | places, calibration=named[0])
-    folder = run_directory(tmp_path / "map")
-    points = predicted(config, folder)["points"]
-    assert [(point["run_dir"], point["winner"], point["speedup"]) for point in points] == [
-        (named[0], "auto", 1.4),
-        (named[1], "autoregressive", 1.0),
-        (named[2], None, None),
-        (named[3], None, None),
-    ]
-    for point in points:
-        assert point["drafter"] == name
-        assert point["ratio"] == pytest.approx(8)
-        assert point["accept"] == pytest.approx(0.7, abs=0.1)
-    (paths["other"] / "result.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"other/result\.json: cannot be read") as caught:
-        inputs_of(config)
-    assert "\n" not in str(caught.value)
-
-
 def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path) -> None:
     one, four = (
         predicted(configured({"batch_size": size, "num_answers": 4, "row_ms": 1, "sequence_ms": 0.5}), tmp_path)
@@ -359,18 +318,12 @@ MISTAKES = [
     ({"max_lookahead": 2}, "simulate.min_candidates=3: must be at most max_lookahead (2)"),
     ({"max_verify_width": 4}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),
-    ({"simulate": {"grid": True, "points": ["/proc/nowhere"]}}, "simulate.points=/proc/nowhere: its events/ show no"),
-    ({"simulate": {"points": ["run"]}}, "simulate.points=['run']: needs simulate.grid=true"),
     ({"simulate": {"num_tokens": 0}}, "simulate.num_tokens=0: must be at least 1"),
     ({"simulate": {"jitter": 0.6}}, "simulate.jitter=0.6: must be between 0 and 0.5"),
     ({"simulate": {"batch_size": 0}}, "simulate.batch_size=0: must be at least 1"),
     ({"simulate": {"batch_size": 2, "grid": True}}, "simulate.batch_size=2: must be 1 with simulate.grid=true"),
     ({"simulate": {"grid_batch_sizes": [2]}}, "simulate.grid_batch_sizes=[2]: needs simulate.grid=true"),
     ({"simulate": {"grid": True, "grid_batch_sizes": [0]}}, "simulate.grid_batch_sizes=[0]: each must be at least 1"),
-    (
-        {"simulate": {"grid": True, "grid_batch_sizes": [2], "points": ["run"]}},
-        "simulate.points=['run']: belong to a map of one sequence at a time",
-    ),
     ({"simulate": {"knee_rows": 0}}, "simulate.knee_rows=0: must be at least 1"),
     ({"simulate": {"row_ms": -1}}, "simulate.row_ms=-1.0: must be at least 0"),
     ({"simulate": {"sequence_ms": float("nan")}}, "simulate.sequence_ms=nan: must be at least 0"),

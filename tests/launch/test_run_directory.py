@@ -11,7 +11,6 @@ from full_disk import files_of_at_most
 
 from amusd.config import RunConfig, SamplingParams
 from amusd.errors import ConfigError
-from launch.commands import refresh_report
 from launch.main import main
 from launch.run_directory import (
     choose_folder,
@@ -97,7 +96,7 @@ def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: 
         "answers.jsonl",
         "prompts.csv",
         "partial.txt",
-        "report.html",
+        "comparison.png",
         "timeline.svg",
         "events/draft.jsonl",
         "notes.txt",
@@ -106,19 +105,6 @@ def test_an_interrupted_run_is_cleared_for_another_try_and_notes_stay(tmp_path: 
     clear_run(directory)
     assert [path.name for path in directory.iterdir()] == ["notes.txt"]
     assert create_run_directory(RunConfig(), directory) == directory
-
-
-def test_the_page_of_a_comparison_is_made_again_with_its_timeline_and_its_date(tmp_path: Path) -> None:
-    directory = create_run_directory(RunConfig(), tmp_path / "run")
-    row = {"mode": "autoregressive", "tokens_per_second": 20.0, "speedup_vs_autoregressive": 1.0}
-    (directory / "result.json").write_text(json.dumps({"rows": [row], "environment": {"date": "2001-09-09"}}))
-    assert not refresh_report(directory)
-    page = directory / "report.html"
-    page.write_text("")
-    (directory / "timeline.svg").write_text("<svg/>")
-    assert refresh_report(directory)
-    assert "2001-09-09" in page.read_text()
-    assert "data:image/svg+xml;base64,PHN2Zy8+" in page.read_text()
 
 
 def test_the_directory_of_a_sweep_names_the_traces_of_its_jobs(
@@ -144,21 +130,6 @@ def test_a_damaged_summary_of_a_sweep_is_one_line(
     assert main(["trace", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{tmp_path / 'sweep.json'}: cannot be read (" in line
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("result.json", '{"rows": ['), ("result.json", "3"), ("result.json", "{}"), ("config.yaml", "a: [")],
-)
-def test_a_page_is_not_made_again_from_a_damaged_file(tmp_path: Path, name: str, text: str) -> None:
-    directory = create_run_directory(RunConfig(), tmp_path / "run")
-    (directory / "result.json").write_text('{"rows": []}')
-    (directory / "report.html").write_text("as it was")
-    (directory / name).write_text(text)
-    with pytest.raises(ConfigError, match=r"report\.html: cannot be made again \(") as caught:
-        refresh_report(directory)
-    assert "\n" not in str(caught.value)
-    assert (directory / "report.html").read_text() == "as it was"
 
 
 def test_the_workers_are_recorded_whole(tmp_path: Path) -> None:

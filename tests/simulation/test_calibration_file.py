@@ -80,16 +80,6 @@ def test_the_file_of_a_run_predicts_what_the_run_predicts(tmp_path: Path) -> Non
     assert of_file == of_run
 
 
-def test_the_map_shows_a_file_without_a_winner(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    predicted(run / "events", accept=0.7, verify_ms=10, draft_ms=2)
-    path = tmp_path / "file.json"
-    write_calibration(path, calibrate(run, "synthetic"), "a simulated run")
-    places = SMALL | {"grid": True, "grid_accepts": [0.7], "grid_ratios": [4]}
-    (point,) = predicted(tmp_path / "map", calibration=str(path), simulate=places)["points"]
-    assert (point["winner"], point["ratio"]) == (None, pytest.approx(5, rel=0.01))
-
-
 DOCUMENT = {
     "format": "amusd calibration 1",
     "drafter": "synthetic",

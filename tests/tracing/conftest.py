@@ -6,12 +6,6 @@ import pytest
 from tracing.runs import Run, asynchronous, plain, run, run_branching, synchronous
 
 
-@pytest.fixture
-def whole_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No answer is cut, however slow the machine made it."""
-    monkeypatch.setattr("amusd.reporting.picture.MAX_LINES", 10_000)
-
-
 @pytest.fixture(scope="session")
 def real_run() -> Run:
     """Sequences 1 to 4: plain, synchronous, asynchronous, synchronous."""

@@ -1,15 +1,12 @@
-"""A run over trees: its times add up, its tokens are counted once, and the pictures show what happened."""
+"""A run over trees: its times add up, its tokens are counted once, and the trace shows what happened."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import pytest
-from reporting.drawings import box, parse
 from tracing.runs import Run, made, named
-from tracing.test_picture import kinds
 
-from amusd.reporting.picture import WIDTH, draw
 from amusd.tracing.accounting import accounts
 from amusd.tracing.chrome import chrome_trace
 from amusd.tracing.drafted import Fate, accepted_positions, judge_steps
@@ -110,23 +107,3 @@ def test_messages_of_trees_are_arrows_and_adopted_branches_are_marked(branching_
     for pid in (1, 2):
         work = [event for event in events if (event["ph"], event["pid"], event.get("tid")) == ("X", pid, 2)]
         assert all(before["ts"] + before["dur"] <= after["ts"] + 0.002 for before, after in pairwise(work))
-
-
-@pytest.mark.usefixtures("whole_picture")
-@pytest.mark.parametrize("sequence_id", SEQUENCES)
-def test_the_picture_shows_what_the_metrics_count(branching_run: Run, sequence_id: int) -> None:
-    part = branching_run.timeline.only(sequence_id)
-    metrics = branching_run.answers[sequence_id - 1].metrics
-    picture = draw(part, "a title", [])
-    found = kinds(parse(picture))
-    assert metrics.draft is not None
-    assert found["pass"] == metrics.num_passes
-    assert found["token accepted"] + found["token accepted late"] == metrics.num_accepted
-    assert found["token own"] == metrics.num_tokens - metrics.num_accepted
-    assert found["step accepted"] == metrics.num_accepted - accepted_at_the_end(part)
-    drafted = sum(count for kind, count in found.items() if kind.startswith("step "))
-    assert drafted == metrics.draft.num_drafted
-    assert found["verdict rollback"] == metrics.draft.num_rollbacks
-    for group in parse(picture).iter("g"):
-        if group.get("class"):
-            assert 0 <= box(group).left <= WIDTH

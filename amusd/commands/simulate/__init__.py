@@ -60,7 +60,7 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
     if devices is not None:
         result["equal_devices"] = asdict(devices) | worth(devices, simulator, settings, config.decoding())
     if settings.grid:
-        result |= {"grid": grid_of(config, simulator, console), "points": [asdict(point) for point in inputs.points]}
+        result["grid"] = grid_of(config, simulator, console)
     console.clear_progress()
     first = replace(simulator, answers=simulator.answers[:1], batch_size=1)
     first.run(bench.asynchronous(config.policy).decoding, events_folder=events_folder)

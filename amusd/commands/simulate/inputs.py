@@ -8,7 +8,6 @@ from typing import Any
 
 from amusd.config import RunConfig, SimulateConfig
 from amusd.errors import ConfigError
-from amusd.reporting.map import MeasuredPoint, measured_points
 from amusd.simulation.calibration import Calibration
 from amusd.simulation.calibration_file import load_calibration
 from amusd.simulation.cost import Costs, Duration, Shared
@@ -27,8 +26,6 @@ class Inputs:
     simulator: Simulator
     acceptance: dict[str, Any]
     """The origin of its answers, for the result."""
-    points: tuple[MeasuredPoint, ...] = ()
-    """Measured runs that the map shows."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all that the rows follow from except the knobs, for a result."""
@@ -77,8 +74,7 @@ def inputs_of(config: RunConfig) -> Inputs:
         seed=settings.seed,
         batch_size=settings.batch_size,
     )
-    points = measured_points(config, calibration) if settings.grid else ()
-    return Inputs(simulator, acceptance, points)
+    return Inputs(simulator, acceptance)
 
 
 def _answers(config: RunConfig, calibration: Calibration | None) -> tuple[tuple[Answer, ...], dict[str, Any]]:

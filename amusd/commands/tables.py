@@ -1,4 +1,4 @@
-"""The figures of a row: how each is called, written and explained. The terminal's table and the page share them."""
+"""The figures of a comparison's rows: how each is called and written in a table."""
 
 from __future__ import annotations
 
@@ -30,15 +30,6 @@ class Column:
         """The figure as shown; empty where the row has none."""
         value = row.get(self.name)
         return "" if value is None else self.write(value)
-
-    def sort_key(self, row: Row) -> str:
-        """The number to sort by; empty where there is none."""
-        value = row.get(self.name)
-        if isinstance(value, Mapping):
-            value = value["num_identical"] / value["num_prompts"]
-        elif isinstance(value, Sequence):
-            value = value[0]
-        return "" if value is None else repr(value)
 
 
 def percent(fraction: float) -> str:
@@ -139,13 +130,3 @@ def row_name(row: Row) -> str:
 def row_kind(row: Row) -> str:
     """`row_name` without what was tuned: the same from job to job of a sweep."""
     return row_name({**row, "num_speculative_tokens": None})
-
-
-def cells_of(row: Row, columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """A row of a sortable table: what each cell shows, and what it is sorted by."""
-    return [(row_name(row), row_name(row)), *((column.text(row), column.sort_key(row)) for column in columns)]
-
-
-def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """The columns that any of the rows has."""
-    return [column for column in COLUMNS if any(row.get(column.name) is not None for row in rows)]

@@ -1,0 +1,195 @@
+"""Figures by matplotlib: the bars of a comparison, the timeline of answers, the map of a simulation.
+
+The only file of the package that imports matplotlib. Colours are of Okabe and Ito's palette, which can be told apart
+with any kind of colour vision.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from amusd.commands.tables import Row, row_name
+from amusd.config import SimulateConfig
+from amusd.errors import ConfigError
+from amusd.files import cannot_write
+from amusd.tracing.drafted import Fate, judge_steps
+from amusd.tracing.events import DraftPrefill, Rollback, TargetPass, TargetPrefill
+from amusd.tracing.timeline import Timeline
+
+Figure: TypeAlias = Any
+Axes: TypeAlias = Any
+
+INK, FAINT, PASS = "#1b1f24", "#eeeeee", "#c9c9c9"
+COLOURS = {
+    "autoregressive": "#c9c9c9",
+    "synchronous": "#f0e442",
+    "chain": "#56b4e9",
+    "branching": "#e69f00",
+    "windowed": "#cc79a7",
+    "auto": "#2fb58c",
+    "draft": "#2fb58c",
+    "rank": "#56b4e9",
+    "replica": "#e69f00",
+}
+"""Of each mode, policy, and use of the draft's device."""
+FATES = {
+    Fate.ACCEPTED: ("#0072b2", "drafted, accepted"),
+    Fate.OVERTAKEN: ("#56b4e9", "drafted right, but too late"),
+    Fate.WASTED: ("#d55e00", "drafted in vain"),
+}
+MAP_AXES = {
+    "ratio": "draft steps per target pass",
+    "batch_size": "answers at a time",
+    "num_target_devices": "devices of the target",
+}
+STYLE: dict[Any, Any] = {"font.size": 9.5, "svg.hashsalt": "amusd", "svg.fonttype": "none"}
+"""The same data give the same file."""
+NUM_PASSES = 14
+"""A timeline shows as much time as so many passes of median length take."""
+
+
+def write(draw: Callable[[], Figure], folder: Path, name: str, tell: Callable[[str], None]) -> None:
+    """Draw a figure into `name.svg` and `name.png`, and tell where it is, or in a line why there is none.
+
+    Raises `ConfigError` when the files cannot be written.
+    """
+    try:
+        figure = draw()
+    except ConfigError as lack:
+        tell(f"{folder / name}.svg: not drawn: {lack}")
+        return
+    try:
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        figure.savefig(folder / f"{name}.png", dpi=160)
+    except OSError as error:
+        raise cannot_write(folder / f"{name}.svg", error) from None
+    tell(f"{folder / name}.svg and .png")
+
+
+def draw_comparison(rows: Sequence[Row]) -> Figure:
+    """Tokens per second of each row of a comparison, with its speed-up over plain decoding."""
+    figure, axes = _subplots(7.0, 1.0 + 0.34 * len(rows))
+    speeds = [row["tokens_per_second"] for row in rows]
+    bars = axes.barh(range(len(rows)), speeds, color=[COLOURS[_kind(row)] for row in rows], height=0.75)
+    axes.bar_label(bars, [f"{row['tokens_per_second']:.1f}  ({_times(row)})" for row in rows], padding=4)
+    axes.set_yticks(range(len(rows)), [row_name(row) for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.25 * max(speeds))
+    axes.set_xlabel("tokens per second (times plain decoding, median over prompts)")
+    return figure
+
+
+def draw_timeline(answers: Sequence[tuple[str, Timeline]]) -> Figure:
+    """The beginning of each answer, one above the other on the same scale: passes of the target, tokens of the draft.
+
+    White is idle time. A number on a pass counts the tokens that it committed; a draft step is divided by what
+    became of its tokens.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    passes = [event for _, part in answers for event in part.target if isinstance(event, TargetPass)]
+    shown_ms = NUM_PASSES * statistics.median(event.duration_ns for event in passes) / 1e6 if passes else 1.0
+    figure, all_axes = _subplots(9.0, 0.7 + 1.25 * len(answers), rows=len(answers))
+    for axes, (name, part) in zip(all_axes.flat if len(answers) > 1 else [all_axes], answers, strict=True):
+        _draw_lanes(axes, part, shown_ms)
+        axes.set_title(name, loc="left", fontsize=9.5)
+    axes.set_xlabel("milliseconds")
+    samples: list[Any] = [Patch(color=PASS, label="pass of the target, tokens committed")]
+    samples += [Patch(color=colour, label=label) for colour, label in FATES.values()]
+    samples.append(Line2D([], [], marker="v", linestyle="none", color=INK, label="rollback"))
+    figure.legend(handles=samples, loc="outside lower center", ncols=5, frameon=False, fontsize=8, columnspacing=1.2)
+    return figure
+
+
+def draw_map(cells: Sequence[Mapping[str, Any]], settings: SimulateConfig) -> Figure:
+    """The winner of each cell of a simulated grid: acceptance to the right, upwards what else the grid goes over.
+
+    A cell shows the winner's speed-up over plain decoding and, below it, its gain over the alternative.
+    """
+    from matplotlib.patches import Patch
+
+    key = "batch_size" if settings.grid_batch_sizes else "ratio"
+    key = "num_target_devices" if settings.grid_target_devices else key
+    accepts, heights = (sorted({cell[name] for cell in cells}) for name in ("accept", key))
+    figure, axes = _subplots(1.6 + 0.85 * len(accepts), 1.6 + 0.6 * len(heights))
+    for cell in cells:
+        x, y, winner = accepts.index(cell["accept"]), heights.index(cell[key]), cell["winner"]
+        axes.add_patch(_box(x - 0.49, y - 0.49, 0.98, 0.98, COLOURS[winner]))
+        speedup = cell["speedups"][winner]
+        gain = cell["gain"] if "gain" in cell else speedup / cell["speedups"]["synchronous"] - 1
+        axes.text(x, y + 0.12, f"{speedup:.2f}", ha="center", va="center", weight="bold")
+        axes.text(x, y - 0.24, f"{100 * gain:+.0f} %", ha="center", va="center", fontsize=8)
+    axes.set(
+        xlim=(-0.5, len(accepts) - 0.5), ylim=(-0.5, len(heights) - 0.5), xlabel="acceptance", ylabel=MAP_AXES[key]
+    )
+    axes.set_xticks(range(len(accepts)), [f"{value:g}" for value in accepts])
+    axes.set_yticks(range(len(heights)), [f"{value:.3g}" for value in heights])
+    names = [name for name in COLOURS if any(name in cell["speedups"] for cell in cells)]
+    samples = [Patch(color=COLOURS[name], label="plain" if name == "autoregressive" else name) for name in names]
+    figure.legend(handles=samples, loc="outside upper center", ncols=len(names), frameon=False, columnspacing=1.2)
+    return figure
+
+
+def _draw_lanes(axes: Axes, part: Timeline, shown_ms: float) -> None:
+    """One answer: the target's lane above the draft's."""
+    begin_ns = min((event.start_ns for event in part.target if isinstance(event, TargetPass)), default=0)
+
+    def span(event: Any) -> tuple[float, float]:
+        return (event.start_ns - begin_ns) / 1e6, event.duration_ns / 1e6
+
+    for events, bottom in ((part.target, 1.0), (part.draft, 0.0)):
+        prefills = [span(event) for event in events if isinstance(event, (TargetPrefill, DraftPrefill))]
+        axes.broken_barh(prefills, (bottom, 0.8), facecolors=FAINT)
+    for event in part.target:
+        if isinstance(event, TargetPass):
+            left, width = span(event)
+            axes.add_patch(_box(left, 1.0, width, 0.8, PASS))
+            if left + width <= shown_ms:
+                axes.text(left + width / 2, 1.4, f"+{event.num_tokens}", ha="center", va="center", fontsize=8)
+    for step in judge_steps(part.draft, part.target):
+        left, width = span(step.event)
+        bottom = 0.0
+        for fate, (colour, _) in FATES.items():
+            height = 0.8 * step.count(fate) / max(1, len(step.fates))
+            axes.add_patch(_box(left, bottom, width, height, colour))
+            bottom += height
+    rolled = [span(event)[0] for event in part.draft if isinstance(event, Rollback)]
+    axes.plot(rolled, [0.9] * len(rolled), "v", color=INK, markersize=4, clip_on=True)
+    axes.set(xlim=(-0.03 * shown_ms, shown_ms), ylim=(-0.1, 1.9))
+    has_draft = bool(part.draft)
+    axes.set_yticks([1.4, 0.4][: 1 + has_draft], ["target", "draft"][: 1 + has_draft])
+    axes.tick_params(axis="y", length=0)
+
+
+def _subplots(width: float, height: float, rows: int = 1) -> tuple[Figure, Any]:
+    """A figure of so many inches. Raises `ConfigError` without matplotlib."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure as MplFigure
+    except ImportError:
+        raise ConfigError("figures need matplotlib: pip install 'amusd[plots]'") from None
+    mpl.rcParams.update(STYLE)
+    figure = MplFigure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, 1, sharex=True)
+    for one in figure.axes:
+        one.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _box(left: float, bottom: float, width: float, height: float, colour: str) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((left, bottom), width, height, facecolor=colour, edgecolor="white", linewidth=0.5)
+
+
+def _kind(row: Row) -> str:
+    return str(row["policy"] if row["mode"] == "asynchronous" else row["mode"])
+
+
+def _times(row: Row) -> str:
+    speedup = row.get("speedup_vs_autoregressive")
+    return "-" if speedup is None else f"{speedup:.2f}x"
