@@ -42,6 +42,7 @@ def test_there_is_a_test_for_each() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} == {
         "compare.py",
         "many.py",
+        "nano.py",
         "prompts.jsonl",
         "stream.py",
         "sweep.sh",

@@ -1,0 +1,182 @@
+"""The reading core writes what the engine writes, whatever its two processes do, and leaves neither behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import runpy
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amusd.config import EngineConfig, SamplingParams, TargetConfig
+from amusd.engine import Engine
+from amusd.models.embedded_draft import export_draft
+from launch.process_tree import descendants
+from tests.launch.processes import ROOT, environment
+from tests.warm import Popen
+
+NANO = ROOT / "examples" / "nano.py"
+COUNT, RAIN = "Count from one to ten.", "Write a haiku about rain."
+"""The draft's first token is right for the one and wrong for the other. The target waits for it, however late it is."""
+NUM_TOKENS = 24
+"""The best token of each step is 0.15 or more ahead of the second: no rounding of float32 changes these answers."""
+
+
+class Toy:
+    """A model whose choice depends on the whole text before it; with `wrong` it differs now and then."""
+
+    def __init__(self, wrong: random.Random | None = None) -> None:
+        self.wrong = wrong
+        self.network = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
+
+    def choices(self, text: list[int], count: int) -> list[int]:
+        right = [hash(tuple(text[:end])) % 5 for end in range(len(text) - count + 1, len(text) + 1)]
+        return right if self.wrong is None or self.wrong.random() < 0.7 else [(token + 1) % 5 for token in right]
+
+
+def plain_text(length: int) -> list[int]:
+    text = [1, 2]
+    while len(text) < length:
+        text += Toy().choices(text, 1)
+    return text
+
+
+@pytest.fixture(scope="module")
+def nano() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(NANO)))
+
+
+def decode_by_chance(nano: SimpleNamespace, chance: random.Random) -> Any:
+    """Let both sides act and messages arrive in any order that the link allows; return the target at its end."""
+    draft, target = nano.Draft(Toy(chance)), nano.Target(Toy(), [1, 2], 60)
+    verdicts, candidates = deque([nano.Verdict(target.committed)]), deque()
+    while len(target.committed) < target.max_length:
+        (event,) = chance.choices(["hear", "step", "receive", "verify"], [2, 4, 4, 1])
+        if event == "hear" and verdicts:
+            draft.hear(verdicts.popleft())
+        elif event == "step" and draft.may_draft:
+            candidates.append((draft.text, draft.step()))
+        elif event == "receive" and candidates:
+            prefix, candidate = candidates.popleft()
+            num_before = len(target.candidates)
+            target.receive(candidate)
+            if len(target.candidates) > num_before:
+                assert target.committed + target.candidates[:-1] == prefix
+        elif event == "verify":
+            target.verify()
+            verdicts.append(nano.Verdict(target.committed))
+    return target
+
+
+def test_a_candidate_is_verified_behind_the_prefix_it_was_drafted_from_whatever_comes_late(
+    nano: SimpleNamespace,
+) -> None:
+    plain = plain_text(62)
+    targets = [decode_by_chance(nano, random.Random(seed)) for seed in range(50)]
+    assert all(target.committed == plain for target in targets)
+    assert sum(target.accepted for target in targets) > 500
+    assert sum(target.rollbacks for target in targets) > 500
+
+
+def test_an_answer_ends_with_the_first_end_among_the_candidates(nano: SimpleNamespace) -> None:
+    plain = plain_text(12)
+    target = nano.Target(Toy(), plain[:2], 20)
+    target.ends = [plain[6]]
+    for position in range(2, 12):
+        target.receive(nano.Candidate(0, position, plain[position]))
+    answer = plain[2 : plain.index(plain[6], 2) + 1]
+    assert target.verify() == answer
+    assert target.accepted == len(answer)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    """The answers of the engine, without a draft."""
+    config = EngineConfig(target=TargetConfig(kind="embedded", dtype="float32"), drafters=())
+    with Engine.start(config) as engine:
+        params = SamplingParams(max_new_tokens=NUM_TOKENS)
+        return {prompt: engine.generate(prompt, params).text for prompt in (COUNT, RAIN)}
+
+
+@pytest.fixture(scope="module")
+def pair(embedded_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    draft = tmp_path_factory.mktemp("models") / "draft"
+    export_draft(embedded_folder, draft)
+    return ["--target", str(embedded_folder), "--draft", str(draft), f"--max-new-tokens={NUM_TOKENS}"]
+
+
+def answer(arguments: list[str], then: Callable[[int], object] = lambda _pid: None) -> tuple[int, str, str]:
+    """Return exit code, text and facts once no process has a stream open; `then` is done when the text has begun."""
+    pipe = subprocess.PIPE
+    with Popen(
+        [sys.executable, str(NANO), *arguments], stdout=pipe, stderr=pipe, text=True, env=environment()
+    ) as process:
+        text = process.stdout.read(1)
+        then(process.pid)
+        text += process.stdout.read()
+        facts = process.stderr.read()
+    return process.returncode, text, facts
+
+
+def counts_of(facts: str) -> dict[str, int]:
+    return {name: int(number) for number, name in re.findall(r"(\d+) ([a-z ]+)[,\n]", facts)}
+
+
+def kill_draft(target: int) -> None:
+    (draft,) = [pid for pid in descendants(target) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(draft, signal.SIGKILL)
+
+
+@pytest.mark.embedded
+def test_a_cache_that_was_rolled_back_gives_what_a_new_one_gives(
+    nano: SimpleNamespace, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.set_num_threads", lambda _number: None)  # the suite has one
+    model, other = (nano.Model(pair[3], "cpu", "float32") for _ in range(2))
+    text = [1, 40, 2, 50, 3, 60, 4, 70]
+    model.choices([*text[:4], 9, 9, 9], 2)
+    assert model.choices(text, 3) == other.choices(text, 3)
+    assert model.choices(text, 1) == other.choices(text, 1)
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_the_answer_is_the_engines_and_both_processes_end(pair: list[str], expected: dict[str, str]) -> None:
+    code, text, facts = answer([*pair, COUNT])
+    assert (code, text) == (0, expected[COUNT] + "\n"), facts
+    counts = counts_of(facts)
+    assert counts["tokens"] == counts["target passes"] + counts["accepted"] == NUM_TOKENS
+    assert counts["accepted"] > 0
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_plain_decoding_gives_the_same_answer_without_a_draft(pair: list[str], expected: dict[str, str]) -> None:
+    code, text, facts = answer([*pair, "--plain", RAIN])
+    assert (code, text) == (0, expected[RAIN] + "\n"), facts
+    assert facts.endswith(f" {NUM_TOKENS} target passes, 0 accepted, 0 rollbacks\n")
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_the_target_goes_on_alone_when_its_draft_is_killed(pair: list[str], expected: dict[str, str]) -> None:
+    code, text, facts = answer([*pair, RAIN], kill_draft)
+    assert (code, text) == (0, expected[RAIN] + "\n"), facts
+    assert facts.startswith("the draft is lost, the target goes on alone\n")
+    assert counts_of(facts)["rollbacks"] > 0
+
+
+@pytest.mark.embedded
+@pytest.mark.timeout(300)
+def test_the_draft_ends_when_its_target_is_killed(pair: list[str]) -> None:
+    code, _, _ = answer([*pair, RAIN], lambda target: os.kill(target, signal.SIGKILL))
+    assert code == -signal.SIGKILL
