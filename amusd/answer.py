@@ -9,7 +9,6 @@ import os
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,6 @@ from typing import Any
 from typing_extensions import Self
 
 from amusd.errors import StateError
-from amusd.runtime.prompt_scoring import PromptScoring
 from amusd.runtime.target_sequence import Outcome, Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import AnswerText, Emission, StopChecker
@@ -79,17 +77,6 @@ class Generation:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """The probability that the target gives each token of a prompt behind those before it."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
-    """One for each token; None of the first."""
-    top_logprobs: tuple[TopLogprobs, ...] = ()
-    """The most likely tokens in the place of each, none in that of the first; empty unless asked for."""
-
-
 CLOSE_SECONDS = 60.0
 """How long `Turns.close` waits for a pass that another thread computes."""
 
@@ -105,10 +92,10 @@ class Turns:
     def __init__(self, worker: TargetWorker) -> None:
         self._worker = worker
         self._lock = threading.RLock()
-        self._queue: deque[weakref.ref[Job]] = deque()
+        self._queue: deque[weakref.ref[Answer]] = deque()
         """Those that wait for the worker to have room."""
         self._queue_lock = threading.Lock()
-        self._at_work: dict[TargetSequence | PromptScoring, weakref.ref[Job]] = {}
+        self._at_work: dict[TargetSequence, weakref.ref[Answer]] = {}
         self._in_use = False
         """The thread that has the lock is inside the worker."""
         self._is_closed = False
@@ -149,7 +136,7 @@ class Turns:
                 self._in_use = False
                 self._finish_closing()
 
-    def enqueue(self, answer: Job) -> None:
+    def enqueue(self, answer: Answer) -> None:
         """Have the answer computed when its turn comes. Idempotent; waits for no pass. Raises as `check` does."""
         self.check()
         with self._queue_lock:
@@ -157,7 +144,7 @@ class Turns:
                 answer.is_queued = True
                 self._queue.append(weakref.ref(answer))
 
-    def advance(self, answer: Job) -> None:
+    def advance(self, answer: Answer) -> None:
         """Unless another thread has just brought `answer` on, compute a step of all answers whose turn it is."""
         with self.alone():
             if not answer.has_news:
@@ -263,75 +250,7 @@ class Turns:
             self._worker.end(sequence)
 
 
-class Job(ABC):
-    """Something that `Turns` has the worker compute."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._error: Exception | None = None
-        self.is_queued = False
-        self.is_over = False
-        """Nothing more will be computed."""
-
-    @property
-    def has_news(self) -> bool:
-        """Something can be read, or it is over."""
-        return self.is_over
-
-    @abstractmethod
-    def admit(self, worker: TargetWorker) -> Any:
-        """Begin it; returns what the worker then has of it. For `Turns`."""
-
-    @abstractmethod
-    def take(self, work: Any) -> None:
-        """Keep what the last step has brought; for `Turns`. What goes wrong is raised where it is read."""
-
-    def fail(self, error: Exception) -> None:
-        """Raise `error` where it is read, behind all that can be read before; for `Turns`."""
-        self._error = error
-        self.is_over = True
-
-    def cancel(self) -> None:
-        """End it before another pass over it begins; waits for none. What is there can be read. Idempotent."""
-        self.is_over = True
-        self._turns.end_unwanted(wait=False)
-
-
-class PromptScores(Job):
-    """The scores of a prompt, on their way."""
-
-    def __init__(self, prompt: tuple[int, ...], num_top: int, turns: Turns) -> None:
-        super().__init__(turns)
-        self._prompt = prompt
-        self._num_top = num_top
-        self._found: PromptLogprobs | None = None
-
-    def admit(self, worker: TargetWorker) -> PromptScoring:
-        """See `Job`."""
-        return worker.admit_prompt(self._prompt, self._num_top)
-
-    def take(self, work: PromptScoring) -> None:
-        """See `Job`."""
-        if work.error is not None:
-            self.fail(work.error)
-        elif work.is_over:
-            top_logprobs = ((), *work.top_logprobs) if self._num_top else ()
-            self._found = PromptLogprobs(self._prompt, (None, *work.logprobs), top_logprobs)
-            self.is_over = True
-
-    def result(self) -> PromptLogprobs:
-        """Compute what is left. Raises `StateError` when the engine was closed before, or this cancelled."""
-        self._turns.enqueue(self)
-        while not self.is_over:
-            self._turns.advance(self)
-        if self._error is not None:
-            raise self._error
-        if self._found is None:
-            raise StateError("the prompt is not scored: that was cancelled")
-        return self._found
-
-
-class Answer(Job):
+class Answer:
     """Iterates over the tokens of one answer; afterwards `generation` holds the whole. `close` ends it early.
 
     Nothing is computed before it is queued: with its first token asked for, or with `Engine.submit`.
@@ -345,7 +264,7 @@ class Answer(Job):
         make: Callable[[str, Sequence[Token], Outcome], Generation],
         turns: Turns,
     ) -> None:
-        super().__init__(turns)
+        self._turns = turns
         self._request = request
         self._stop = stop
         self._text = text
@@ -353,6 +272,10 @@ class Answer(Job):
         self._tokens: list[Token] = []
         self._unread: deque[Token] = deque()
         self._generation: Generation | None = None
+        self._error: Exception | None = None
+        self.is_queued = False
+        self.is_over = False
+        """Nothing more will be computed."""
         self.all_tokens_at: float | None = None
         """When its last token came (`time.perf_counter`): what may follow is the draft's counts."""
 
@@ -415,20 +338,30 @@ class Answer(Job):
         self._tokens = self._read
         self._unread.clear()
 
+    def cancel(self) -> None:
+        """End the answer before its next pass, without waiting; its tokens so far can be read. Idempotent."""
+        self.is_over = True
+        self._turns.end_unwanted(wait=False)
+
     def admit(self, worker: TargetWorker) -> TargetSequence:
-        """See `Job`."""
+        """Begin the answer; for `Turns`."""
         return worker.admit(self._request, self._stop)
 
-    def take(self, work: TargetSequence) -> None:
-        """See `Job`."""
+    def fail(self, error: Exception) -> None:
+        """Raise `error` behind the tokens that can be read; for `Turns`."""
+        self._error = error
+        self.is_over = True
+
+    def take(self, sequence: TargetSequence) -> None:
+        """Keep the tokens of the last step; for `Turns`. An error is raised where the answer is read."""
         try:
-            for emission in work.take():
+            for emission in sequence.take():
                 self._take(emission)
-            if not work.is_over:
+            if not sequence.is_over:
                 return
-            if work.error is not None:
-                raise work.error
-            self._generation = self._make(self._text.text, self._tokens, work.outcome())
+            if sequence.error is not None:
+                raise sequence.error
+            self._generation = self._make(self._text.text, self._tokens, sequence.outcome())
             self.is_over = True
         except Exception as error:  # noqa: BLE001 - raised again, by whoever reads the answer
             self.fail(error)

@@ -21,7 +21,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from amusd.answer import Answer, Generation, Job, PromptLogprobs, PromptScores, Token
+from amusd.answer import Answer, Generation, Token
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.engine import Engine, Prompt
 from amusd.errors import StateError
@@ -39,7 +39,7 @@ class AsyncEngine:
         self._made: Future[Engine] = Future()
         self._ended: Future[None] = Future()
         self._condition = threading.Condition()
-        self._waiting: list[tuple[asyncio.Future[None], Job]] = []
+        self._waiting: list[tuple[asyncio.Future[None], Answer]] = []
         """Those to wake when there is news of an answer."""
         self._has_work = False
         self._is_closing = False
@@ -111,21 +111,6 @@ class AsyncEngine:
         """As `Engine.encode`, which takes its time over a long prompt: in another thread."""
         return await asyncio.to_thread(self.engine.encode, prompt, raw=raw)
 
-    async def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
-        """As `Engine.prompt_logprobs`. Cancelling the task ends it."""
-        scores = await asyncio.to_thread(self._submit_prompt, prompt, top=top, raw=raw)
-        try:
-            await self.await_news(scores)
-        except asyncio.CancelledError:
-            scores.cancel()
-            raise
-        return scores.result()
-
-    def _submit_prompt(self, prompt: Prompt, **options: Any) -> PromptScores:
-        scores = self.engine.submit_prompt(prompt, **options)
-        self._begin_work()
-        return scores
-
     def _submit(self, *request: Any, **options: Any) -> Answer:
         answer = self.engine.submit(*request, **options)
         self._begin_work()
@@ -136,7 +121,7 @@ class AsyncEngine:
             self._has_work = True
             self._condition.notify()
 
-    async def await_news(self, answer: Job) -> None:
+    async def await_news(self, answer: Answer) -> None:
         """Return when a token can be read, or the answer is over; for `AsyncAnswer`.
 
         Raises `StateError` when the engine is closed.
@@ -188,7 +173,7 @@ class AsyncEngine:
                     return not self._is_closing
             engine.turns.look_after_draft()
 
-    def _wake(self, concerns: Callable[[Job], bool], *, is_any_left: bool) -> None:
+    def _wake(self, concerns: Callable[[Answer], bool], *, is_any_left: bool) -> None:
         with self._condition:
             self._has_work |= is_any_left
             waiting, self._waiting = self._waiting, []

@@ -23,9 +23,8 @@ from typing import Any, TypeAlias, TypeVar, cast, get_args, get_type_hints, over
 import torch
 from typing_extensions import Self
 
-from amusd.answer import Answer, Generation, PromptLogprobs, PromptScores, Token, Turns
+from amusd.answer import Answer, Generation, Token, Turns
 from amusd.config import (
-    MAX_TOP_LOGPROBS,
     DecodingConfig,
     DrafterConfig,
     EngineConfig,
@@ -337,24 +336,6 @@ class Engine:
         )
         text = AnswerText(IncrementalDecoder(self.tokenizer), params.stop)
         return Answer(request, stop, text, partial(self._generation, request, params, decoding), self.turns)
-
-    def prompt_logprobs(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptLogprobs:
-        """Return the log-probability of each token of a prompt behind those before it, and the `top` likeliest ones.
-
-        `prompt` and `raw` as of `stream`. Takes its turn among the answers: one chunk of it goes before each of their
-        passes. Raises `ConfigError` as `stream` does, and `StateError` when the engine is closed.
-        """
-        return self.submit_prompt(prompt, top=top, raw=raw).result()
-
-    def submit_prompt(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> PromptScores:
-        """As `prompt_logprobs`, computed from now on, whenever any answer of this engine is read."""
-        self.turns.check()
-        _check_default_device()
-        if not (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS):
-            raise ConfigError(f"top={shown(top)}: must be between 0 and {MAX_TOP_LOGPROBS}")
-        scores = PromptScores(self.encode(prompt, raw=raw), top, self.turns)
-        self.turns.enqueue(scores)
-        return scores
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""

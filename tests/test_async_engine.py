@@ -108,36 +108,6 @@ def test_many_tasks_are_answered_at_a_time_and_more_wait() -> None:
     run(work())
 
 
-def test_prompts_are_scored_while_answers_are_computed() -> None:
-    async def work() -> None:
-        async with launched(max_num_seqs=3) as (engine, own):
-            prompts = [(*PROMPT, *range(n, n + 30)) for n in range(5)]
-            answer = asyncio.create_task(engine.generate(PROMPT, params(40)))
-            scores = await asyncio.gather(*(engine.prompt_logprobs(prompt, top=2) for prompt in prompts))
-            assert list((await answer).token_ids) == answer_of(40)
-            assert [one.token_ids for one in scores] == prompts
-            assert scores == [own.prompt_logprobs(prompt, top=2) for prompt in prompts]
-            assert (own.status.num_running, num_at_work(own), len(own.worker._free_slots)) == (0, 0, 3)
-
-    run(work())
-
-
-def test_a_prompt_whose_task_is_cancelled_is_scored_no_further() -> None:
-    async def work() -> None:
-        async with launched(max_num_seqs=1) as (engine, own):
-            with slowed(own) as passes:
-                task = asyncio.create_task(engine.prompt_logprobs([1] * 390))
-                await until(lambda: passes[-1] >= 3)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                await engine.generate(PROMPT, params(2))
-            assert passes[-1] < 390 / 9
-            assert len(own.worker._free_slots) == 1
-
-    run(work())
-
-
 def test_the_status_is_read_while_another_thread_computes() -> None:
     async def work() -> None:
         async with launched(max_num_seqs=2) as (engine, own):

@@ -19,9 +19,7 @@ from oracle import always_wrong
 from runtime.pair import (
     PROMPT,
     VOCAB_SIZE,
-    WIDTH,
     decoding,
-    on_pass,
     oracle,
     pair,
     params,
@@ -39,7 +37,7 @@ from amusd.console import Console, table
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.synthetic import SyntheticDrafter, right_with_probability
 from amusd.engine import Engine
-from amusd.errors import ConfigError, StateError
+from amusd.errors import ConfigError
 from amusd.files import KEYS, MEASURES
 from amusd.runtime.supervisor import DraftProcess
 from amusd.settings import from_mapping
@@ -72,52 +70,6 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_the_engine_goes_on() -> Non
 def test_an_unknown_drafter_is_refused_with_the_nearest() -> None:
     with pair({"ngram": FACTORY}) as (engine, _), pytest.raises(ConfigError, match="did you mean 'ngram'"):
         engine.generate(PROMPT, drafter="ngrams")
-
-
-@pytest.mark.parametrize("prompt", [(7,), PROMPT, tuple(number % 50 for number in range(0, 700, 7))], ids=len)
-def test_the_tokens_of_a_prompt_are_scored_by_the_target_alone(prompt: tuple[int, ...]) -> None:
-    model = target_model()
-    logprobs: list[float | None] = [None]
-    top: list[tuple[int, ...]] = [()]
-    for end in range(1, len(prompt)):
-        cache = model.new_cache(len(prompt))
-        model.prefill(prompt[: end - 1], cache)
-        row = model.forward(prompt[end - 1 : end], cache).logits[0].log_softmax(0)
-        logprobs.append(float(row[prompt[end]]))
-        top.append(tuple(row.topk(3).indices.tolist()))
-    with pair({"ngram": FACTORY}) as (engine, _):
-        found = engine.prompt_logprobs(prompt, top=3)
-        assert found.token_ids == prompt
-        assert found.logprobs[0] is None
-        assert found.logprobs[1:] == pytest.approx(logprobs[1:], abs=1e-6)
-        assert [tuple(token_id for token_id, _ in tokens) for tokens in found.top_logprobs] == top
-        for tokens, token_id, logprob in zip(found.top_logprobs, prompt, found.logprobs, strict=True):
-            assert dict(tokens).get(token_id, logprob) == logprob
-        without = engine.prompt_logprobs(prompt)
-        assert (without.logprobs, without.top_logprobs) == (found.logprobs, ())
-        assert engine.generate(PROMPT, params(5)).token_ids == reference(5)[len(PROMPT) :]
-
-
-def test_a_prompt_is_scored_in_small_chunks_between_the_passes_of_answers() -> None:
-    with pair({}, max_num_seqs=2) as (engine, _):
-        answer = engine.submit(PROMPT, params(30))
-        next(answer)
-        passes = on_pass(engine, lambda _number: None)
-        engine.prompt_logprobs([1] * (5 * WIDTH + 1))
-        assert passes[-1] == 10  # five of each
-        assert [token.token_id for token in answer] == list(reference(30)[len(PROMPT) + 1 :])
-
-
-def test_a_prompt_is_not_scored_behind_the_end_of_an_engine() -> None:
-    with pair({}) as (engine, _):
-        with pytest.raises(ConfigError, match=r"top=21: must be between 0 and 20"):
-            engine.prompt_logprobs(PROMPT, top=21)
-        scores = engine.submit_prompt(PROMPT)
-        engine.close()
-        with pytest.raises(StateError, match="closed"):
-            scores.result()
-        with pytest.raises(StateError, match="closed"):
-            engine.prompt_logprobs(PROMPT)
 
 
 def test_the_status_adds_up_what_answers_count() -> None:

@@ -17,7 +17,6 @@ from amusd.policies.observer import Observer, Switches
 from amusd.protocol.target_session import TargetSession
 from amusd.protocol.verification import Block, PassOutcome
 from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.prompt_scoring import PromptScoring
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.verifier import Verifier, prepare_to_verify
 from amusd.sampling.digest import Digests
@@ -50,8 +49,6 @@ class TargetWorker:
     _free_slots: list[_Slot] = field(init=False)
     _slots_in_use: dict[TargetSequence, _Slot] = field(default_factory=dict)
     """The slots of the sequences that are not finished, in the order of their admission."""
-    _scorings: dict[PromptScoring, _Slot] = field(default_factory=dict)
-    """The slots of the prompts that are scored, in the order of their admission."""
     _finished: list[TargetSequence] = field(default_factory=list)
     """Those whose counts the draft still has to say."""
     _digests: Digests | None = field(init=False)
@@ -95,20 +92,8 @@ class TargetWorker:
         self._slots_in_use[sequence] = self._free_slots.pop()
         return sequence
 
-    def admit_prompt(self, prompt: tuple[int, ...], num_top: int) -> PromptScoring:
-        """Begin to score the tokens of a prompt, and the `num_top` likeliest ones; only where the worker `has_room`."""
-        slot = self._free_slots.pop()
-        scoring = PromptScoring(prompt, num_top, slot.cache, self._digests)
-        scoring.cache.truncate(0)
-        self._scorings[scoring] = slot
-        return scoring
-
     def step(self) -> None:
-        """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in.
-
-        Before it, one pass over all prompts that are scored.
-        """
-        self._score()
+        """Compute one chunk of a prompt, if one waits, and one pass over all sequences whose prompt is taken in."""
         self._prefill()
         sequences = self._next_sequences()
         if sequences:
@@ -116,12 +101,8 @@ class TargetWorker:
             self._verify(sequences, blocks)
         self._settle()
 
-    def end(self, sequence: TargetSequence | PromptScoring) -> None:
+    def end(self, sequence: TargetSequence) -> None:
         """End a sequence now, whatever is left of it. Idempotent."""
-        if isinstance(sequence, PromptScoring):
-            if sequence in self._scorings:
-                self._free_slots.append(self._scorings.pop(sequence))
-            return
         if sequence in self._slots_in_use:
             self._close(sequence)
         if sequence in self._finished:
@@ -140,17 +121,6 @@ class TargetWorker:
 
     # The steps, in their order
 
-    def _score(self) -> None:
-        """One pass over the next tokens of each prompt that is scored."""
-        scorings = [scoring for scoring in self._scorings if not scoring.is_over]
-        if scorings:
-            outputs = self.model.forward_batch([scoring.rows(self.model) for scoring in scorings])
-            for scoring, output in zip(scorings, outputs, strict=True):
-                scoring.take(output)
-        for scoring in tuple(self._scorings):
-            if scoring.is_over:
-                self.end(scoring)
-
     def _prefill(self) -> None:
         """Take in a chunk of the first prompt, and of the next ones as far as all are no more than a chunk.
 
@@ -161,7 +131,7 @@ class TargetWorker:
             if sequence.is_prefilled:
                 continue
             start, end = sequence.cache.length, len(sequence.request.prompt) - 1
-            if len(self._slots_in_use) > 1 or self._scorings:
+            if len(self._slots_in_use) > 1:
                 end = min(end, start - start % self.model.prefill_chunk + self.model.prefill_chunk)
                 if end - start > num_left:
                     break
@@ -303,7 +273,7 @@ class TargetWorker:
     def _settle(self) -> None:
         """End what is finished and whose counts the draft has said. They are waited for where nothing else is to do."""
         for sequence in tuple(self._finished):
-            while (seconds := self.client.seconds_for_counts(sequence)) and not (self._slots_in_use or self._scorings):
+            while (seconds := self.client.seconds_for_counts(sequence)) and not self._slots_in_use:
                 self.client.take(seconds)
             if not seconds:
                 self.end(sequence)

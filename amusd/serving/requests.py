@@ -142,7 +142,7 @@ class _Request(_Fields):
     """The fields that both endpoints have."""
 
     model: str
-    max_tokens: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, description="0 or -1: all tokens.")
@@ -200,9 +200,9 @@ class CompletionRequest(_Request):
     """`POST /v1/completions`."""
 
     prompt: str | list[str] | _TokenIds | list[_TokenIds]
-    echo: bool | None = None
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     best_of: Annotated[None, _unless(1)] = None
+    echo: Annotated[None, _unless(False)] = None
     suffix: Annotated[None, _unless("")] = None
 
 
@@ -217,20 +217,17 @@ class Plan:
     num_choices: int
     """The number of choices for each prompt."""
     decoding: DecodingConfig
-    generates: bool = True
-    """False: only the prompt is wanted back."""
     streams: bool = False
     includes_usage: bool = False
     """A stream ends with one more chunk."""
     top_logprobs: int | None = None
     """Alternatives that are told of each token; None: no log-probabilities either."""
     token_sources: bool = False
-    echo: bool = False
 
     @property
     def num_answers(self) -> int:
-        """Places that it takes in the queue: one for each answer, or for each prompt that is only wanted back."""
-        return len(self.prompts) * (self.num_choices if self.generates else 1)
+        """Places that it takes in the queue, one for each answer."""
+        return len(self.prompts) * self.num_choices
 
     def params_of(self, choice: int) -> SamplingParams:
         """The parameters of a prompt's choice, from 0."""
@@ -243,8 +240,6 @@ def plan_chat(request: ChatRequest, decoding: DecodingConfig, limits: Limits) ->
         request.max_tokens != request.max_completion_tokens
     ):
         raise RequestError("max_tokens: differs from max_completion_tokens, its other name", param="max_tokens")
-    if request.max_tokens == 0:
-        raise RequestError("max_tokens: must be at least 1", param="max_tokens")
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs: needs logprobs=true", param="top_logprobs")
     max_tokens = request.max_completion_tokens or request.max_tokens or limits.max_length
@@ -264,10 +259,6 @@ def plan_completion(request: CompletionRequest, decoding: DecodingConfig, limits
     """Return the plan of a completion request. Raises `RequestError`."""
     prompts = _prompts(request.prompt)
     max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    if max_tokens == 0 and not request.echo:
-        raise RequestError("max_tokens: must be at least 1, or 0 with echo=true", param="max_tokens")
-    if request.echo and request.token_sources:
-        raise RequestError("token_sources: not with echo=true", param="token_sources")
     return _plan(
         request,
         decoding,
@@ -276,7 +267,6 @@ def plan_completion(request: CompletionRequest, decoding: DecodingConfig, limits
         is_chat=False,
         max_tokens=max_tokens,
         top_logprobs=request.logprobs,
-        echo=bool(request.echo),
     )
 
 
@@ -299,13 +289,12 @@ def _plan(
     is_chat: bool,
     max_tokens: int,
     top_logprobs: int | None,
-    echo: bool = False,
 ) -> Plan:
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options: needs stream=true", param="stream_options")
     _check_sizes(request, prompts, limits.max_length, "messages" if is_chat else "prompt")
     given: dict[str, Any] = {
-        "max_new_tokens": max(max_tokens, 1),
+        "max_new_tokens": max_tokens,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": request.top_p,
         "top_k": None if request.top_k is None else max(request.top_k, 0),
@@ -331,12 +320,10 @@ def _plan(
         params=params,
         num_choices=request.n or 1,
         decoding=decoding,
-        generates=max_tokens > 0,
         streams=bool(request.stream),
         includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         top_logprobs=top_logprobs,
         token_sources=bool(request.token_sources),
-        echo=echo,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amusd.answer import Generation, PromptLogprobs, Token
+from amusd.answer import Generation, Token
 from amusd.serving.requests import Plan
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason
@@ -30,15 +30,6 @@ def event(document: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % json.dumps(document, separators=(",", ":")).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptText:
-    """A prompt that is echoed."""
-
-    text: str
-    scores: PromptLogprobs | None = None
-    """None: nobody asked for them."""
-
-
 @dataclass
 class _Choice:
     """The part of one choice that was written."""
@@ -46,7 +37,7 @@ class _Choice:
     waiting: list[Token] = field(default_factory=list)
     """Tokens that have shown no text."""
     num_characters: int = 0
-    """Length of the text so far, the echo included: the next token begins there."""
+    """Length of the text so far: the next token begins there."""
 
 
 class Writer:
@@ -77,12 +68,12 @@ class Writer:
 
     # A stream
 
-    def opening(self, echoes: Sequence[PromptText] = ()) -> list[dict[str, Any]]:
-        """The first chunk of each choice: the role, or the echo of its prompt if there is one."""
-        if self._plan.is_chat:
-            delta = {"role": "assistant", "content": ""}
-            return [self._chunk(self._delta(index, delta)) for index in range(self._plan.num_choices)]
-        return [self._chunk(self._echo(index, echo) | {"finish_reason": None}) for index, echo in enumerate(echoes)]
+    def opening(self) -> list[dict[str, Any]]:
+        """The first chunk of each choice of a chat, which has the role."""
+        if not self._plan.is_chat:
+            return []
+        delta = {"role": "assistant", "content": ""}
+        return [self._chunk(self._delta(index, delta)) for index in range(self._plan.num_choices)]
 
     def piece(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """The chunk of tokens that became readable together; None while they show no text."""
@@ -92,16 +83,13 @@ class Writer:
             return None
         return self._chunk(self._next_piece(index, choice))
 
-    def closing(self, index: int, generation: Generation | None) -> list[dict[str, Any]]:
-        """The last chunk of a choice, with what of its tokens has shown no text before it, if anybody asked for that.
-
-        None: the request wanted its prompt back, and no token.
-        """
+    def closing(self, index: int, generation: Generation) -> list[dict[str, Any]]:
+        """The last chunk of a choice; before it one with the tokens that have shown no text, if they are asked for."""
         choice = self._choice(index)
         chunks = []
         if choice.waiting and (self._plan.top_logprobs is not None or self._plan.token_sources):
             chunks.append(self._chunk(self._next_piece(index, choice)))
-        reason = "length" if generation is None else FINISH_REASONS[generation.finish_reason]
+        reason = FINISH_REASONS[generation.finish_reason]
         last = self._delta(index, {}) if self._plan.is_chat else {"index": index, "text": "", "logprobs": None}
         return [*chunks, self._chunk(last | {"finish_reason": reason})]
 
@@ -114,28 +102,22 @@ class Writer:
     def whole(
         self,
         num_prompt_tokens: int,
-        answers: Sequence[tuple[Sequence[Token], Generation | None]],
-        echoes: Sequence[PromptText] = (),
+        answers: Sequence[tuple[Sequence[Token], Generation]],
     ) -> dict[str, Any]:
         """The answer that is not streamed: of each choice its tokens and what it came to."""
         choices = []
         for index, (tokens, generation) in enumerate(answers):
-            reason = "length" if generation is None else FINISH_REASONS[generation.finish_reason]
-            choice: dict[str, Any] = {"index": index, "finish_reason": reason}
-            text = "" if generation is None else generation.text
+            choice: dict[str, Any] = {"index": index, "finish_reason": FINISH_REASONS[generation.finish_reason]}
             if self._plan.is_chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+                choice["message"] = {"role": "assistant", "content": generation.text, "refusal": None}
                 choice["logprobs"] = self._chat_logprobs(tokens)
             else:
-                echo: dict[str, Any] = {"text": "", "logprobs": None}
-                if echoes:
-                    echo = self._echo(index, echoes[index])
-                choice["text"] = echo["text"] + text
-                choice["logprobs"] = _joined(echo["logprobs"], self._text_logprobs(index, tokens))
+                choice["text"] = generation.text
+                choice["logprobs"] = self._text_logprobs(index, tokens)
             if self._plan.token_sources:
                 choice["tokens"] = _sources(tokens)
             choices.append(choice)
-        generations = [generation for _, generation in answers if generation is not None]
+        generations = [generation for _, generation in answers]
         return {**self._head, "choices": choices, "usage": usage(num_prompt_tokens, generations)}
 
     # Their parts
@@ -166,15 +148,6 @@ class Writer:
         if self._plan.token_sources:
             piece["tokens"] = _sources(tokens)
         return piece
-
-    def _echo(self, index: int, echo: PromptText) -> dict[str, Any]:
-        choice = self._choice(index)
-        logprobs = None
-        if echo.scores is not None:
-            scores = echo.scores
-            logprobs = self._text_logprobs_of(choice, scores.token_ids, scores.logprobs, scores.top_logprobs)
-        choice.num_characters = len(echo.text)
-        return {"index": index, "text": echo.text, "logprobs": logprobs}
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if self._plan.top_logprobs is None:
@@ -253,9 +226,3 @@ def _finite(logprob: float | None) -> float | None:
 
 def _sources(tokens: Sequence[Token]) -> list[dict[str, str]]:
     return [{"text": token.text, "source": token.source.value} for token in tokens]
-
-
-def _joined(first: dict[str, list[Any]] | None, second: dict[str, list[Any]] | None) -> dict[str, list[Any]] | None:
-    if first is None or second is None:
-        return first or second
-    return {name: first[name] + second[name] for name in first}

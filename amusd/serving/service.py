@@ -15,11 +15,10 @@ from starlette.types import Receive, Scope, Send
 from amusd.answer import Generation, Token
 from amusd.async_engine import AsyncAnswer, AsyncEngine
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
-from amusd.engine import Prompt
 from amusd.errors import ConfigError, NotFiniteError, StateError
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import Limits, Plan, RequestError, config_error
-from amusd.serving.responses import DONE, PromptText, Writer, event
+from amusd.serving.responses import DONE, Writer, event
 from amusd.types import Mode
 
 T = TypeVar("T")
@@ -176,7 +175,6 @@ class _Request:
         self._answers: list[AsyncAnswer] = []
         self._num_prompt_tokens = 0
         self._writer = service.writer(plan)
-        self._echoes: list[PromptText] = []
 
     async def whole(self) -> Response:
         """The answer as one object."""
@@ -189,10 +187,8 @@ class _Request:
                         tokens[index] += chunk or ()
         except Exception as error:
             raise self._service.error_of(error, self._plan) from error
-        answers: list[tuple[list[Token], Generation | None]] = [
-            (tokens[index], answer.generation) for index, answer in enumerate(self._answers)
-        ] or [([], None) for _ in self._echoes]
-        document = self._writer.whole(self._num_prompt_tokens, answers, self._echoes)
+        answers = [(tokens[index], answer.generation) for index, answer in enumerate(self._answers)]
+        document = self._writer.whole(self._num_prompt_tokens, answers)
         self._service.metrics.ended(self._began)
         return JSONResponse(document)
 
@@ -215,31 +211,20 @@ class _Request:
                 self._answers = [
                     engine.stream(prompt, plan.params_of(choice), decoding=plan.decoding)
                     for prompt in prompts
-                    for choice in range(plan.num_choices if plan.generates else 0)
+                    for choice in range(plan.num_choices)
                 ]
                 for answer in self._answers:
                     await answer.submit()
-                if plan.echo:
-                    echoes = [await self._echo(*both) for both in zip(plan.prompts, prompts, strict=True)]
-                    self._echoes = [echo for echo in echoes for _ in range(plan.num_choices)]
                 self._service.keep(self._answers)
         except Exception as error:
             raise self._service.error_of(error, plan) from error
         self._num_prompt_tokens = sum(map(len, prompts))
         self._service.metrics.begun(self._num_prompt_tokens)
 
-    async def _echo(self, prompt: Prompt, token_ids: tuple[int, ...]) -> PromptText:
-        tokenizer = self._service.engine.engine.tokenizer
-        text = prompt if isinstance(prompt, str) else await asyncio.to_thread(tokenizer.decode, token_ids)
-        if self._plan.top_logprobs is None:
-            return PromptText(text)
-        scores = await self._service.engine.prompt_logprobs(token_ids, top=self._plan.top_logprobs)
-        return PromptText(text, scores)
-
     async def _events(self) -> AsyncGenerator[bytes, None]:
         writer = self._writer
         try:
-            yield b"".join(map(event, writer.opening(self._echoes)))
+            yield b"".join(map(event, writer.opening()))
             async with aclosing(self._pieces()) as all_pieces:
                 async for pieces in all_pieces:
                     documents: list[dict[str, Any]] = []
@@ -250,9 +235,6 @@ class _Request:
                             documents.append(piece)
                     if documents:
                         yield b"".join(map(event, documents))
-            if not self._plan.generates:
-                closings = [writer.closing(index, None) for index in range(len(self._echoes))]
-                yield b"".join(event(document) for closing in closings for document in closing)
             self._service.metrics.ended(self._began)
             if self._plan.includes_usage:
                 generations = [answer.generation for answer in self._answers]

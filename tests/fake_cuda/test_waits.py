@@ -20,10 +20,6 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
 from amusd.models.features import FeatureSpec
 from amusd.models.language_model import FeatureRows, SequenceRows
-from amusd.runtime.draft_client import DraftClient
-from amusd.runtime.prompt_scoring import PromptScoring
-from amusd.runtime.target_worker import TargetWorker
-from amusd.tracing.recorder import Recorder
 
 TEMPERATURE = Distribution(temperature=0.7, seed=3)
 FILTERS = {
@@ -183,29 +179,6 @@ def test_features_go_to_a_draft_without_a_wait() -> None:
             model.write_features([1, 2, 3, 4], features, cache)
     assert stops(part) == (0, 0)
     assert len(part.copies) == 2
-
-
-def test_a_chunk_of_a_prompt_is_scored_from_what_comes_with_its_pass() -> None:
-    def scored(device: str) -> tuple[TargetWorker, PromptScoring]:
-        recorder = Recorder("target")
-        model = builders.small(device)
-        worker = TargetWorker(model, recorder, DraftClient(recorder, model.vocab_size), 2)
-        return worker, worker.admit_prompt(tuple(PROMPT), 5)
-
-    worker, expected = scored("cpu")
-    while not expected.is_over:
-        worker.step()
-    with fake_cuda(values=True) as gpus:
-        worker, found = scored("cuda:0")
-        while not found.is_over:
-            with gpus.recorded() as part:
-                worker.step()
-            assert stops(part) == (1, 0)
-            assert part.bytes_out <= MAX_BYTES_OUT * 2  # rows of both caches
-    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-    ids = [[[token_id for token_id, _ in top] for top in one.top_logprobs] for one in (found, expected)]
-    assert ids[0] == ids[1]
-    assert len(ids[0]) == len(PROMPT) - 1
 
 
 def test_a_pass_that_is_not_captured_stops_the_host_once() -> None:

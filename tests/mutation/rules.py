@@ -548,20 +548,6 @@ RULES = (
         CLIENT_TESTS,
     ),
     Rule(
-        "a prompt is scored behind what its slot held",
-        WORKER,
-        "        scoring.cache.truncate(0)\n",
-        "",
-        "tests/test_engine.py::test_the_tokens_of_a_prompt_are_scored_by_the_target_alone",
-    ),
-    Rule(
-        "a prompt that is scored keeps its slot",
-        WORKER,
-        "self._free_slots.append(self._scorings.pop(sequence))",
-        "self._scorings.pop(sequence)",
-        "tests/test_engine.py::test_the_tokens_of_a_prompt_are_scored_by_the_target_alone",
-    ),
-    Rule(
         "a slot that is left stays taken",
         WORKER,
         "self._free_slots.append(self._slots_in_use.pop(sequence))",
@@ -579,7 +565,7 @@ RULES = (
     Rule(
         "a prompt is taken in at once whoever waits",
         WORKER,
-        "if len(self._slots_in_use) > 1 or self._scorings:",
+        "if len(self._slots_in_use) > 1:",
         "if False:",
         f"{BATCHES}::test_a_prompt_that_comes_in_lets_the_others_have_a_pass_between_two_chunks",
     ),
@@ -600,7 +586,7 @@ RULES = (
     Rule(
         "a prompt that comes in alone is taken in by chunks",
         WORKER,
-        "if len(self._slots_in_use) > 1 or self._scorings:",
+        "if len(self._slots_in_use) > 1:",
         "if True:",
         f"{BATCHES}::test_a_prompt_that_comes_in_alone_is_taken_in_at_once",
     ),
@@ -830,13 +816,6 @@ RULES = (
         RESPONSES,
         "if not any(token.text for token in choice.waiting):",
         "if not choice.waiting:",
-        PURE,
-    ),
-    Rule(
-        "offsets begin anew behind the echo",
-        RESPONSES,
-        "choice.num_characters = len(echo.text)",
-        "choice.num_characters = 0",
         PURE,
     ),
     Rule(

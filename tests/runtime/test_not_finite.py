@@ -99,16 +99,6 @@ def test_the_targets_end_an_answer_over_several_paths() -> None:
         assert stream.token_ids == reference(12)[len(PROMPT) :]
 
 
-def test_those_behind_a_prompt_that_is_scored_end_it_alone() -> None:
-    with pair({}) as (engine, _):
-        spoil(engine.worker.model, lambda _, position: position >= 12, NAN)
-        answer = engine.submit(PROMPT, SamplingParams(max_new_tokens=7))
-        with pytest.raises(NotFiniteError, match="the largest logit is nan at position 12 of a prompt"):
-            engine.prompt_logprobs(range(20))
-        assert len(engine.prompt_logprobs(range(12)).logprobs) == 12
-        assert answer.result().token_ids == reference(7)[len(PROMPT) :]
-
-
 @pytest.mark.parametrize("schedule", ["synchronous", "chain"])
 @pytest.mark.parametrize("sampling", ["greedy", "temperature", "logprobs"])
 def test_a_candidate_that_makes_the_target_fail_does_not_matter(sampling: str, schedule: str) -> None:

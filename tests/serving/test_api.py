@@ -96,22 +96,6 @@ def test_a_completion_is_of_one_prompt_or_of_several_as_text_or_as_token_ids(ser
     assert client.completions.create(model=MODEL, prompt=TEXT, temperature=0).usage.completion_tokens == 16  # type: ignore[union-attr]
 
 
-def test_echo_puts_the_prompt_before_the_answer(client: OpenAI) -> None:
-    for prompt in (TEXT, list(PROMPT)):
-        answer = client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0, echo=True)
-        assert answer.choices[0].text == TEXT + ANSWER[:4]
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == 4
-    stream = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=4, temperature=0, echo=True, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in stream) == TEXT + ANSWER[:4]
-    alone = client.completions.create(model=MODEL, prompt=[TEXT, TEXT], max_tokens=0, echo=True, n=2)
-    assert [choice.text for choice in alone.choices] == [TEXT] * 4
-    assert alone.usage is not None
-    assert (alone.usage.prompt_tokens, alone.usage.completion_tokens) == (10, 0)
-    stream = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=0, echo=True, stream=True)
-    assert [chunk.choices[0].finish_reason for chunk in stream] == [None, "length"]
-
-
 @pytest.mark.parametrize("mode", [mode.value for mode in Mode])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_answer_before_it_wherever_a_block_lies(
@@ -212,27 +196,6 @@ def test_alternatives_are_told_likeliest_first(client: OpenAI) -> None:
     assert found is not None
     assert found.top_logprobs is not None
     assert [len(top) for top in found.top_logprobs] == [3] * 5
-
-
-def test_the_tokens_of_a_prompt_are_scored_as_lm_eval_asks(client: OpenAI) -> None:
-    made = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=6, temperature=0, logprobs=0).choices[0]
-    whole = [*PROMPT, *reference(6)[len(PROMPT) :]]
-    fields: Any = {"max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
-    scored = client.completions.create(model=MODEL, prompt=[whole, list(PROMPT)], **fields)
-    first, second = (choice.logprobs for choice in scored.choices)
-    assert first is not None
-    assert second is not None
-    assert made.logprobs is not None
-    assert first.token_logprobs is not None
-    assert first.top_logprobs is not None
-    assert made.logprobs.token_logprobs is not None
-    assert len(first.token_logprobs) == len(whole) + 1
-    assert first.token_logprobs[0] is None
-    answered = first.token_logprobs[len(PROMPT) : -1]
-    assert answered == pytest.approx(made.logprobs.token_logprobs)
-    likeliest = [max(top.values()) for top in first.top_logprobs[len(PROMPT) : -1]]
-    assert answered == likeliest  # to the last bit: this is how the client finds that the answer is the greedy one
-    assert second.tokens == [*TEXT, ANSWER[0]]
 
 
 def test_each_token_says_who_was_first_to_say_it(client: OpenAI) -> None:

@@ -56,7 +56,7 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
     ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
     ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
-    ({"max_tokens": 0}, "max_tokens", "at least 1"),
+    ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differs from max_completion_tokens"),
     ({"n": 0}, "n", "greater than or equal to 1"),
@@ -96,13 +96,13 @@ TEXT_MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": [-1]}, "prompt", "greater than or equal to 0"),
     ({"prompt": {"text": "a"}}, "prompt", "valid"),
     ({"prompt": ["a"] * 69}, "prompt", "69 answers are more than this server takes, 68"),
-    ({"max_tokens": 0}, "max_tokens", "or 0 with echo=true"),
+    ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
     ({"suffix": "and so on"}, "suffix", "is not supported"),
     ({"best_of": 3}, "best_of", "is not supported"),
     ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
     ({"logprobs": True}, "logprobs", "valid integer"),
     ({"messages": [USER]}, "messages", "unrecognized request argument"),
-    ({"echo": True, "token_sources": True}, "token_sources", "not with echo=true"),
+    ({"echo": True}, "echo", "is not supported"),
 ]
 
 

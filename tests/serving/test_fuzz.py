@@ -107,7 +107,7 @@ def steer(body: dict[str, Any], way: str) -> None:
     if way != "as it is" and isinstance(body.get("model"), str):
         body["model"] = "embedded"
     if way in ("whole", "stream"):
-        for name in ("stream", "stream_options", "top_logprobs", "logit_bias", "num_speculative_tokens", "echo"):
+        for name in ("stream", "stream_options", "top_logprobs", "logit_bias", "num_speculative_tokens"):
             body.pop(name, None)
         if isinstance(body.get("prompt"), list):  # ids that the vocabulary has not, or too many prompts
             body["prompt"] = "abc"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from amusd.answer import Generation, PromptLogprobs, Token
+from amusd.answer import Generation, Token
 from amusd.config import DecodingConfig
 from amusd.serving.requests import (
     ChatRequest,
@@ -22,7 +22,7 @@ from amusd.serving.requests import (
     plan_completion,
     validation_error,
 )
-from amusd.serving.responses import PromptText, Writer, event
+from amusd.serving.responses import Writer, event
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, TokenSource
 
@@ -204,25 +204,16 @@ def test_no_piece_of_a_plain_stream_is_without_text(shown: list[str], widths: li
 
 
 @checked
-@given(tokens, cuts, st.booleans())
-def test_the_pieces_of_a_completion_add_up(shown: list[str], widths: list[int], echo: bool) -> None:
-    fields = {"logprobs": 2, "echo": echo}
-    scores = PromptLogprobs((15, 16), (None, -2.0), ((), ((16, -2.0), (3, -float("inf")))))
-    echoes = [PromptText("pq", scores)] if echo else []
+@given(tokens, cuts)
+def test_the_pieces_of_a_completion_add_up(shown: list[str], widths: list[int]) -> None:
     found, generation = made(shown)
-    out = writer(False, **fields)
-    opening = [choice for chunk in out.opening(echoes) for choice in chunk["choices"]]
-    pieces = [*opening, *streamed(out, found, generation, widths)]
-    (whole,) = writer(False, **fields).whole(2, [(found, generation)], echoes)["choices"]
-    assert "".join(piece["text"] for piece in pieces) == whole["text"] == "pq" * echo + "".join(shown)
+    pieces = streamed(writer(False, logprobs=2), found, generation, widths)
+    (whole,) = writer(False, logprobs=2).whole(2, [(found, generation)])["choices"]
+    assert "".join(piece["text"] for piece in pieces) == whole["text"] == "".join(shown)
     parts = [piece["logprobs"] for piece in pieces if piece["logprobs"] is not None]
     for name, entries in whole["logprobs"].items():
         assert [entry for part in parts for entry in part[name]] == entries
-        assert len(entries) == len(shown) + 2 * echo
-    if echo:
-        assert whole["logprobs"]["token_logprobs"][:2] == [None, -2.0]
-        assert whole["logprobs"]["top_logprobs"][:2] == [None, {"q": -2.0, "d": -9999.0}]
-        assert whole["logprobs"]["text_offset"][:3] == [0, 1, 2]
+        assert len(entries) == len(shown)
     json.loads(event({"choices": pieces}).removeprefix(b"data: "))
 
 
