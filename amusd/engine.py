@@ -332,9 +332,9 @@ class Engine:
             eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
             stop=params.stop,
             max_new_tokens=max_length - len(prompt_ids),
-            push_text=IncrementalDecoder(self.tokenizer).push,
+            push_text=IncrementalDecoder(self.tokenizer, prompt_ids).push,
         )
-        text = AnswerText(IncrementalDecoder(self.tokenizer), params.stop)
+        text = AnswerText(IncrementalDecoder(self.tokenizer, prompt_ids), params.stop)
         return Answer(request, stop, text, partial(self._generation, request, params, decoding), self.turns)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:

@@ -194,6 +194,10 @@ class SyntheticTokenizer:
         """The words one after the other. Raises `ValueError` on an id out of range."""
         return "".join(f" {self._word(token_id)}" for token_id in token_ids)
 
+    def token_text(self, token_id: int) -> bytes:
+        """The word of one id, with its space."""
+        return self.decode([token_id]).encode()
+
     def _word(self, token_id: int) -> str:
         """The id in bijective numeration, its digits the syllables: 0 is `ba`, 80 is `baba`."""
         if not 0 <= token_id < self._vocab_size:

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -24,6 +25,7 @@ _METASPACE = "\u2581"
 """How vocabularies of SentencePiece spell a space."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 """How they spell a byte of a character that they lack."""
+_CONTEXT = 4  # tokens of a prompt that are decoded at least
 _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
 TEMPLATE_SECONDS = 5.0
 """Processor time that a chat template may take for a conversation; real ones take milliseconds."""
@@ -59,6 +61,10 @@ class Tokenizer(Protocol):
         """The text of token ids, special tokens left out."""
         ...
 
+    def token_text(self, token_id: int) -> TokenText:
+        """The text of a token wherever it stands, or the name of one that adds no text."""
+        ...
+
 
 class HuggingFaceTokenizer:
     """The tokenizer of a transformers checkpoint. Satisfies `Tokenizer`."""
@@ -71,7 +77,11 @@ class HuggingFaceTokenizer:
         self._tokenizer = tokenizer
         self.num_ids = len(tokenizer) if num_ids is None else num_ids
         self.eos_token_ids = eos_token_ids
-        self.fingerprint = _fingerprint(tokenizer)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        layout = {} if backend is None else json.loads(backend.to_str())
+        self.fingerprint = _fingerprint(tokenizer, layout)
+        self._added = dict(tokenizer.added_tokens_decoder)
+        self._byte_of = _byte_of_character() if '"ByteLevel"' in json.dumps(layout.get("decoder")) else {}
 
     @property
     def has_chat_template(self) -> bool:
@@ -109,19 +119,29 @@ class HuggingFaceTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def token_texts(self) -> dict[int, TokenText]:
-        """The text of each token that the model knows, however the vocabulary spells it; of a special one its name."""
-        bytes_of = {}
-        backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is not None and '"ByteLevel"' in json.dumps(json.loads(backend.to_str())["decoder"]):
-            from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-            bytes_of = {character: byte for byte, character in bytes_to_unicode().items()}
-        texts: dict[int, TokenText] = {
-            token_id: _text_of(token, bytes_of) for token, token_id in self._tokenizer.get_vocab().items()
+        """`token_text` of each token that both tokenizer and model have."""
+        vocabulary = self._tokenizer.get_vocab()
+        return {
+            token_id: self._text_of(token, token_id)
+            for token, token_id in vocabulary.items()
+            if token_id < self.num_ids
         }
-        for token_id, added in self._tokenizer.added_tokens_decoder.items():
-            texts[token_id] = added.content if added.special else added.content.encode()
-        return {token_id: text for token_id, text in texts.items() if token_id < self.num_ids}
+
+    def token_text(self, token_id: int) -> TokenText:
+        """The text of a token, however the vocabulary spells it; a special or padded one has a name instead."""
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        return f"token_id:{token_id}" if token is None else self._text_of(token, token_id)
+
+    def _text_of(self, token: str, token_id: int) -> TokenText:
+        added = self._added.get(token_id)
+        if added is not None:
+            content: str = added.content
+            return content if added.special else content.encode()
+        if self._byte_of and all(character in self._byte_of for character in token):
+            return bytes(self._byte_of[character] for character in token)
+        if _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(token[3:5])
+        return token.replace(_METASPACE, " ").encode()
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text, special tokens left out, spaces as they are. Raises `ValueError` on an id out of range."""
@@ -162,28 +182,52 @@ def _has_power(template: str) -> bool:
     return any(word == "**" and before not in ("(", ",") for before, word in itertools.pairwise(words))
 
 
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How one token reads at its place in a text."""
+
+    label: str
+    """Its piece of the text. A special or padded token has its name, and part of a character `bytes:` and its bytes."""
+    utf8: bytes | None
+    """Its bytes, which are the text's when joined; None for a special or padded token."""
+    num_characters: int
+    """Characters that it adds to the text: 0 while a character is incomplete."""
+
+
 class IncrementalDecoder:
     """Text of a growing token sequence, piece by piece, never half a character.
 
-    Only a short window is decoded again for each token. It begins with tokens whose text has been handed out: some
-    tokenizers decode a token differently when it comes first. Text is held back while it ends in a replacement
-    character, because with byte tokens the next one may change all of it.
+    Prompt and pieces together are the text that the tokenizer makes of all ids. A short window is decoded for each
+    token. It begins with tokens that have text, because some tokenizers decode the first token of a text differently.
+    Text is held back while it ends in a replacement character, because with byte tokens the next one may change all of
+    it. Text that was handed out stands, although some tokenizers also replace the whole characters beside a broken one.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        """`prompt`: the tokens before the first one that is pushed; a character that they begin is completed here."""
         self._tokenizer = tokenizer
         self._window: list[int] = []
         self._num_read = 0  # tokens of the window whose text has been handed out
         self._num_given = 0  # characters of that text
+        self._is_holding = False
+        size = _CONTEXT
+        while size < len(prompt) and not tokenizer.decode(prompt[-size:]).strip(_REPLACEMENT):
+            size *= 2
+        for token_id in prompt[-size:]:
+            self.push(token_id)
 
     def push(self, token_id: int) -> str:
         """The new text that this token completes; empty while a character is incomplete."""
+        piece = self._piece(token_id)
         self._window.append(token_id)
-        text = self._tokenizer.decode(self._window)
-        if text.endswith(_REPLACEMENT) and len(self._window) < _MAX_WINDOW:
+        self._is_holding = piece is None
+        has_context = piece or len(self._window) >= _MAX_WINDOW
+        if piece is None or not (has_context or self._num_read):
             return ""
-        piece = text[self._num_given :]
-        self._window = self._window[self._num_read :]
+        if has_context:
+            del self._window[: self._num_read]
+        else:  # a token without text is no context for the next one
+            self._window.pop()
         self._num_read = len(self._window)
         self._num_given = len(self._tokenizer.decode(self._window))
         return piece
@@ -194,6 +238,23 @@ class IncrementalDecoder:
         piece = text[self._num_given :]
         self._num_read, self._num_given = len(self._window), len(text)
         return piece
+
+    def spell(self, token_id: int) -> Spelling:
+        """How a token would read if it were pushed next."""
+        own = self._tokenizer.token_text(token_id)
+        if isinstance(own, str):
+            return Spelling(own, None, 0)
+        piece = self._piece(token_id)
+        if piece is None:
+            return Spelling("bytes:" + repr(own)[2:-1], own, 0)
+        return Spelling(piece, own if self._is_holding else piece.encode(), len(piece))
+
+    def _piece(self, token_id: int) -> str | None:
+        """The text that the token would complete; None while a character is incomplete."""
+        text = self._tokenizer.decode([*self._window, token_id])
+        if text.endswith(_REPLACEMENT) and len(self._window) < _MAX_WINDOW:
+            return None
+        return text[self._num_given :]
 
 
 def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
@@ -222,13 +283,11 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(tokenizer, ids, config.vocab_size)
 
 
-def _text_of(token: str, bytes_of: Mapping[str, int]) -> bytes:
-    """The text of a token as its vocabulary spells it. `bytes_of`: what each character of a byte-level one means."""
-    if bytes_of and all(character in bytes_of for character in token):
-        return bytes(bytes_of[character] for character in token)
-    if _BYTE_TOKEN.fullmatch(token):
-        return bytes.fromhex(token[3:5])
-    return token.replace(_METASPACE, " ").encode()
+def _byte_of_character() -> Mapping[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _is_vocabulary(name: str) -> bool:
@@ -243,11 +302,9 @@ def _as_ids(value: int | list[int] | None) -> frozenset[int]:
     return frozenset((value,)) if isinstance(value, int) else frozenset(value)
 
 
-def _fingerprint(tokenizer: Any) -> str:
+def _fingerprint(tokenizer: Any, layout: Mapping[str, Any]) -> str:
     """Sha256 over all that maps text to ids; templates, padding and the layout of files do not change it."""
     content: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab())}
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        model = json.loads(backend.to_str())["model"]
-        content["merges"] = model.get("merges", [])
+    if layout:
+        content["merges"] = layout["model"].get("merges", [])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -6,13 +6,13 @@ has the same in one object. A piece has all tokens that became readable together
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from amusd.answer import Generation, Token
+from amusd.models.tokenizer import IncrementalDecoder, Spelling
 from amusd.serving.requests import Plan
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason
@@ -34,14 +34,16 @@ def event(document: dict[str, Any]) -> bytes:
 class _Choice:
     """The part of one choice that was written."""
 
+    decoder: IncrementalDecoder
+    """It has taken in the prompt, and the tokens whose log-probabilities were written."""
     waiting: list[Token] = field(default_factory=list)
     """Tokens that have shown no text."""
     num_characters: int = 0
-    """Length of the text so far: the next token begins there."""
+    """Length of the text of these tokens: the next one begins there."""
 
 
 class Writer:
-    """Writes the answer to one request. `text_of` gives the text of a token id."""
+    """Writes the answer to one request. `make_decoder` makes the decoder of a choice, behind its prompt."""
 
     def __init__(
         self,
@@ -51,10 +53,10 @@ class Writer:
         created: int,
         model: str,
         fingerprint: str,
-        text_of: Callable[[int], str],
+        make_decoder: Callable[[int], IncrementalDecoder],
     ) -> None:
         self._plan = plan
-        self._text_of = functools.lru_cache(maxsize=1 << 12)(text_of)
+        self._make_decoder = make_decoder
         kind = "chat.completion" if plan.is_chat else "text_completion"
         self._head = {
             "id": f"{'chatcmpl' if plan.is_chat else 'cmpl'}-{identity}",
@@ -110,7 +112,7 @@ class Writer:
             choice: dict[str, Any] = {"index": index, "finish_reason": FINISH_REASONS[generation.finish_reason]}
             if self._plan.is_chat:
                 choice["message"] = {"role": "assistant", "content": generation.text, "refusal": None}
-                choice["logprobs"] = self._chat_logprobs(tokens)
+                choice["logprobs"] = self._chat_logprobs(index, tokens)
             else:
                 choice["text"] = generation.text
                 choice["logprobs"] = self._text_logprobs(index, tokens)
@@ -127,7 +129,9 @@ class Writer:
         return "chat.completion.chunk" if self._plan.is_chat else "text_completion"
 
     def _choice(self, index: int) -> _Choice:
-        return self._choices.setdefault(index, _Choice())
+        if index not in self._choices:
+            self._choices[index] = _Choice(self._make_decoder(index))
+        return self._choices[index]
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
@@ -141,7 +145,7 @@ class Writer:
         tokens, choice.waiting = choice.waiting, []
         text = "".join(token.text for token in tokens)
         if self._plan.is_chat:
-            piece = self._delta(index, {"content": text}) | {"logprobs": self._chat_logprobs(tokens)}
+            piece = self._delta(index, {"content": text}) | {"logprobs": self._chat_logprobs(index, tokens)}
         else:
             logprobs = self._text_logprobs(index, tokens)
             piece = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
@@ -149,54 +153,43 @@ class Writer:
             piece["tokens"] = _sources(tokens)
         return piece
 
-    def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
+    def _chat_logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if self._plan.top_logprobs is None:
             return None
+        decoder = self._choice(index).decoder
         content = []
         for token in tokens:
-            top = [self._entry(token_id, logprob) for token_id, logprob in token.top_logprobs]
-            content.append({**self._entry(token.token_id, token.logprob), "top_logprobs": top})
+            top = [_entry(decoder.spell(token_id), logprob) for token_id, logprob in token.top_logprobs]
+            content.append({**_entry(decoder.spell(token.token_id), token.logprob), "top_logprobs": top})
+            decoder.push(token.token_id)
         return {"content": content, "refusal": None}
-
-    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
-        """One token; `bytes` is None where it is only part of a character."""
-        text = self._text_of(token_id)
-        is_whole = "\ufffd" not in text
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if is_whole else None}
 
     def _text_logprobs(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if self._plan.top_logprobs is None:
             return None
-        token_ids = [token.token_id for token in tokens]
-        logprobs = [token.logprob for token in tokens]
-        return self._text_logprobs_of(
-            self._choice(index), token_ids, logprobs, [token.top_logprobs for token in tokens]
-        )
+        choice = self._choice(index)
+        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token in tokens:
+            own = choice.decoder.spell(token.token_id)
+            top: dict[str, float | None] = {}
+            for token_id, logprob in (
+                *token.top_logprobs,
+                (token.token_id, token.logprob),
+            ):  # the token is always there
+                top.setdefault(choice.decoder.spell(token_id).label, _finite(logprob))  # of equal labels the likelier
+            found["tokens"].append(own.label)
+            found["token_logprobs"].append(_finite(token.logprob))
+            found["top_logprobs"].append(top)
+            found["text_offset"].append(choice.num_characters)
+            choice.num_characters += own.num_characters
+            choice.decoder.push(token.token_id)
+        return found
 
-    def _text_logprobs_of(
-        self,
-        choice: _Choice,
-        token_ids: Sequence[int],
-        logprobs: Sequence[float | None],
-        tops: Sequence[Iterable[tuple[int, float]]],
-    ) -> dict[str, Any]:
-        texts = [self._text_of(token_id) for token_id in token_ids]
-        offsets = []
-        for text in texts:
-            offsets.append(choice.num_characters)
-            choice.num_characters += len(text)
-        found = []
-        for position, logprob in enumerate(logprobs):
-            top = {self._text_of(token_id): _finite(value) for token_id, value in (tops[position] if tops else ())}
-            if logprob is not None:  # the token itself is always there, as in OpenAI's protocol
-                top.setdefault(texts[position], _finite(logprob))
-            found.append(None if logprob is None else top)
-        return {
-            "tokens": texts,
-            "token_logprobs": [*map(_finite, logprobs)],
-            "top_logprobs": found,
-            "text_offset": offsets,
-        }
+
+def _entry(spelling: Spelling, logprob: float | None) -> dict[str, Any]:
+    """One token of a chat."""
+    utf8 = None if spelling.utf8 is None else list(spelling.utf8)
+    return {"token": spelling.label, "logprob": _finite(logprob), "bytes": utf8}
 
 
 def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from amusd.answer import Generation, Token
 from amusd.async_engine import AsyncAnswer, AsyncEngine
 from amusd.config import DecodingConfig, SamplingParams, ServeConfig
 from amusd.errors import ConfigError, NotFiniteError, StateError
+from amusd.models.tokenizer import IncrementalDecoder
 from amusd.serving.metrics import ServerMetrics
 from amusd.serving.requests import Limits, Plan, RequestError, config_error
 from amusd.serving.responses import DONE, Writer, event
@@ -112,8 +113,8 @@ class Service:
             return Response(status_code=499)  # which goes nowhere
         return response
 
-    def writer(self, plan: Plan) -> Writer:
-        """Return the writer of the answer to a request."""
+    def writer(self, plan: Plan, prompts: Sequence[Sequence[int]]) -> Writer:
+        """Return the writer of the answer to a request. `prompts`: token ids of those of the plan."""
         tokenizer = self.engine.engine.tokenizer
         return Writer(
             plan,
@@ -121,7 +122,7 @@ class Service:
             created=int(time.time()),
             model=self.model,
             fingerprint=self._fingerprint,
-            text_of=lambda token_id: tokenizer.decode([token_id]),
+            make_decoder=lambda index: IncrementalDecoder(tokenizer, prompts[index // plan.num_choices]),
         )
 
     @contextmanager
@@ -174,7 +175,7 @@ class _Request:
         self._began = time.perf_counter()
         self._answers: list[AsyncAnswer] = []
         self._num_prompt_tokens = 0
-        self._writer = service.writer(plan)
+        self._writer: Writer
 
     async def whole(self) -> Response:
         """The answer as one object."""
@@ -218,6 +219,7 @@ class _Request:
                 self._service.keep(self._answers)
         except Exception as error:
             raise self._service.error_of(error, plan) from error
+        self._writer = self._service.writer(plan, prompts)
         self._num_prompt_tokens = sum(map(len, prompts))
         self._service.metrics.begun(self._num_prompt_tokens)
 

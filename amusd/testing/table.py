@@ -239,6 +239,10 @@ class TableTokenizer:
         """The text of `token_ids`, end-of-sequence tokens left out."""
         return "".join(self._characters[token_id] for token_id in token_ids if token_id not in self._eos)
 
+    def token_text(self, token_id: int) -> bytes | str:
+        """The character of one id, or the name of an end-of-sequence token."""
+        return f"<{token_id}>" if token_id in self._eos else self._characters[token_id].encode()
+
 
 def _mix(value: int) -> int:
     """The finaliser of splitmix64.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models.published_tokenizers import ids_of, sentencepiece_tokenizer
 from pydantic import ValidationError
 
 from amusd.answer import Generation, Token
 from amusd.config import DecodingConfig
+from amusd.models.tokenizer import HuggingFaceTokenizer, IncrementalDecoder, Tokenizer
 from amusd.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -23,9 +26,11 @@ from amusd.serving.requests import (
     validation_error,
 )
 from amusd.serving.responses import Writer, event
+from amusd.testing.table import TableTokenizer
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, TokenSource
 
+VOCAB_SIZE = 50
 LIMITS = Limits(max_length=400, max_speculative_tokens=7)
 CHAT_FIELDS, TEXT_FIELDS = ([*model.model_fields] for model in (ChatRequest, CompletionRequest))
 
@@ -137,10 +142,6 @@ tokens = st.lists(st.sampled_from(["a", "bc", "", "é"]), min_size=1, max_size=1
 cuts = st.lists(st.integers(1, 4), min_size=1)
 
 
-def text_of(token_id: int) -> str:
-    return chr(97 + token_id)
-
-
 def made(shown: list[str]) -> tuple[list[Token], Generation]:
     found = [
         Token(i % 9, text, -float(i + 1), ((i % 9, -float(i + 1)), (10, -50.0)), [*TokenSource][i % 3])
@@ -163,7 +164,18 @@ def made(shown: list[str]) -> tuple[list[Token], Generation]:
 def writer(is_chat: bool, **fields: Any) -> Writer:
     base = chat() if is_chat else {"model": "m", "prompt": "pq"}
     asked = plan({**base, **fields}, is_chat)
-    return Writer(asked, identity="1", created=5, model="m", fingerprint="fp", text_of=text_of)
+    return writer_of(asked, TableTokenizer(VOCAB_SIZE))
+
+
+def writer_of(asked: Plan, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> Writer:
+    return Writer(
+        asked,
+        identity="1",
+        created=5,
+        model="m",
+        fingerprint="fp",
+        make_decoder=lambda _: IncrementalDecoder(tokenizer, prompt),
+    )
 
 
 def streamed(out: Writer, found: list[Token], generation: Generation, widths: list[int]) -> list[dict[str, Any]]:
@@ -217,15 +229,46 @@ def test_the_pieces_of_a_completion_add_up(shown: list[str], widths: list[int]) 
     json.loads(event({"choices": pieces}).removeprefix(b"data: "))
 
 
-def test_part_of_a_character_has_no_bytes() -> None:
-    found, generation = made(["a"])
-    out = Writer(
-        plan(chat(logprobs=True), is_chat=True),
-        identity="1",
-        created=5,
-        model="m",
-        fingerprint="fp",
-        text_of=lambda _: "\ufffd",
+SENTENCEPIECE = sentencepiece_tokenizer()
+PROMPT_IDS = ids_of(SENTENCEPIECE, ["▁why", "▁is", "▁the"])
+ALIKE = ["▁true", "<0x74>", "</s>", "<0xC3>", "t", "<0xC4>"]
+"""Alternatives, the likeliest first; the second and the fifth are the same letter."""
+READ = [" true", "t", "</s>", "bytes:\\xc3", "t", "bytes:\\xc4"]
+UTF8 = [list(b" true"), [0x74], None, [0xC3], [0x74], [0xC4]]
+
+
+def answered(is_chat: bool, pieces: Sequence[str]) -> dict[str, Any]:
+    """The log-probabilities of an answer of these tokens, each with the alternatives that read alike."""
+    found = [
+        Token(
+            token_id,
+            "",
+            -0.5,
+            tuple(zip(ids_of(SENTENCEPIECE, ALIKE), [-0.5, -1.0, -2.0, -3.0, -4.0, -5.0], strict=True)),
+        )
+        for token_id in ids_of(SENTENCEPIECE, pieces)
+    ]
+    asked = plan(
+        chat(logprobs=True, top_logprobs=6) if is_chat else {"model": "m", "prompt": "a", "logprobs": 6}, is_chat
     )
-    (choice,) = out.whole(1, [(found, generation)])["choices"]
-    assert choice["logprobs"]["content"][0]["bytes"] is None
+    out = writer_of(asked, HuggingFaceTokenizer(SENTENCEPIECE, frozenset()), PROMPT_IDS)
+    (choice,) = out.whole(3, [(found, made([""])[1])])["choices"]
+    logprobs: dict[str, Any] = choice["logprobs"]
+    return logprobs
+
+
+def test_log_probabilities_of_a_completion_are_of_pieces_of_its_text() -> None:
+    found = answered(is_chat=False, pieces=["▁true", "<tool>", "▁sky", "<0xC3>", "<0xA9>"])
+    assert found["tokens"] == [" true", "<tool>", " sky", "bytes:\\xc3", "é"]
+    assert found["text_offset"] == [0, 5, 5, 9, 9]
+
+
+def test_of_alternatives_that_read_alike_the_likelier_stands() -> None:
+    (top,) = answered(is_chat=False, pieces=["▁true"])["top_logprobs"]
+    assert top == {" true": -0.5, "t": -1.0, "</s>": -2.0, "bytes:\\xc3": -3.0, "bytes:\\xc4": -5.0}
+
+
+def test_log_probabilities_of_a_chat_have_the_bytes_of_each_token() -> None:
+    first, second, third = answered(is_chat=True, pieces=["▁true", "<0xC3>", "<0xA9>"])["content"]
+    assert [(entry["token"], entry["bytes"]) for entry in first["top_logprobs"]] == [*zip(READ, UTF8, strict=True)]
+    assert [(entry["token"], entry["bytes"]) for entry in (second, third)] == [("bytes:\\xc3", [0xC3]), ("é", [0xA9])]
