@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from amusd.errors import ConfigError
@@ -27,9 +23,6 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 """How they spell a byte of a character that they lack."""
 _CONTEXT = 4  # tokens of a prompt that are decoded at least
 _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
-TEMPLATE_SECONDS = 5.0
-"""Processor time that a chat template may take for a conversation; real ones take milliseconds."""
-
 
 Conversation: TypeAlias = Sequence[Mapping[str, str]]
 """Turns in order, each with `role` and `content`."""
@@ -96,23 +89,12 @@ class HuggingFaceTokenizer:
         """Token ids under the chat template, generation prompt included; without one, those of the contents.
 
         The contents are then separated by empty lines. Raises `ConfigError` when the template refuses the conversation
-        (some want the roles to alternate), fails, takes longer than `TEMPLATE_SECONDS`, or computes a power, which
-        could take for ever in a single step.
+        (some want the roles to alternate) or fails.
         """
         if not self.has_chat_template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
         try:
-            if _has_power(self._tokenizer.get_chat_template()):
-                raise ConfigError("prompt: the target's chat template computes a power (**), which is refused")
-            text = _stopped_in_time(
-                lambda: self._tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
-            )
-        except ConfigError:
-            raise
-        except TimeoutError:
-            raise ConfigError(
-                f"prompt: the target's chat template did not end within {TEMPLATE_SECONDS:g} seconds and was stopped"
-            ) from None
+            text = self._tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program that comes with a checkpoint
             reason = " ".join(str(error).splitlines()) or type(error).__name__
             raise ConfigError(f"prompt: the target's chat template refuses it: {reason}") from error
@@ -151,35 +133,6 @@ class HuggingFaceTokenizer:
             )
         except OverflowError as error:
             raise ValueError(f"a token id is out of range: {error}") from error
-
-
-def _stopped_in_time(render: Callable[[], str]) -> str:
-    """Call `render`, which runs a chat template. Raises `TimeoutError` after `TEMPLATE_SECONDS` of processor time.
-
-    A template is compiled to Python functions, whose lines are traced, which works in any thread. One long operation
-    is not interrupted; the only one that can take for ever is a power (see `_has_power`).
-    """
-    end = time.thread_time() + TEMPLATE_SECONDS
-
-    def watch(frame: FrameType, _event: str, _argument: object) -> Any:
-        if time.thread_time() > end:
-            raise TimeoutError
-        return watch if frame.f_code.co_filename == "<template>" else None
-
-    before = sys.gettrace()
-    sys.settrace(watch)
-    try:
-        return render()
-    finally:
-        sys.settrace(before)
-
-
-def _has_power(template: str) -> bool:
-    """Whether a chat template computes a power anywhere; `**` before the arguments of a call is none."""
-    from jinja2 import Environment
-
-    words = [word for _, kind, word in Environment().lex(template) if kind != "whitespace"]  # noqa: S701 - not rendered
-    return any(word == "**" and before not in ("(", ",") for before, word in itertools.pairwise(words))
 
 
 @dataclass(frozen=True, slots=True)

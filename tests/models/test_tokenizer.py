@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -109,28 +107,6 @@ def test_the_chat_template_is_applied_with_the_generation_prompt(tmp_path: Path)
     assert tokenizer.decode(ids) == "hi"
 
 
-LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-
-
-def test_a_chat_template_that_loops_for_ever_is_stopped_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.models.tokenizer.TEMPLATE_SECONDS", 0.2)
-    tokenizer = HuggingFaceTokenizer(tiny.byte_tokenizer(chat_template=LOOP), frozenset())
-    said: list[str] = []
-
-    def ask() -> None:
-        with pytest.raises(ConfigError) as caught:
-            tokenizer.encode_chat(user_turn("hi"))
-        said.append(str(caught.value))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(60.0)
-    before = sys.gettrace()
-    ask()
-    assert sys.gettrace() is before
-    assert said == ["prompt: the target's chat template did not end within 0.2 seconds and was stopped"] * 2
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -150,21 +126,10 @@ def test_a_chat_template_that_fails_is_one_line(template: str, reason: str) -> N
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("template", ["{{ 9**9**9 }}", "{% set n = 9 %}{% if n ** n ** n %}x{% endif %}"])
-def test_a_chat_template_that_computes_a_power_is_refused_before_it_is_compiled(template: str) -> None:
+def test_a_chat_template_may_have_stars_in_its_text() -> None:
+    template = "{% for turn in messages %}**{{ turn.role }}** {{ turn.content }}{% endfor %}"
     tokenizer = HuggingFaceTokenizer(tiny.byte_tokenizer(chat_template=template), frozenset())
-    with pytest.raises(
-        ConfigError, match=r"^prompt: the target's chat template computes a power \(\*\*\), which is refused$"
-    ):
-        tokenizer.encode_chat(user_turn("hi"))
-
-
-@pytest.mark.parametrize(
-    "template", ["{{ dict(**{'a': 1}).a }}", "{{ dict(messages[0], **{'a': 1}).a }}", "{# 9**9 #}1"]
-)
-def test_two_stars_that_are_no_power_are_allowed_in_a_chat_template(template: str) -> None:
-    tokenizer = HuggingFaceTokenizer(tiny.byte_tokenizer(chat_template=template), frozenset())
-    assert tokenizer.decode(tokenizer.encode_chat(user_turn("hi"))) == "1"
+    assert tokenizer.decode(tokenizer.encode_chat(user_turn("hi"))) == "**user** hi"
 
 
 def test_without_a_template_a_chat_is_raw_text() -> None:
