@@ -83,7 +83,7 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of raw text, special tokens added as the checkpoint says."""
-        return list(self._tokenizer.encode(text))
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, turns: Conversation) -> list[int]:
         """Token ids under the chat template, generation prompt included; without one, those of the contents.
@@ -98,7 +98,11 @@ class HuggingFaceTokenizer:
         except Exception as error:  # a template is a program that comes with a checkpoint
             reason = " ".join(str(error).splitlines()) or type(error).__name__
             raise ConfigError(f"prompt: the target's chat template refuses it: {reason}") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # the engine has its own limit; `verbose` would warn of a prompt beyond the tokenizer's
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
     def token_texts(self) -> dict[int, TokenText]:
         """`token_text` of each token that both tokenizer and model have."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,17 @@ def test_a_chat_template_may_have_stars_in_its_text() -> None:
 def test_without_a_template_a_chat_is_raw_text() -> None:
     tokenizer = TOKENIZERS["byte level"]
     assert tokenizer.encode_chat(user_turn("hi")) == tokenizer.encode("hi")
+
+
+def test_transformers_says_nothing_of_a_long_prompt(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    raw = tiny.byte_tokenizer(chat_template="{% for turn in messages %}{{ turn.content }}{% endfor %}")
+    raw.model_max_length = 4
+    tokenizer = HuggingFaceTokenizer(raw, frozenset())
+    assert len(tokenizer.encode("long text")) == len(tokenizer.encode_chat(user_turn("long text"))) == 9
+    assert not caplog.records
 
 
 def test_an_id_out_of_range_is_refused() -> None:
