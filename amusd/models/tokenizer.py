@@ -19,6 +19,8 @@ _GENERATION = "generation_config.json"
 _REPLACEMENT = "\ufffd"
 _METASPACE = "\u2581"
 """How vocabularies of SentencePiece spell a space."""
+_FIRST_BYTE = b"\n"
+"""The start of SentencePiece's files, which are protobuf; others that end in `.model` are lines of text."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 """How they spell a byte of a character that they lack."""
 _CONTEXT = 4  # tokens of a prompt that are decoded at least
@@ -226,8 +228,11 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
             raise ConfigError(
                 f"model {path}: no tokenizer in it (tokenizer.json); copy the files of its base model there"
             )
+        pieces = _sentencepiece_model(path, folder)
         with one_line_errors(path, "its tokenizer cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+            if pieces is not None:
+                _match_sentencepiece(tokenizer, path, pieces)
         if (folder / _GENERATION).exists():
             with one_line_errors(path, _GENERATION):
                 generation_eos = GenerationConfig.from_pretrained(str(folder), local_files_only=True).eos_token_id
@@ -238,6 +243,42 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
         )
     ids = _as_ids(generation_eos) | _as_ids(getattr(config, "eos_token_id", None)) | _as_ids(tokenizer.eos_token_id)
     return HuggingFaceTokenizer(tokenizer, ids, config.vocab_size)
+
+
+def _sentencepiece_model(path: str | Path, folder: Path) -> Path | None:
+    """SentencePiece's file if transformers has to convert it. Raises `ConfigError` without the libraries for that."""
+    if any(_is_vocabulary(file.name) and file.suffix != ".model" for file in folder.iterdir()):
+        return None
+    file = next((file for file in folder.glob("*.model") if file.read_bytes()[:1] == _FIRST_BYTE), None)
+    if file is not None:
+        try:
+            import google.protobuf  # noqa: F401 - transformers imports it
+            import sentencepiece  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                f"model {path}: {file.name} is its only tokenizer; pip install 'amusd[sentencepiece]' reads it"
+            ) from None
+    return file
+
+
+def _match_sentencepiece(tokenizer: Any, path: str | Path, file: Path) -> None:
+    """Make transformers' conversion put a space before each text if SentencePiece does; some of its classes do not.
+
+    Raises `ConfigError` if they differ in more than that.
+    """
+    from sentencepiece import SentencePieceProcessor
+    from tokenizers import decoders, normalizers
+
+    expected = SentencePieceProcessor(model_file=str(file)).encode("a b", out_type=str)
+    if expected[0].startswith(_METASPACE) and not tokenizer.tokenize("a b")[0].startswith(_METASPACE):
+        backend = tokenizer.backend_tokenizer
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(_METASPACE), backend.normalizer])
+        backend.decoder = decoders.Sequence([backend.decoder, decoders.Strip(" ", 1, 0)])
+    if tokenizer.tokenize("a b") != expected:
+        raise ConfigError(
+            f"model {path}: transformers reads {file.name} as another kind of tokenizer; copy its base model's "
+            "tokenizer.json there"
+        )
 
 
 def _byte_of_character() -> Mapping[str, int]:

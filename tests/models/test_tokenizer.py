@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,59 @@ def test_end_tokens_come_from_every_place_that_names_one(tmp_path: Path) -> None
 def test_a_checkpoint_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
     tiny.tiny_config().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def save_sentencepiece_model(folder: Path, architecture: str, tokenizer_class: str | None) -> Path:
+    """A checkpoint whose only tokenizer is the file that SentencePiece has trained."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="not installed: pip install 'amusd[sentencepiece]'")
+    tiny.tiny_config(architecture, vocab_size=300, eos_token_id=2).save_pretrained(folder)
+    if tokenizer_class is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+    with (folder / "tokenizer.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["why is the sky blue", "the rain falls"] * 20),
+            model_writer=file,
+            vocab_size=300,
+            model_type="bpe",
+            byte_fallback=True,
+            hard_vocab_limit=False,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            minloglevel=2,
+        )
+    return folder / "tokenizer.model"
+
+
+@pytest.mark.parametrize("tokenizer_class", [None, "LlamaTokenizer"])
+@pytest.mark.parametrize("architecture", ["LlamaConfig", "MistralConfig"])
+def test_a_model_of_sentencepiece_alone_is_read_as_sentencepiece_reads_it(
+    tmp_path: Path, architecture: str, tokenizer_class: str | None
+) -> None:
+    file = save_sentencepiece_model(tmp_path, architecture, tokenizer_class)
+    from sentencepiece import SentencePieceProcessor
+
+    tokenizer = load_tokenizer(tmp_path)
+    for text in ("why is the 中 sky", "two  spaces"):
+        expected = SentencePieceProcessor(model_file=str(file)).encode(text)
+        assert tokenizer.encode(text)[-len(expected) :] == expected
+    assert tokenizer.decode(tokenizer.encode("why is the 中 sky")) == "why is the 中 sky"
+
+
+def test_a_model_of_sentencepiece_that_is_read_as_another_kind_is_one_line(tmp_path: Path) -> None:
+    save_sentencepiece_model(tmp_path, "Qwen2Config", None)
+    with pytest.raises(ConfigError, match=r"reads tokenizer.model as another kind of tokenizer; copy its base model's"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("library", ["sentencepiece", "google.protobuf"])
+def test_without_its_libraries_a_model_of_sentencepiece_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    tiny.tiny_config(vocab_size=300).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0c")
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError, match=r"pip install 'amusd\[sentencepiece\]' reads it$"):
         load_tokenizer(tmp_path)
 
 
