@@ -14,6 +14,7 @@ NGRAM, CONTRACT = "amusd/drafters/ngram.py", "tests/drafters/test_contract.py"
 CLOCK, CLOCKS = "amusd/policies/verdict_clock.py", "tests/policies/test_verdict_clock.py"
 LOGITS, SAMPLER = "amusd/sampling/logits.py", "tests/sampling/test_sampler.py"
 STOPPING, TEXT = "amusd/sampling/stopping.py", "tests/sampling/test_text.py"
+TOKENIZER, TOKEN_TEXTS = "amusd/models/tokenizer.py", "tests/models/test_text_of_tokens.py"
 BATCHES = "tests/runtime/test_batches.py"
 TURNS, TURN_TESTS = "amusd/answer.py", "tests/test_turns.py"
 WORKLOAD, PROMPTS = "amusd/workload.py", "tests/test_workload.py"
@@ -817,6 +818,34 @@ RULES = (
         "if not any(token.text for token in choice.waiting):",
         "if not choice.waiting:",
         PURE,
+    ),
+    Rule(
+        "of alternatives that read alike the last one stands",
+        RESPONSES,
+        "top.setdefault(choice.decoder.spell(token_id).label, _finite(logprob))",
+        "top[choice.decoder.spell(token_id).label] = _finite(logprob)",
+        PURE,
+    ),
+    Rule(
+        "log-probabilities are of tokens behind no prompt",
+        SERVICE,
+        "IncrementalDecoder(tokenizer, prompts[index // plan.num_choices])",
+        "IncrementalDecoder(tokenizer)",
+        "tests/serving/test_text.py",
+    ),
+    Rule(
+        "a prompt ends in tokens without text, and those before them are forgotten",
+        TOKENIZER,
+        "            size *= 2\n",
+        "            break\n",
+        TOKEN_TEXTS,
+    ),
+    Rule(
+        "a token without text is the context of the next one",
+        TOKENIZER,
+        "        has_context = piece or len(self._window) >= _MAX_WINDOW\n",
+        "        has_context = piece is not None\n",
+        TOKEN_TEXTS,
     ),
     Rule(
         "a body without a length has no limit",
