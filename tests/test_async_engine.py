@@ -22,6 +22,7 @@ from runtime.pair import (
     params,
     reference,
 )
+from table_model import TableTokenizer
 
 from amusd import AsyncEngine
 from amusd.drafters.synthetic import right_with_probability
@@ -29,7 +30,6 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError, StateError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.testing.table import TableTokenizer
 from amusd.types import Mode
 
 DEADLINE_SECONDS = 60.0

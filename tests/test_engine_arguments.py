@@ -10,13 +10,13 @@ import pytest
 import torch
 from oracle import always_right
 from runtime.pair import PROMPT, oracle, pair, params, reference, target_model
+from table_model import TableTokenizer
 
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, SamplingParams
 from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 

@@ -21,7 +21,7 @@ LAYERS = (
     {"models", "sampling", "transport"},
     {"drafters"},
     {"runtime"},
-    {"testing", "answer", "simulation"},
+    {"contract", "answer", "simulation"},
     {"engine", "workload", "console"},
     {"async_engine"},
     {"serving"},

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from runtime.pair import VOCAB_SIZE, KeepingRecorder, paced_model
+from table_model import TableTokenizer
 
 from amusd.commands.generate import generate_file
 from amusd.config import RunConfig
@@ -22,7 +23,6 @@ from amusd.errors import ConfigError
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.settings import from_mapping
-from amusd.testing.table import TableTokenizer
 from amusd.types import Mode
 from amusd.workload import AnswersFile, gather, prompts_of
 

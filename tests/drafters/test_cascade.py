@@ -8,6 +8,7 @@ import pytest
 import torch
 from models import tiny
 from oracle import OracleDrafter, always_right, always_wrong
+from table_model import TableModel
 
 from amusd.commands import doctor
 from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, TargetConfig
@@ -17,7 +18,6 @@ from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError, NoRoomError
 from amusd.models.language_model import ModelOutput
-from amusd.testing.table import TableModel
 
 MODEL = TableModel(20, seed=3, max_length=60)
 PROMPT = (1, 2, 3)

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import tiny
 from oracle import OracleDrafter
+from table_model import TableModel
 
+from amusd import contract
+from amusd.contract import CAPACITY
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
 from amusd.drafters.cascade import CascadeDrafter
@@ -21,9 +24,6 @@ from amusd.models.huggingface import wrap_model
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
-from amusd.testing import contract
-from amusd.testing.contract import CAPACITY
-from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 6
 MODEL = TableModel(VOCAB_SIZE, seed=3, max_length=CAPACITY)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from table_model import TableModel
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter, Drafter
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.models.language_model import ChainRows, KVCache
 from amusd.protocol.draft_session import Node, Transition
-from amusd.testing.table import TableModel
 
 VOCAB_SIZE = 20
 PROMPT = (3, 1, 4, 1, 5)

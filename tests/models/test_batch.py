@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from models import tiny
 from models.blocks import random_ids
 from models.paths import random_paths, tree_rows
+from table_model import TableModel
 from torch import Tensor
 
 from amusd.models.attention import register_attention
@@ -28,7 +29,6 @@ from amusd.models.linear import fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.self_test import measure_width_invariance
-from amusd.testing.table import TableModel
 
 WIDTH = 8
 FIXED = Numerics(width=WIDTH, fixed=True, border=64, prefill_chunk=64, num_tracks=3)

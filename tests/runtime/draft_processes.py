@@ -14,6 +14,7 @@ from dataclasses import replace
 from oracle import OracleDrafter, always_wrong
 from runtime.pair import PROMPT, TIMEOUT_SECONDS, VOCAB_SIZE, KeepingRecorder, oracle, paced_model, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
+from table_model import TableTokenizer
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, EngineConfig, TransportConfig
@@ -25,7 +26,6 @@ from amusd.errors import AmusdError, ConfigError, PeerLostError
 from amusd.protocol.messages import Candidate, Message
 from amusd.runtime.draft_client import MAX_NONSENSE
 from amusd.runtime.startup import connect_target, failure_report, serve
-from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import connect

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from memory_link import MemoryTransport, memory_pair
 from runtime.pair import (
     NO_TREES,
     TIMEOUT_SECONDS,
@@ -14,6 +15,7 @@ from runtime.pair import (
     KeepingRecorder,
     paced_model,
 )
+from table_model import TableTokenizer
 
 from amusd.drafters.base import Drafter
 from amusd.engine import Engine
@@ -22,8 +24,6 @@ from amusd.runtime.draft_restart import FIRST_INCARNATION, DraftRestart
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import target_hello
 from amusd.runtime.target_worker import TargetWorker
-from amusd.testing.memory import MemoryTransport, memory_pair
-from amusd.testing.table import TableTokenizer
 from amusd.transport.base import Rendezvous
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from memory_link import MemoryTransport, memory_pair
 from oracle import OracleDrafter
+from table_model import TableModel, TableTokenizer
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.base import Drafter, Makers, one_by_one
@@ -26,8 +28,6 @@ from amusd.runtime.startup import serve, target_hello
 from amusd.runtime.target_sequence import Outcome, Request
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import Emission, StopChecker
-from amusd.testing.memory import MemoryTransport, memory_pair
-from amusd.testing.table import TableModel, TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Mode

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from runtime.pair import VOCAB_SIZE, target_model
+from table_model import TableModel
 from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
@@ -15,7 +16,6 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
-from amusd.testing.table import TableModel
 
 WEIGHTS = (0.8, 0.1, 0.05, 0.03)
 

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from memory_link import MemoryTransport
 from oracle import OracleDrafter, always_right
 from runtime.pair import PROMPT, VOCAB_SIZE, WIDTH, decoding, oracle, pair, params, reference, target_model
 
@@ -18,7 +19,6 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.protocol.messages import Message, Open, Verdict
 from amusd.protocol.wire import encode
 from amusd.runtime.rollback import RollbackManager, propose
-from amusd.testing.memory import MemoryTransport
 from amusd.types import FinishReason, Mode
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]

@@ -21,6 +21,7 @@ from oracle import OracleDrafter, always_wrong
 from runtime.draft_threads import restarting_pair
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference, target_model
 from runtime.table_tree import TableTreeDrafter, spread
+from table_model import TableModel
 
 from amusd.answer import Answer, Generation
 from amusd.config import DecodingConfig, SamplingParams
@@ -31,7 +32,6 @@ from amusd.drafters.synthetic import right_with_probability
 from amusd.engine import Engine
 from amusd.errors import NoRoomError
 from amusd.protocol.draft_session import Guesses, Node
-from amusd.testing.table import TableModel
 from amusd.tracing.events import Event, TargetPass
 from amusd.types import FinishReason, Mode
 

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from memory_link import MemoryTransport
 from oracle import always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
 from runtime.table_tree import TableTreeDrafter, spread
+from table_model import TableModel
 
 from amusd.answer import Generation
 from amusd.config import DecodingConfig, SamplingParams
@@ -25,8 +27,6 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.draft_session import Guesses, Node
 from amusd.protocol.messages import CERTAINTY, Candidate, Close, Message
-from amusd.testing.memory import MemoryTransport
-from amusd.testing.table import TableModel
 from amusd.tracing.metrics import total
 from amusd.types import FinishReason, Mode, TokenSource
 

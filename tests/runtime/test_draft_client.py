@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime.clocked import Clock, Link
 from runtime.pair import decode
+from table_model import TableModel
 
 from amusd.policies.base import Decision, TargetView, Wait
 from amusd.policies.schedules import AutoregressivePolicy, ChainPolicy, SynchronousPolicy
@@ -22,7 +23,6 @@ from amusd.runtime.draft_client import MAX_NONSENSE, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
-from amusd.testing.table import TableModel
 from amusd.tracing.recorder import Recorder
 from amusd.types import FinishReason, Role
 

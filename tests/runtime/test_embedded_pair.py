@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from memory_link import memory_pair
 from oracle import OracleDrafter
 from runtime.pair import NO_TREES, DraftThread, KeepingRecorder, meet_draft
 
@@ -32,7 +33,6 @@ from amusd.models.linear import fastest_dtype
 from amusd.models.load_options import LoadOptions
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
-from amusd.testing.memory import memory_pair
 from amusd.types import Mode
 from amusd.workload import load_prompts
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from memory_link import MemoryTransport, memory_pair
 from runtime.draft_threads import restarting_pair
 from runtime.pair import PROMPT, decoding, pair, params, reference, target_model
 from torch import Tensor
@@ -19,7 +20,6 @@ from amusd.models.language_model import FeatureRows
 from amusd.protocol.messages import Features, Message, Open, Verdict
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.rollback import RollbackManager, propose
-from amusd.testing.memory import MemoryTransport, memory_pair
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import Mode

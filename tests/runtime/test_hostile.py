@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from memory_link import memory_pair
 from models import tiny
 from runtime.clocked import Clock, Link
 from runtime.pair import KeepingRecorder
@@ -32,7 +33,6 @@ from amusd.runtime.draft_client import DraftClient, Reminder
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import serve
-from amusd.testing.memory import memory_pair
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import FinishReason, Role

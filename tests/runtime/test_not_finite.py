@@ -12,6 +12,7 @@ from models import tiny
 from oracle import OracleDrafter, always_right
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, reference, target_model
 from runtime.table_tree import TableTreeDrafter
+from table_model import TableTokenizer
 
 from amusd.config import DecodingConfig, SamplingParams
 from amusd.drafters.autoregressive import AutoregressiveDrafter
@@ -24,7 +25,6 @@ from amusd.protocol.draft_session import DraftSession
 from amusd.protocol.messages import Open
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.testing.table import TableTokenizer
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from memory_link import MemoryTransport
 from oracle import always_right
 from runtime.pair import PROMPT, decoding, oracle, pair, params, reference
 
 from amusd.protocol.messages import Close, Message, Open, Verdict
 from amusd.runtime.draft_client import Reminder
-from amusd.testing.memory import MemoryTransport
 from amusd.types import Mode
 
 NUM_TOKENS = 150

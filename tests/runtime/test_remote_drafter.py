@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_link import MemoryTransport, memory_pair
 from models import tiny
 from runtime.pair import PROMPT, VOCAB_SIZE, DraftThread, decoding, pair, target_model
+from table_model import TableModel
 
 from amusd.config import (
     GREEDY,
@@ -34,8 +36,6 @@ from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Hello, Message,
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.remote_drafter import RemoteDraft, RemoteDrafter
-from amusd.testing.memory import MemoryTransport, memory_pair
-from amusd.testing.table import TableModel
 from amusd.tracing.recorder import Recorder
 from amusd.types import Mode, Role
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from memory_link import MemoryTransport
 from oracle import OracleDrafter
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, target_model
+from table_model import TableModel
 
 from amusd.answer import Generation
 from amusd.config import SamplingParams
@@ -22,8 +24,6 @@ from amusd.engine import Engine
 from amusd.errors import ConfigError
 from amusd.protocol.messages import Candidate, Message
 from amusd.sampling.acceptance import certain
-from amusd.testing.memory import MemoryTransport
-from amusd.testing.table import TableModel
 from amusd.types import Mode, TokenSource
 
 SPECULATIVE = [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from memory_link import memory_pair
 
 from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TransportConfig
 from amusd.errors import ConfigError, PeerFailedError, UnsupportedModelError
@@ -13,7 +14,6 @@ from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Hello
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import connect_target, failure_report, link_devices, prepare_draft
-from amusd.testing.memory import memory_pair
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Rendezvous
 from amusd.types import Role

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from oracle import always_right, always_wrong
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, oracle, pair, params, reference
+from table_model import TableTokenizer
 
 from amusd.drafters.synthetic import Schedule, right_with_probability
-from amusd.testing.table import TableTokenizer
 from amusd.types import FinishReason, Mode
 
 BLOCK = 4

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 from descriptors import num_descriptors
+from memory_link import memory_pair
 from runtime.pair import PROMPT, VOCAB_SIZE, paced_model, params, reference
+from table_model import TableTokenizer
 
 import amusd
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, TransportConfig
@@ -26,8 +28,6 @@ from amusd.runtime import draft_restart, supervisor
 from amusd.runtime.draft_restart import MAX_RESTARTS
 from amusd.runtime.handshake import await_hello
 from amusd.runtime.startup import make_recorder
-from amusd.testing.memory import memory_pair
-from amusd.testing.table import TableTokenizer
 from amusd.tracing.timeline import read_events
 from amusd.types import Mode, Role
 

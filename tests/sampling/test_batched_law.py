@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sampling.law import NUM_TOKENS, PROMPT, VOCAB_SIZE, Experiment, fit
+from table_model import TableModel
 from torch import Tensor
 
 from amusd.config import Distribution
@@ -26,7 +27,6 @@ from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.sampler import TargetSampler
 from amusd.sampling.stopping import StopChecker
-from amusd.testing.table import TableModel
 from amusd.tracing.recorder import Recorder
 from amusd.types import Role
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 from openai import OpenAI
 from runtime.pair import VOCAB_SIZE, KeepingRecorder, paced_model
+from table_model import TableTokenizer
 
 from amusd.async_engine import AsyncEngine
 from amusd.config import RunConfig, ServeConfig
@@ -21,7 +22,6 @@ from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
 from amusd.serving.app import Gate, make_app
 from amusd.serving.server import HttpServer, drain, listener, make_service, url
-from amusd.testing.table import TableTokenizer
 
 MODEL = "table"
 TEXT = "dbebf"

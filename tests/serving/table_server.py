@@ -32,11 +32,11 @@ MAX_TOKENS = 400
 
 def main() -> None:
     from runtime import pair as pairs
+    from table_model import TableModel
 
     from amusd.config import RunConfig, ServeConfig
     from amusd.drafters.autoregressive import AutoregressiveDrafter
     from amusd.serving.server import run_server
-    from amusd.testing.table import TableModel
     from amusd.tracing.recorder import Recorder
 
     pairs.KeepingRecorder = Recorder  # as in `amusd serve`, which keeps no events

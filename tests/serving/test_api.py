@@ -12,9 +12,9 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, AuthenticationError, OpenAI, RateLimitError
 from runtime.pair import PROMPT, oracle, pair, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving
+from table_model import TableTokenizer
 
 from amusd.drafters.synthetic import right_with_probability
-from amusd.testing.table import TableTokenizer
 from amusd.types import Mode
 
 LONG = 300

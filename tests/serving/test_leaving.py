@@ -13,9 +13,9 @@ import pytest
 from openai import APIError, InternalServerError
 from runtime.pair import PROMPT, on_pass, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving
+from table_model import TableTokenizer
 from typing_extensions import Self
 
-from amusd.testing.table import TableTokenizer
 from amusd.types import Mode
 
 LONG = 300

@@ -19,9 +19,9 @@ from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, reference
 from runtime.table_tree import TableTreeDrafter, spread
 from serving.browser import NAMES, SECONDS, Browser, browsing, find_browser
 from serving.running import TEXT, Running, serving
+from table_model import TableTokenizer
 
 from amusd.drafters.synthetic import right_with_probability
-from amusd.testing.table import TableTokenizer
 
 FOUND = find_browser()
 needs_browser = pytest.mark.skipif(FOUND is None, reason=f"no browser is installed: one of {', '.join(NAMES)}")

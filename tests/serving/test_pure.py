@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models.published_tokenizers import ids_of, sentencepiece_tokenizer
 from pydantic import ValidationError
+from table_model import TableTokenizer
 
 from amusd.answer import Generation, Token
 from amusd.config import DecodingConfig
@@ -26,7 +27,6 @@ from amusd.serving.requests import (
     validation_error,
 )
 from amusd.serving.responses import Writer, event
-from amusd.testing.table import TableTokenizer
 from amusd.tracing.metrics import GenerationMetrics
 from amusd.types import FinishReason, Mode, TokenSource
 

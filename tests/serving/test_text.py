@@ -9,13 +9,13 @@ import pytest
 from models.published_tokenizers import WORDS, ids_of, sentencepiece_tokenizer
 from runtime.pair import KeepingRecorder
 from serving.running import MODEL, Running, events, serving
+from table_model import TableModel
 
 from amusd.config import SamplingParams
 from amusd.engine import Engine
 from amusd.models.tokenizer import HuggingFaceTokenizer
 from amusd.runtime.draft_client import DraftClient
 from amusd.runtime.target_worker import TargetWorker
-from amusd.testing.table import TableModel
 
 RAW = sentencepiece_tokenizer("{% for turn in messages %}<s>{{ turn.content }}{% endfor %}")
 TOKENIZER = HuggingFaceTokenizer(RAW, frozenset(), len(RAW) + 6)

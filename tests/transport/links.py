@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
+from memory_link import MemoryTransport, memory_pair
+
 from amusd.protocol.messages import Message
-from amusd.testing.memory import MemoryTransport, memory_pair
 from amusd.transport.base import Transport
 from amusd.transport.delayed import DelayedTransport
 from amusd.transport.shared_memory import SharedMemoryTransport

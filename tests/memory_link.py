@@ -19,8 +19,8 @@ def memory_pair(
     *, seed: int | None = None, max_delay_seconds: float = 0.0, nonce: int = 0
 ) -> tuple[MemoryTransport, MemoryTransport]:
     """Two ends of one link. Every message is delayed by up to `max_delay_seconds`, drawn from `seed`; order is kept."""
-    one_way = _Direction(random.Random(f"{seed} one way"), max_delay_seconds)  # noqa: S311  # delays, not secrets
-    other_way = _Direction(random.Random(f"{seed} other way"), max_delay_seconds)  # noqa: S311  # delays, not secrets
+    one_way = _Direction(random.Random(f"{seed} one way"), max_delay_seconds)  # delays, not secrets
+    other_way = _Direction(random.Random(f"{seed} other way"), max_delay_seconds)  # delays, not secrets
     return MemoryTransport(one_way, other_way, nonce), MemoryTransport(other_way, one_way, nonce)
 
 
@@ -97,7 +97,7 @@ class MemoryTransport:
         """Queue any bytes, as a broken or foreign peer might. Raises PeerLostError."""
         self._outgoing.put(frame)
 
-    def has_room(self, num_bytes: int) -> bool:  # noqa: ARG002 - messages are counted, not bytes
+    def has_room(self, num_bytes: int) -> bool:
         """See `Transport`."""
         return True
 

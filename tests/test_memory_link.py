@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from memory_link import memory_pair
 from transport.links import DEADLINE, NONCE, expect
 
 from amusd.errors import PeerLostError
 from amusd.protocol.messages import Shutdown, Verdict
 from amusd.protocol.wire import MAX_FRAME_BYTES
-from amusd.testing.memory import memory_pair
 from amusd.transport.base import MAX_QUEUED_MESSAGES
 
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 from models import tiny
 
+from amusd.contract import check_chain_drafter, check_tree_drafter
 from amusd.drafters.base import ChainDrafter
 from amusd.drafters.ngram import NgramCache, NgramDrafter
 from amusd.drafters.tree import ModelTreeDrafter
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import Transition
-from amusd.testing.contract import check_chain_drafter, check_tree_drafter
 
 NUMERICS = Numerics(width=8, fixed=False, border=32, prefill_chunk=32)
 VOCAB_SIZE = 12

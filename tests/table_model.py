@@ -122,7 +122,7 @@ class TableModel:
         self,
         token_ids: Sequence[int],
         cache: KVCache,
-        wanted: DigestRequest | None = None,  # noqa: ARG002 - its logits are on the host
+        wanted: DigestRequest | None = None,
         parents: Sequence[int] | None = None,
     ) -> ModelOutput:
         """Logits [rows, vocab] float64 of `token_ids`; see `LanguageModel.forward`."""
@@ -137,7 +137,7 @@ class TableModel:
         """The outputs of each sequence alone."""
         return [self.forward(rows.token_ids, rows.cache, rows.wanted, rows.parents) for rows in batch]
 
-    def num_tracks(self, start: int) -> int:  # noqa: ARG002 - the same everywhere
+    def num_tracks(self, start: int) -> int:
         """See `LanguageModel`."""
         return self._num_tracks
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from table_model import TableModel, TableTokenizer
 
 from amusd.models.language_model import LanguageModel
 from amusd.models.numerics import Numerics
 from amusd.models.tokenizer import Tokenizer
-from amusd.testing.table import TableModel, TableTokenizer
 
 VOCAB = 11
 token_lists = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
