@@ -29,7 +29,7 @@ def run_job(command: str, config: RunConfig, *, roles: str | None = None) -> int
     tell(f"run directory: {directory}")
     codes, signum = run_group(Group(command=command, jobs=(Job(config=config, run_directory=directory),)), roles=roles)
     if signum is not None:
-        tell(f"interrupted; what was measured so far is in {directory}")
+        tell("interrupted" if command == "serve" else f"interrupted; what was measured so far is in {directory}")
         return 128 + signum
     return codes[0]
 

@@ -36,7 +36,7 @@ class Ended:
     exit_code: int
     """The exit code of its root."""
     signum: int | None = None
-    """The signal that asked this process to end it."""
+    """The signal that asked this process to end it, and did not let it finish what it was at."""
     stuck: tuple[int, ...] = ()
     """Processes that were killed, since they had not ended `END_SECONDS` after their work was done."""
 
@@ -57,7 +57,7 @@ def run_tree(
     while it runs; SIGHUP unless it is ignored (`nohup`).
     """
     _adopt_orphans()
-    deadline = math.inf
+    deadline, asked = math.inf, None
     others = descendants(os.getpid())
     with _signal_pipe() as (pipe, settle):
         root = subprocess.Popen(
@@ -72,7 +72,7 @@ def run_tree(
             signum = _next_signal(pipe)
             if signum in _STOP_SIGNALS and drain_seconds:
                 root.terminate()
-                deadline, drain_seconds = time.monotonic() + drain_seconds, 0.0
+                deadline, drain_seconds, asked = time.monotonic() + drain_seconds, 0.0, signum
             elif signum in _STOP_SIGNALS:
                 settle()
                 exit_code = _stop_tree(root)
@@ -86,7 +86,8 @@ def run_tree(
                 _end_left_over(others)
                 return Ended(exit_code=exit_code, stuck=stuck)
         _end_left_over(others)
-        return Ended(exit_code=root.returncode)
+        was_cut_off = root.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        return Ended(exit_code=root.returncode, signum=asked if was_cut_off else None)
 
 
 def _stop_tree(root: subprocess.Popen[bytes]) -> int:

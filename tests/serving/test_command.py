@@ -25,6 +25,7 @@ from amusd.commands.run import serve
 from amusd.config import RunConfig
 from amusd.console import Console
 from amusd.errors import MissingDependencyError
+from launch.process_tree import descendants
 from tests.launch.processes import SECONDS, amusd_command, environment, run
 from tests.launch.small_pair import save_pair
 from tests.test_documents import blocks
@@ -196,6 +197,23 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, small: list[str]) -> No
             own.process.send_signal(signal.SIGTERM)
             until(lambda: "ending: no new requests" in own.errors or own.process.poll() is not None, SECONDS)
             assert own.end(signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("loaded", ["launch/run.py", "libtorch_cpu.so"], ids=["python", "torch"])
+def test_a_signal_while_it_starts_is_told_in_one_line(tmp_path: Path, small: list[str], loaded: str) -> None:
+    with (tmp_path / "stderr").open("w+") as errors:
+        command = amusd_command("serve", "run_dir=out", "serve.port=0", *small)
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=errors)
+
+        def has_come_so_far() -> bool:
+            folders = [Path(f"/proc/{pid}") for pid in descendants(process.pid)]
+            return any(loaded in (folder / name).read_text() for folder in folders for name in ("cmdline", "maps"))
+
+        until(has_come_so_far, SECONDS)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=SECONDS)[0] == b""
+    lines = (tmp_path / "stderr").read_text().splitlines()
+    assert (process.returncode, lines) == (143, [f"amusd: run directory: {tmp_path / 'out'}", "amusd: interrupted"])
 
 
 def test_a_key_is_kept_out_of_files_and_may_come_from_the_environment(tmp_path: Path, small: list[str]) -> None:
