@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import math
 import numbers
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _MAX_SHOWN = 200
 """Characters of a value in a message at most."""
 _MAX_SECONDS = 1e6
+_MIN_LIKENESS = 0.6
+"""Each word of a name has to be this much like a word of the name that is suggested for it."""
 
 
 def require(condition: bool, key: str, value: object, allowed: str) -> None:
@@ -63,9 +66,17 @@ def check_seconds(key: str, value: float) -> None:
 
 
 def nearest(name: str, names: typing.Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when no name is near."""
-    match = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"; did you mean '{match[0]}'?" if match else ""
+    """`; did you mean 'x'?`, or nothing when no name is near: `min_tokens` is no misspelt `max_tokens`."""
+
+    def is_like(word: str, other: str) -> bool:
+        is_part = word.startswith(other) or other.startswith(word)
+        return is_part or difflib.SequenceMatcher(None, word, other).ratio() >= _MIN_LIKENESS
+
+    for match in difflib.get_close_matches(name, list(names), cutoff=0.5):
+        words = re.split(r"[\W_]", match)
+        if all(any(is_like(word, other) for other in words) for word in re.split(r"[\W_]", name)):
+            return f"; did you mean '{match}'?"
+    return ""
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:

@@ -10,7 +10,7 @@ import pytest
 from amusd.config import CompareConfig, DrafterConfig, RunConfig
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
-from amusd.settings import from_mapping, to_mapping
+from amusd.settings import from_mapping, nearest, to_mapping
 from amusd.types import Mode
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -211,6 +211,11 @@ def test_numbers_become_what_the_key_holds() -> None:
     config = from_mapping(RunConfig, {"max_wait_passes": 2, "prompt": 7, "sampling": {"stop": "one"}})
     assert (config.max_wait_passes, config.prompt, config.sampling.stop) == (2.0, "7", ("one",))
     assert isinstance(config.max_wait_passes, float)
+
+
+@pytest.mark.parametrize("name", ["min_tokens", "top_k", "max_length", "presence_penalty"])
+def test_a_name_with_another_meaning_is_not_suggested(name: str) -> None:
+    assert nearest(name, ["max_tokens", "top_p", "max_completion_tokens", "frequency_penalty"]) == ""
 
 
 def test_a_misspelt_shape_is_told_the_nearest() -> None:
