@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import uvicorn
 from openai import APIError, InternalServerError
 from runtime.pair import PROMPT, on_pass, reference
 from serving.running import MODEL, SECONDS, TEXT, Running, events, plain_engine, serving
@@ -187,3 +190,25 @@ def test_an_answer_that_takes_too_long_is_cut_off_in_words() -> None:
         reader.join(SECONDS)
     assert [error.code for error in errors] == ["shutting_down"] * 2
     assert any("2 requests were cut off" in line for line in server.lines)
+
+
+def test_headers_that_come_byte_by_byte_end_their_connection_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uvicorn.Config", functools.partial(uvicorn.Config, timeout_keep_alive=0.3))
+    with serving(plain_engine(), mode=Mode.AUTOREGRESSIVE) as server:
+        body = server.chat(max_tokens=3)
+        slow_body = raw_request(server, body, length=20)
+        slow_headers = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=0.01)
+        slow_headers.sendall(b"GET / HTTP/1.1\r\nA: ")
+
+        def has_ended() -> bool:
+            with suppress(TimeoutError):
+                slow_headers.sendall(b"a")
+                return slow_headers.recv(1) == b""
+            return False
+
+        with suppress(ConnectionError):  # it was closed between the two
+            until(has_ended)
+        slow_headers.close()
+        slow_body.sendall(json.dumps(body).encode()[20:])
+        assert slow_body.recv(100).startswith(b"HTTP/1.1 200 OK")
+        slow_body.close()
