@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -107,9 +107,11 @@ class AsyncEngine:
         """The answer token by token; arguments as of `Engine.stream`. What is wrong with them is raised by reading."""
         return AsyncAnswer(self, partial(self._submit, prompt, params, decoding=decoding, drafter=drafter, raw=raw))
 
-    async def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
+    async def encode(
+        self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
+    ) -> tuple[int, ...]:
         """As `Engine.encode`, which takes its time over a long prompt: in another thread."""
-        return await asyncio.to_thread(self.engine.encode, prompt, raw=raw)
+        return await asyncio.to_thread(self.engine.encode, prompt, raw=raw, template=template)
 
     def _submit(self, *request: Any, **options: Any) -> Answer:
         answer = self.engine.submit(*request, **options)

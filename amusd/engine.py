@@ -337,9 +337,14 @@ class Engine:
         text = AnswerText(IncrementalDecoder(self.tokenizer, prompt_ids), params.stop)
         return Answer(request, stop, text, partial(self._generation, request, params, decoding), self.turns)
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> tuple[int, ...]:
-        """Token ids of a prompt, as `stream` takes them. Raises `ConfigError` when they leave no room for an answer."""
-        token_ids = self._token_ids(prompt, raw=raw)
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, template: Mapping[str, Any] | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt, as `stream` takes them. `template`: arguments of the chat template.
+
+        Raises `ConfigError` when they leave no room for an answer.
+        """
+        token_ids = self._token_ids(prompt, raw=raw, template=template or {})
         limit = self.worker.model.max_length
         if not token_ids:
             raise ConfigError("prompt: has no tokens")
@@ -496,10 +501,12 @@ class Engine:
             raise ConfigError(f"prompts[{len(encoded)}]: {error}") from None
         return encoded
 
-    def _token_ids(self, prompt: object, *, raw: bool) -> tuple[int, ...]:
+    def _token_ids(self, prompt: object, *, raw: bool, template: Mapping[str, Any]) -> tuple[int, ...]:
         if isinstance(prompt, str):
             _check_text("prompt", prompt)
-            return tuple(self.tokenizer.encode(prompt) if raw else self.tokenizer.encode_chat(user_turn(prompt)))
+            if raw:
+                return tuple(self.tokenizer.encode(prompt))
+            return tuple(self.tokenizer.encode_chat(user_turn(prompt), **template))
         if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
             raise ConfigError(
                 f"prompt: expected text, a list of token ids, or a conversation, not {type(prompt).__name__}"
@@ -510,7 +517,7 @@ class Engine:
                 _check_turn(f"prompt: turn {number}", turn)
             if raw:
                 return tuple(self.tokenizer.encode("\n\n".join(turn["content"] for turn in turns)))
-            return tuple(self.tokenizer.encode_chat(turns))
+            return tuple(self.tokenizer.encode_chat(turns, **template))
         try:
             return tuple(operator.index(cast("int", token_id)) for token_id in prompt)
         except TypeError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -231,7 +232,7 @@ class TableTokenizer:
         """One id per character; a character outside the alphabet gets an id by its code point."""
         return [self._ids.get(character, ord(character) % len(self._characters)) for character in text]
 
-    def encode_chat(self, turns: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, turns: Sequence[Mapping[str, Any]], **_options: Any) -> list[int]:
         """As `encode` of all contents: there is no template."""
         return self.encode("".join(turn["content"] for turn in turns))
 

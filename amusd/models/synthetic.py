@@ -186,7 +186,7 @@ class SyntheticTokenizer:
                 ids.extend(byte % self._vocab_size for byte in piece.encode(errors="replace"))
         return ids
 
-    def encode_chat(self, turns: Conversation) -> list[int]:
+    def encode_chat(self, turns: Conversation, **_options: Any) -> list[int]:
         """Token ids of the contents, an empty line between them: there is no template."""
         return self.encode("\n\n".join(turn["content"] for turn in turns))
 

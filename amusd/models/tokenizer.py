@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +27,12 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _CONTEXT = 4  # tokens of a prompt that are decoded at least
 _MAX_WINDOW = 256  # tokens re-decoded at most; only text that is not UTF-8 comes near
 
-Conversation: TypeAlias = Sequence[Mapping[str, str]]
-"""Turns in order, each with `role` and `content`."""
+_TEMPLATE_OPTIONS = frozenset(("add_generation_prompt", "continue_final_message", "documents", "tools"))
+"""Arguments of transformers' `apply_chat_template` that are the template's affair."""
+
+
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+"""Turns in order, each with `role` and `content`, and what else the chat template knows."""
 
 
 def user_turn(text: str) -> Conversation:
@@ -48,8 +53,8 @@ class Tokenizer(Protocol):
         """Token ids of raw text, with the model's leading special tokens if it has any."""
         ...
 
-    def encode_chat(self, turns: Conversation) -> list[int]:
-        """Token ids of a conversation that waits for the answer to its last turn."""
+    def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
+        """Token ids of a conversation that waits for the answer to its last turn. `options`: for its template."""
         ...
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -87,16 +92,22 @@ class HuggingFaceTokenizer:
         """Token ids of raw text, special tokens added as the checkpoint says."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, turns: Conversation) -> list[int]:
+    def encode_chat(self, turns: Conversation, **options: Any) -> list[int]:
         """Token ids under the chat template, generation prompt included; without one, those of the contents.
 
-        The contents are then separated by empty lines. Raises `ConfigError` when the template refuses the conversation
-        (some want the roles to alternate) or fails.
+        The contents are then separated by empty lines. `options` are the template's variables and `_TEMPLATE_OPTIONS`.
+        Raises `ConfigError` for transformers' own options, and when the template refuses the conversation (some want
+        the roles to alternate) or fails.
         """
         if not self.has_chat_template:
             return self.encode("\n\n".join(turn["content"] for turn in turns))
+        render = self._tokenizer.apply_chat_template
+        for name in options.keys() & (inspect.signature(render).parameters.keys() - _TEMPLATE_OPTIONS):
+            raise ConfigError(f"chat_template_kwargs: {name} is no variable of the template")
+        options = {"add_generation_prompt": True, **options}
         try:
-            text = self._tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=True)
+            text = str(render(list(turns), tokenize=False, **options))
+            text.encode()  # half of a surrogate pair has no bytes
         except Exception as error:  # a template is a program that comes with a checkpoint
             reason = " ".join(str(error).splitlines()) or type(error).__name__
             raise ConfigError(f"prompt: the target's chat template refuses it: {reason}") from error

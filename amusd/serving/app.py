@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import hashlib
 import hmac
 import re
@@ -26,6 +27,7 @@ from amusd.serving.requests import (
     ChatRequest,
     CompletionRequest,
     ErrorBody,
+    Plan,
     RequestError,
     plan_chat,
     plan_completion,
@@ -56,26 +58,27 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(service: Service) -> FastAPI:
-    """The routes of a server."""
+def make_app(service: Service, tell: Callable[[str], None]) -> FastAPI:
+    """The routes of a server. `tell` gets a line for each field that is dropped, once."""
+    tell = functools.cache(tell)
     app = FastAPI(title="amusd", version=__version__, docs_url=None, redoc_url=None)
 
     app.openapi = lambda: _document(app)  # type: ignore[method-assign]  # as FastAPI has it changed
 
-    def check_model(name: str) -> None:
-        if name != service.model:
+    def check_model(name: str | None) -> None:
+        if name is not None and name != service.model:
             message = f"the model '{name[:200]}' does not exist; this server has '{service.model}'"
             raise RequestError(message, param="model", code="model_not_found", status=404)
 
     @app.post("/v1/chat/completions", responses={200: _ANSWER, **_ERRORS})
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         check_model(body.model)
-        return await service.respond(plan_chat(body, service.decoding, service.limits), request.receive)
+        return await _answered(service, plan_chat(body, service.decoding, service.limits), request, tell)
 
     @app.post("/v1/completions", responses={200: _ANSWER, **_ERRORS})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         check_model(body.model)
-        return await service.respond(plan_completion(body, service.decoding, service.limits), request.receive)
+        return await _answered(service, plan_completion(body, service.decoding, service.limits), request, tell)
 
     def model_card() -> dict[str, Any]:
         return {
@@ -113,6 +116,12 @@ def make_app(service: Service) -> FastAPI:
 
     _shape_errors(app)
     return app
+
+
+async def _answered(service: Service, plan: Plan, request: Request, tell: Callable[[str], None]) -> Response:
+    for name in sorted(plan.dropped):
+        tell(f"request field {name}: has no meaning here and is ignored")
+    return await service.respond(plan, request.receive)
 
 
 def _add_page(app: FastAPI, service: Service) -> None:

@@ -1,18 +1,20 @@
-"""Request bodies of OpenAI's protocol: their fields, and what they ask of the engine. Pure: nothing here waits.
+"""Request bodies of OpenAI's protocol, with vLLM's additions: their fields, and what they ask of the engine. Pure.
 
-Every field is known by name. One that is supported has its effect; one that cannot change an answer (`user`) is taken
-and dropped; one that would change it and is not supported (`tools`) is refused unless its value asks for nothing.
+A field that a class declares has its effect. `_OTHERS` has the rest of both protocols: what cannot change an answer is
+dropped, and what would change it is refused unless its value asks for nothing. Any other name is refused.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from amusd.config import MAX_TOP_LOGPROBS, DecodingConfig, SamplingParams
@@ -31,6 +33,45 @@ MAX_STOPS, STOP_CHARACTERS, MAX_BIASES = 64, 1024, 1024
 _RANDOM_SEEDS = 1 << 31
 """A seed that was drawn is below this, so that every JSON reader keeps it exact."""
 _SEED_MASK = (1 << 63) - 1
+_LEAST_TOP_P = 1e-9
+"""The value of `top_p=0`, which leaves the likeliest token alone: no vocabulary is so large that it has less."""
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+_OTHERS: Mapping[str, tuple[Any, ...] | None] = {
+    name: values
+    for values, names in (
+        (
+            None,
+            """
+            annotations cache_control cache_salt guided_decoding_backend include_obfuscation include_reasoning
+            length_penalty media_io_kwargs metadata mm_processor_kwargs parallel_tool_calls prediction priority
+            prompt_cache_key prompt_cache_retention refusal request_id return_mm_kwargs return_token_offsets
+            routed_experts_prompt_start safety_identifier service_tier session_id spaces_between_special_tokens store
+            stream_interval truncation_side type user
+            """,
+        ),
+        (
+            _NOTHING,
+            """
+            allowed_token_ids audio bad_words chat_template ec_transfer_params echo functions guided_choice
+            guided_grammar guided_json guided_regex guided_whitespace_pattern include_stop_str_in_output
+            kv_transfer_params logit_processors logits_processors logprob_token_ids prompt_embeds
+            repetition_detection return_prompt_text return_token_ids return_tokens_as_token_ids stop_token_ids
+            structural_tag structured_outputs suffix use_beam_search verbosity vllm_xargs watermarking
+            web_search_options
+            """,
+        ),
+        ((None, 1), "best_of"),
+        ((None, "none"), "function_call"),
+        ((None, ["text"]), "modalities"),
+        ((None, {"type": "text"}), "response_format"),
+        ((None, True), "skip_special_tokens"),
+        ((None, -1), "thinking_token_budget"),
+        ((None,), "prompt_logprobs truncate_prompt_tokens"),
+    )
+    for name in names.split()
+}
+"""The values of a field that ask for nothing; None: the field is dropped, whatever its value."""
+_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "documents", "reasoning_effort")
 
 
 class RequestError(Exception):
@@ -67,18 +108,18 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _unless(*neutral: Any) -> BeforeValidator:
-    """Refuse a field by name, unless its value asks for nothing: null, or one of these."""
-
-    def check(value: Any) -> None:
-        if value is not None and value not in neutral:
-            raise PydanticCustomError("unsupported_parameter", "is not supported by this server")
-
-    return BeforeValidator(check, json_schema_input_type=None)
-
-
 class _Fields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check_others(self) -> _Fields:
+        for name, value in (self.model_extra or {}).items():
+            if name not in _OTHERS:
+                raise PydanticCustomError("extra_forbidden", "is not known", {"field": name})
+            values = _OTHERS[name]
+            if values is not None and value not in values:
+                raise PydanticCustomError("unsupported_parameter", "is not supported by this server", {"field": name})
+        return self
 
 
 class ErrorDetail(BaseModel):
@@ -115,36 +156,55 @@ class TextPart(_Fields):
 class Message(_Fields):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: Annotated[None, _unless()] = None
-    refusal: Annotated[None, _unless("")] = None
-    annotations: Annotated[None, _unless([])] = None
-    audio: Annotated[None, _unless()] = None
-    function_call: Annotated[None, _unless()] = None
-    tool_calls: Annotated[None, _unless([])] = None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = Field(default=None, description="Left out by an assistant alone.")
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = Field(default=None, description="Another name for `reasoning`.")
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
 
-    def turn(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _check_content(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("missing", "is missing", {"field": "content"})
+        return self
+
+    def turn(self) -> dict[str, Any]:
         """Return the turn for the chat template, which knows no developers. A line break separates text parts."""
-        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        content = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
+        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
+        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        turn |= {"name": self.name, "reasoning": reasoning, "reasoning_content": reasoning}
+        turn |= {"tool_calls": [*map(_called, self.tool_calls or ())] or None, "tool_call_id": self.tool_call_id}
+        return {name: value for name, value in turn.items() if value is not None}
+
+
+def _called(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a tool with its arguments as an object, as templates expect them; the protocol has them as text."""
+    function = call.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        with suppress(ValueError, RecursionError):
+            return {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}
+    return call
 
 
 class StreamOptions(_Fields):
     """The additions to a stream besides its pieces."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-    """Taken and dropped: no padding is sent."""
+    continuous_usage_stats: bool | None = Field(default=None, description="With `include_usage`: in each chunk.")
 
 
 class _Request(_Fields):
     """The fields that both endpoints have."""
 
-    model: str
+    model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    min_tokens: int | None = Field(default=None, ge=0, description="Above 0 only with `ignore_eos` and without `stop`.")
     temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1, description="0: the likeliest token.")
     top_k: int | None = Field(default=None, ge=-1, description="0 or -1: all tokens.")
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -156,41 +216,30 @@ class _Request(_Fields):
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
+    add_special_tokens: bool | None = Field(
+        default=None, description="Of a prompt true, of a chat false, and no other."
+    )
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     mode: Mode | None = Field(default=None, strict=False)
     num_speculative_tokens: int | None = Field(default=None, ge=1)
     token_sources: bool | None = Field(default=None, description="Say of each token who proposed it.")
-    # Taken and dropped: they cannot change an answer.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: Annotated[None, _unless("auto", "default")] = None
-    store: Annotated[None, _unless(False)] = None
 
 
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    parallel_tool_calls: bool | None = Field(default=None, description="Taken and dropped: there are no tools.")
-    audio: Annotated[None, _unless()] = None
-    function_call: Annotated[None, _unless("none")] = None
-    functions: Annotated[None, _unless([])] = None
-    modalities: Annotated[None, _unless(["text"])] = None
-    prediction: Annotated[None, _unless()] = None
-    reasoning_effort: Annotated[None, _unless()] = None
-    response_format: Annotated[None, _unless({"type": "text"})] = None
-    tool_choice: Annotated[None, _unless("none", "auto")] = None
-    tools: Annotated[None, _unless([])] = None
-    verbosity: Annotated[None, _unless()] = None
-    web_search_options: Annotated[None, _unless()] = None
+    tools: list[dict[str, Any]] | None = Field(default=None, description="For the template, if `tool_choice` is none.")
+    tool_choice: Literal["none", "auto"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, str]] | None = None
+    reasoning_effort: str | None = None
 
 
 _TokenIds: TypeAlias = list[Annotated[int, Field(ge=0)]]
@@ -201,9 +250,6 @@ class CompletionRequest(_Request):
 
     prompt: str | list[str] | _TokenIds | list[_TokenIds]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    best_of: Annotated[None, _unless(1)] = None
-    echo: Annotated[None, _unless(False)] = None
-    suffix: Annotated[None, _unless("")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +266,12 @@ class Plan:
     streams: bool = False
     includes_usage: bool = False
     """A stream ends with one more chunk."""
+    counts_on: bool = False
+    """Each chunk has the usage so far."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template."""
+    dropped: frozenset[str] = frozenset()
+    """Fields that have no meaning here."""
     top_logprobs: int | None = None
     """Alternatives that are told of each token; None: no log-probabilities either."""
     token_sources: bool = False
@@ -236,13 +288,16 @@ class Plan:
 
 def plan_chat(request: ChatRequest, decoding: DecodingConfig, limits: Limits) -> Plan:
     """Return the plan of a chat request. Raises `RequestError`."""
-    if None not in (request.max_tokens, request.max_completion_tokens) and (
-        request.max_tokens != request.max_completion_tokens
-    ):
-        raise RequestError("max_tokens: differs from max_completion_tokens, its other name", param="max_tokens")
+    if request.tools and request.tool_choice != "none":
+        raise RequestError("tools: is not supported by this server", param="tools", code="unsupported_parameter")
     if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs: needs logprobs=true", param="top_logprobs")
-    max_tokens = request.max_completion_tokens or request.max_tokens or limits.max_length
+    template = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(request, name)) is not None}
+    if request.tools:
+        template["tools"] = request.tools
+    template = {**(request.chat_template_kwargs or {}), **template}
+    if request.reasoning_effort is not None:
+        template.setdefault("enable_thinking", request.reasoning_effort != "none")
     top_logprobs = (request.top_logprobs or 0) if request.logprobs else None
     return _plan(
         request,
@@ -250,22 +305,22 @@ def plan_chat(request: ChatRequest, decoding: DecodingConfig, limits: Limits) ->
         limits,
         prompts=([message.turn() for message in request.messages],),
         is_chat=True,
-        max_tokens=max_tokens,
+        default_tokens=limits.max_length,
         top_logprobs=top_logprobs,
+        template=template,
     )
 
 
 def plan_completion(request: CompletionRequest, decoding: DecodingConfig, limits: Limits) -> Plan:
     """Return the plan of a completion request. Raises `RequestError`."""
     prompts = _prompts(request.prompt)
-    max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
     return _plan(
         request,
         decoding,
         limits,
         prompts=prompts,
         is_chat=False,
-        max_tokens=max_tokens,
+        default_tokens=COMPLETION_TOKENS,
         top_logprobs=request.logprobs,
     )
 
@@ -287,16 +342,29 @@ def _plan(
     *,
     prompts: tuple[Prompt, ...],
     is_chat: bool,
-    max_tokens: int,
+    default_tokens: int,
     top_logprobs: int | None,
+    template: Mapping[str, Any] | None = None,
 ) -> Plan:
+    numbers = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(numbers) > 1:
+        raise RequestError("max_tokens: differs from max_completion_tokens, its other name", param="max_tokens")
+    max_tokens = numbers.pop() if numbers else default_tokens
+    assert max_tokens is not None
+    if (request.min_tokens or 0) > (max_tokens if request.ignore_eos and not request.stop else 0):
+        message = "min_tokens: needs ignore_eos=true, no stop, and max_tokens that are not fewer"
+        raise RequestError(message, param="min_tokens", code="unsupported_parameter")
+    if request.add_special_tokens not in (None, not is_chat):
+        message = f"add_special_tokens: is always {str(not is_chat).lower()} here"
+        raise RequestError(message, param="add_special_tokens", code="unsupported_parameter")
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options: needs stream=true", param="stream_options")
+    options = request.stream_options or StreamOptions()
     _check_sizes(request, prompts, limits.max_length, "messages" if is_chat else "prompt")
     given: dict[str, Any] = {
         "max_new_tokens": max_tokens,
         "temperature": 1.0 if request.temperature is None else request.temperature,
-        "top_p": request.top_p,
+        "top_p": None if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
         "top_k": None if request.top_k is None else max(request.top_k, 0),
         "min_p": request.min_p,
         "presence_penalty": request.presence_penalty,
@@ -321,10 +389,22 @@ def _plan(
         num_choices=request.n or 1,
         decoding=decoding,
         streams=bool(request.stream),
-        includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        includes_usage=bool(options.include_usage),
+        counts_on=bool(options.include_usage and options.continuous_usage_stats),
+        template=template or {},
+        dropped=_dropped(request),
         top_logprobs=top_logprobs,
         token_sources=bool(request.token_sources),
     )
+
+
+def _dropped(request: ChatRequest | CompletionRequest) -> frozenset[str]:
+    """Names of fields that have a value and no meaning here."""
+    messages = request.messages if isinstance(request, ChatRequest) else []
+    parts = [part for message in messages if isinstance(message.content, list) for part in message.content]
+    every = [request, *messages, *parts, request.stream_options]
+    given = [pair for one in every if one is not None for pair in (one.model_extra or {}).items()]
+    return frozenset(name for name, value in given if value and _OTHERS[name] is None)
 
 
 def _check_sizes(request: _Request, prompts: Sequence[Prompt], max_length: int, param: str) -> None:
@@ -392,8 +472,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]], fields: Callable[[], S
 
     Messages never hold a value of the request.
     """
-    first = errors[0]
-    param = _path(first["loc"])
+    first = next((error for error in errors if "field" in error.get("ctx", {})), errors[0])
+    param = _param(first)
     if first["type"] == "json_invalid":
         return RequestError(f"the body is not JSON: {first.get('ctx', {}).get('error', 'it cannot be parsed')}")
     if param is None:
@@ -406,12 +486,18 @@ def validation_error(errors: Sequence[Mapping[str, Any]], fields: Callable[[], S
         return RequestError(message, param=name, code="unknown_parameter")
     if first["type"] == "missing":
         return RequestError(f"missing required parameter: {param}", param=param, code="missing_required_parameter")
-    own = [error for error in errors if _path(error["loc"]) == param]
+    own = [error for error in errors if _param(error) == param]
     refusal = next((error for error in own if error["type"] == "unsupported_parameter"), None)
     if refusal is not None:
         return RequestError(f"{param}: {refusal['msg']}", param=param, code="unsupported_parameter")
     reasons = dict.fromkeys(error["msg"].removeprefix("Input should be ") for error in own)
     return RequestError(f"{param}: should be {' or '.join(reasons)}", param=param, code="invalid_value")
+
+
+def _param(error: Mapping[str, Any]) -> str | None:
+    """The field that an error is about."""
+    path, field = _path(error["loc"]), error.get("ctx", {}).get("field")
+    return field if path is None else path if field is None else f"{path}.{field}"
 
 
 def _path(location: Sequence[str | int]) -> str | None:

@@ -67,6 +67,8 @@ class Writer:
             "seed": plan.params.seed,
         }
         self._choices: dict[int, _Choice] = {}
+        self.num_prompt_tokens = 0
+        self._num_tokens = 0
 
     # A stream
 
@@ -81,6 +83,7 @@ class Writer:
         """The chunk of tokens that became readable together; None while they show no text."""
         choice = self._choice(index)
         choice.waiting += tokens
+        self._num_tokens += len(tokens)
         if not any(token.text for token in choice.waiting):
             return None
         return self._chunk(self._next_piece(index, choice))
@@ -135,6 +138,8 @@ class Writer:
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         chunk = {**self._head, "object": self._chunk_kind, "choices": [choice]}
+        if self._plan.counts_on:
+            return {**chunk, "usage": _counts(self.num_prompt_tokens, self._num_tokens)}
         return {**chunk, "usage": None} if self._plan.includes_usage else chunk
 
     def _delta(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
@@ -195,11 +200,7 @@ def _entry(spelling: Spelling, logprob: float | None) -> dict[str, Any]:
 def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str, Any]:
     """Tokens of the request, each prompt counted once, and what speculative decoding did, summed over its answers."""
     num_tokens = sum(len(generation.token_ids) for generation in generations)
-    counts: dict[str, Any] = {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_tokens,
-        "total_tokens": num_prompt_tokens + num_tokens,
-    }
+    counts: dict[str, Any] = _counts(num_prompt_tokens, num_tokens)
     if generations:
         metrics = total([generation.metrics for generation in generations])
         figures = metrics.as_dict()
@@ -210,6 +211,11 @@ def usage(num_prompt_tokens: int, generations: Sequence[Generation]) -> dict[str
             **{name: figures[name] for name in told},
         }
     return counts
+
+
+def _counts(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
+    total_tokens = num_prompt_tokens + num_tokens
+    return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens, "total_tokens": total_tokens}
 
 
 def _finite(logprob: float | None) -> float | None:

@@ -71,7 +71,7 @@ async def _serve(
     settings = config.engine_for("serve")
     async with AsyncEngine(lambda: connect(settings)) as engine:
         service = make_service(engine, config, settings)
-        gate = Gate(make_app(service), service, tell)
+        gate = Gate(make_app(service, tell), service, tell)
         server = HttpServer(gate, lambda: tell(f"serving {service.model} at {url(own)}"))
         with _first_signal() as signalled:
             serving = asyncio.ensure_future(server.serve([own]))

@@ -208,7 +208,9 @@ class _Request:
         plan, engine = self._plan, self._service.engine
         try:
             with self._service.place(plan):
-                prompts = [await engine.encode(prompt, raw=not plan.is_chat) for prompt in plan.prompts]
+                prompts = [
+                    await engine.encode(prompt, raw=not plan.is_chat, template=plan.template) for prompt in plan.prompts
+                ]
                 self._answers = [
                     engine.stream(prompt, plan.params_of(choice), decoding=plan.decoding)
                     for prompt in prompts
@@ -220,7 +222,7 @@ class _Request:
         except Exception as error:
             raise self._service.error_of(error, plan) from error
         self._writer = self._service.writer(plan, prompts)
-        self._num_prompt_tokens = sum(map(len, prompts))
+        self._num_prompt_tokens = self._writer.num_prompt_tokens = sum(map(len, prompts))
         self._service.metrics.begun(self._num_prompt_tokens)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:

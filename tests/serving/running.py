@@ -96,7 +96,7 @@ def serving(engine: Engine, **settings: Any) -> Iterator[Running]:
         with closing(listener("127.0.0.1", 0)) as own:
             async with AsyncEngine(lambda: engine) as asynchronous:
                 service = make_service(asynchronous, config, config.engine_for("serve"))
-                gate = Gate(make_app(service), service, lines.append)
+                gate = Gate(make_app(service, lines.append), service, lines.append)
                 server = HttpServer(gate, started.set)
                 over = asyncio.Event()
                 at = url(own)

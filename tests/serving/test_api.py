@@ -116,6 +116,11 @@ def test_a_stop_string_ends_the_answer_before_it_wherever_a_block_lies(
         assert (text, reason) == (expected, "stop")
 
 
+def test_a_nucleus_of_nothing_holds_the_likeliest_token(client: OpenAI) -> None:
+    answer = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=30, temperature=2, top_p=0, seed=1)
+    assert answer.choices[0].text == ANSWER[:30]
+
+
 def test_a_stop_string_may_be_one_text(client: OpenAI) -> None:
     answer = client.completions.create(model=MODEL, prompt=TEXT, max_tokens=30, temperature=0, stop=ANSWER[6:9])
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (ANSWER[:6], "stop")

@@ -32,24 +32,25 @@ def message(**fields: Any) -> dict[str, Any]:
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CHAT_MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"model": None}, "model", "model: should be a valid string"),
+    ({"model": 5}, "model", "model: should be a valid string"),
     ({"messages": None}, "messages", "messages: should be a valid list"),
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": "hello"}, "messages", "valid list"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "missing required parameter"),
     ({"messages": [{"content": "a"}]}, "messages.0.role", "missing required parameter"),
-    ({"messages": [USER, {"role": "tool", "content": "a"}]}, "messages.1.role", "'assistant'"),
+    ({"messages": [USER, {"role": "narrator", "content": "a"}]}, "messages.1.role", "'assistant'"),
     (message(content=5), "messages.0.content", "valid string"),
-    (message(content=None), "messages.0.content", "valid string"),
+    (message(content=None), "messages.0.content", "missing required parameter"),
     (message(content=[IMAGE]), "messages.0.content", "parts of type 'image_url' are not supported"),
-    (message(tool_calls=[{"id": "1"}]), "messages.0.tool_calls", "is not supported by this server"),
-    (message(name="Ann"), "messages.0.name", "is not supported"),
+    (message(content=[{"type": "text", "text": "a", "x": 1}]), "messages.0.content.x", "unrecognized request argument"),
+    (message(audio={"id": "1"}), "messages.0.audio", "is not supported by this server"),
+    (message(name=5), "messages.0.name", "valid string"),
     (message(colour="red"), "messages.0.colour", "unrecognized request argument"),
     ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
     ({"temperature": "hot"}, "temperature", "valid number"),
     ({"temperature": True}, "temperature", "valid number"),
     ({"temperature": 1e9}, "temperature", "must be between"),
-    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"top_p": -1}, "top_p", "greater than or equal to 0"),
     ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
     ({"top_k": -2}, "top_k", "greater than or equal to -1"),
     ({"min_p": 2}, "min_p", "less than or equal to 1"),
@@ -76,12 +77,24 @@ CHAT_MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"mode": "fast"}, "mode", "'asynchronous'"),
     ({"num_speculative_tokens": 100}, "num_speculative_tokens", "this server takes 7"),
     ({"tools": [TOOL]}, "tools", "is not supported by this server"),
-    ({"tool_choice": "required"}, "tool_choice", "is not supported"),
+    ({"tool_choice": "required"}, "tool_choice", "should be 'none' or 'auto'"),
+    ({"tools": [TOOL], "tool_choice": "auto"}, "tools", "is not supported"),
     ({"response_format": {"type": "json_object"}}, "response_format", "is not supported"),
     ({"modalities": ["text", "audio"]}, "modalities", "is not supported"),
-    ({"reasoning_effort": "high"}, "reasoning_effort", "is not supported"),
-    ({"store": True}, "store", "is not supported"),
-    ({"best_of": 2}, "best_of", "unrecognized request argument"),
+    ({"min_tokens": 1}, "min_tokens", "needs ignore_eos=true, no stop"),
+    ({"min_tokens": 1, "ignore_eos": True, "stop": "a"}, "min_tokens", "needs ignore_eos=true, no stop"),
+    ({"min_tokens": 3, "ignore_eos": True, "max_tokens": 2}, "min_tokens", "max_tokens that are not fewer"),
+    ({"add_special_tokens": True}, "add_special_tokens", "is always false here"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", "is not supported"),
+    ({"guided_json": {"type": "object"}}, "guided_json", "is not supported"),
+    ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "is not supported"),
+    ({"logits_processors": ["a"]}, "logits_processors", "is not supported"),
+    ({"use_beam_search": True}, "use_beam_search", "is not supported"),
+    ({"skip_special_tokens": False}, "skip_special_tokens", "is not supported"),
+    ({"prompt_logprobs": 0}, "prompt_logprobs", "is not supported"),
+    ({"best_of": 2}, "best_of", "is not supported"),
+    ({"max_token": 1}, "max_token", "did you mean 'max_tokens'?"),
+    ({"min_token": 1}, "min_token", "did you mean 'min_tokens'?"),
     ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
     ({"messages": [{**USER, "content": "a" * 500}]}, "messages", "leave no room in a context of 400"),
     ({"messages": [{**USER, "content": "\ud800"}]}, "messages", "half of a surrogate pair"),
@@ -191,31 +204,62 @@ def test_the_official_client_raises_what_it_raises_elsewhere(server: Running) ->
             client.chat.completions.create(model=MODEL, messages=[USER], tools=[TOOL])  # type: ignore[list-item]
 
 
+NEUTRAL = {
+    "tools": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "function_call": "none",
+    "bad_words": [],
+    "use_beam_search": False,
+    "skip_special_tokens": True,
+    "thinking_token_budget": -1,
+    "best_of": 1,
+    "echo": False,
+    "add_special_tokens": False,
+    "min_tokens": 0,
+    "model": None,
+    "logit_bias": None,
+    "stop": None,
+    "n": None,
+    "stream": None,
+    "store": False,
+}
+DROPPED = {
+    "user": "ann",
+    "metadata": {"a": "b"},
+    "store": True,
+    "service_tier": "flex",
+    "parallel_tool_calls": True,
+    "safety_identifier": "x",
+    "prompt_cache_key": "y",
+    "priority": 3,
+    "request_id": "1",
+    "cache_salt": "z",
+    "stream_interval": 2,
+    "spaces_between_special_tokens": True,
+    "messages": [{**USER, "content": [{"type": "text", "text": TEXT, "cache_control": {"type": "ephemeral"}}]}],
+}
+
+
 def test_fields_that_ask_for_nothing_are_taken(server: Running) -> None:
-    harmless = {
-        "user": "ann",
-        "metadata": {"a": "b"},
-        "store": False,
-        "service_tier": "auto",
-        "parallel_tool_calls": True,
-        "tools": [],
-        "tool_choice": "none",
-        "response_format": {"type": "text"},
-        "modalities": ["text"],
-        "safety_identifier": "x",
-        "prompt_cache_key": "y",
-        "logit_bias": None,
-        "stop": None,
-        "n": None,
-        "stream": None,
-        "max_tokens": 3,
-    }
-    response = server.post(CHAT, server.chat(**harmless))
+    before = len(server.lines)
+    response = server.post(CHAT, server.chat(**NEUTRAL, max_tokens=3))
     assert response.status_code == 200, response.text
     again = {**response.json()["choices"][0]["message"], "annotations": [], "audio": None, "tool_calls": None}
     body = server.chat(max_tokens=2)
     body["messages"] += [again, {"role": "developer", "content": [{"type": "text", "text": TEXT}]}]
     assert server.post(CHAT, body).status_code == 200
+    assert server.lines[before:] == []
+
+
+@pytest.mark.parametrize(("name", "value"), DROPPED.items(), ids=[*DROPPED])
+def test_a_field_without_a_meaning_here_is_dropped_and_told_once(server: Running, name: str, value: Any) -> None:
+    for _ in range(2):
+        response = server.post(CHAT, server.chat(**{name: value}, max_tokens=2))
+        assert response.status_code == 200, response.text
+    field = "cache_control" if name == "messages" else name
+    assert server.lines.count(f"request field {field}: has no meaning here and is ignored") == 1
 
 
 def test_what_is_no_text_is_quoted_all_the_same(server: Running) -> None:
@@ -241,5 +285,5 @@ def test_nothing_of_a_request_is_told_to_the_operator(server: Running) -> None:
     for fields, _, _ in CHAT_MISTAKES:
         body = json.dumps({**server.chat(), **fields})
         server.http.post(CHAT, content=body, headers={"Content-Type": JSON})
-    assert server.lines == []
+    assert all(line.endswith("has no meaning here and is ignored") for line in server.lines)
     assert server.figures()['amusd:requests_refused_total{,status="400"}'] > 30

@@ -87,6 +87,7 @@ def test_every_field_reaches_the_engine_under_its_name() -> None:
             max_completion_tokens=7,
             temperature=0.5,
             top_p=0.9,
+            min_tokens=7,
             top_k=-1,
             min_p=0.1,
             presence_penalty=0.5,
@@ -94,12 +95,11 @@ def test_every_field_reaches_the_engine_under_its_name() -> None:
             repetition_penalty=1.5,
             logit_bias={"5": -100},
             seed=2**63 - 1,
-            stop=["a", "b"],
             n=2,
             logprobs=True,
             top_logprobs=3,
             stream=True,
-            stream_options={"include_usage": True},
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
             mode="synchronous",
             num_speculative_tokens=7,
             token_sources=True,
@@ -116,11 +116,12 @@ def test_every_field_reaches_the_engine_under_its_name() -> None:
         0.1,
     )
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -0.5, 1.5)
-    assert (params.logit_bias, params.stop, params.ignore_eos) == (((5, -100.0),), ("a", "b"), True)
+    assert (params.logit_bias, params.stop, params.ignore_eos) == (((5, -100.0),), (), True)
     assert (params.logprobs, params.top_logprobs, found.top_logprobs) == (True, 3, 3)
     assert [found.params_of(choice).seed for choice in range(2)] == [2**63 - 1, 0]
     assert (found.decoding.mode, found.decoding.num_speculative_tokens) == (Mode.SYNCHRONOUS, 7)
-    assert (found.streams, found.includes_usage, found.token_sources, found.num_choices) == (True, True, True, 2)
+    assert (found.streams, found.includes_usage, found.counts_on, found.token_sources) == (True, True, True, True)
+    assert found.num_choices == 2
 
 
 def test_what_is_left_out_is_as_in_openais_protocol() -> None:
@@ -134,6 +135,48 @@ def test_the_parts_of_a_message_are_lines_and_a_developer_is_the_system() -> Non
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     found = plan(chat(messages=[{"role": "developer", "content": parts}]), is_chat=True)
     assert found.prompts == ([{"role": "system", "content": "a\nb"}],)
+
+
+@pytest.mark.parametrize(
+    ("message", "turn"),
+    [
+        ({"role": "user", "content": "a", "name": "Ann", "type": "text"}, {"content": "a", "name": "Ann"}),
+        ({"role": "assistant", "content": None}, {"content": ""}),
+        ({"role": "assistant", "reasoning_content": "b"}, {"content": "", "reasoning": "b", "reasoning_content": "b"}),
+        ({"role": "assistant", "content": "a", "refusal": "no", "tool_calls": []}, {"content": "a"}),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
+            {"content": "", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}]},
+        ),
+        ({"role": "tool", "content": "2", "tool_call_id": "1"}, {"content": "2", "tool_call_id": "1"}),
+    ],
+)
+def test_a_past_turn_reaches_the_template_as_vllm_hands_it_over(message: dict[str, Any], turn: dict[str, Any]) -> None:
+    found = plan(chat(messages=[message]), is_chat=True)
+    assert found.prompts == ([{"role": message["role"], **turn}],)
+
+
+@pytest.mark.parametrize(
+    ("fields", "template"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": False}}, {"enable_thinking": False}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"tools": [{"a": 1}], "tool_choice": "none"}, {"tools": [{"a": 1}]}),
+        ({"documents": [{"title": "a"}], "continue_final_message": None}, {"documents": [{"title": "a"}]}),
+    ],
+)
+def test_what_is_for_the_template_reaches_it(fields: dict[str, Any], template: dict[str, Any]) -> None:
+    assert plan(chat(**fields), is_chat=True).template == template
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_both_endpoints_take_what_load_generators_send(is_chat: bool) -> None:
+    base = chat() if is_chat else {"prompt": "a"}
+    load = {"max_tokens": 9, "max_completion_tokens": 9, "min_tokens": 9, "ignore_eos": True, "stop": None, "top_p": 0}
+    found = plan({**base, **load}, is_chat)
+    assert (found.params.max_new_tokens, found.params.ignore_eos) == (9, True)
+    assert 0 < found.params.top_p < 1e-6
 
 
 # An answer of single characters; None shows no text
@@ -203,6 +246,21 @@ def test_the_pieces_of_a_chat_add_up(shown: list[str], widths: list[int]) -> Non
     assert {entry["source"] for entry in whole["tokens"]} <= {"target", "candidate", "alternative"}
     assert (last["delta"], last["finish_reason"], whole["finish_reason"]) == ({}, "stop", "stop")
     assert all(piece["finish_reason"] is None for piece in pieces)
+
+
+@checked
+@given(tokens, cuts)
+def test_the_usage_so_far_is_that_of_all_tokens_at_the_end(shown: list[str], widths: list[int]) -> None:
+    found, generation = made(shown)
+    out = writer(True, stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    out.num_prompt_tokens = 3
+    pieces = [out.piece(0, found[begin : begin + widths[0]]) for begin in range(0, len(found), widths[0])]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in (*out.opening(), *out.closing(0, generation))]
+    assert counts == [len(found)] * 2
+    told = [piece["usage"]["completion_tokens"] for piece in pieces if piece is not None]
+    assert told == sorted(set(told))
+    last = out.usage_chunk(3, [generation])["usage"]
+    assert out.closing(0, generation)[-1]["usage"].items() <= last.items()
 
 
 @checked
