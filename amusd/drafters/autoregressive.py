@@ -18,7 +18,7 @@ from typing_extensions import Self
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import ChainDrafter, say_not_finite
 from amusd.drafters.ngram import NgramCache
-from amusd.errors import NoRoomError, NotFiniteError
+from amusd.errors import NotFiniteError
 from amusd.models.language_model import ChainRows, KVCache, LanguageModel
 from amusd.sampling.digest import Digests
 from amusd.sampling.sampler import DraftSampler, TokenSampler
@@ -49,6 +49,11 @@ class AutoregressiveDrafter(ChainDrafter):
         return self._capacity if looked_up else self.model.tokens_per_step
 
     @property
+    def max_length(self) -> int:
+        """The positions of its cache."""
+        return self._cache.capacity
+
+    @property
     def cache_length(self) -> int:
         """Positions whose keys and values are held."""
         return self._cache.length
@@ -63,7 +68,6 @@ class AutoregressiveDrafter(ChainDrafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`: all but the last go through the model at once, but for those that the cache holds."""
-        self._check_room(capacity)
         super().open(token_ids, capacity, fan_out)
         if self._lookup is not None:
             self._lookup.open(token_ids)
@@ -140,11 +144,6 @@ class AutoregressiveDrafter(ChainDrafter):
         agreeing = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._held, token_ids[:-1], strict=False))
         number = min(self._cache.length, sum(1 for _ in agreeing))
         return number if number >= self._num_opened else 0
-
-    def _check_room(self, capacity: int) -> None:
-        """Raises `NoRoomError`."""
-        if capacity > self._cache.capacity:
-            raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self._cache.capacity}")
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for."""

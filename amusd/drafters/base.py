@@ -65,6 +65,11 @@ class Drafter(abc.ABC):
         """How many tokens of a chain one step yields at no extra cost: 1 for a model, many for a lookup."""
         return 1
 
+    @property
+    def max_length(self) -> int | None:
+        """Longest sequence that it takes in; None: any. The target goes on alone behind it."""
+        return None
+
     def set_distribution(self, distribution: Distribution) -> None:  # noqa: B027 - a lookup draws nothing
         """Set what the target draws the tokens of the next sequence from, so that guesses are right more often."""
 
@@ -75,7 +80,7 @@ class Drafter(abc.ABC):
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Forget everything and start from `token_ids`, one at least. Raises `NoRoomError` before any change.
 
-        `capacity`: longest sequence ever asked for; `fan_out`: guesses behind a node at most.
+        `capacity`: longest sequence ever asked for, at most `max_length`; `fan_out`: guesses behind a node at most.
         """
 
     @abc.abstractmethod

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, path_to, say_not_finite
-from amusd.errors import NoRoomError, NotFiniteError
+from amusd.errors import NotFiniteError
 from amusd.models.block_models import BlockModel
 from amusd.protocol.draft_session import MIN_PROBABILITY, Guesses, Node, Transition
 from amusd.sampling.ranking import Ranking
@@ -47,6 +47,11 @@ class BlockDrafter(Drafter):
         return self._model.max_depth
 
     @property
+    def max_length(self) -> int:
+        """The model's."""
+        return self._model.max_length
+
+    @property
     def is_ready(self) -> bool:
         """The feature before the last token has come, or a verdict has."""
         return self._is_ready
@@ -55,10 +60,8 @@ class BlockDrafter(Drafter):
         """Nodes are ranked as the target would choose; under the ratio test, which accepts any draft, by likelihood."""
         self._distribution = GREEDY if distribution.rule == "rejection" else distribution
 
-    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Compute nothing yet. Raises `NoRoomError` beyond the model's length."""
-        if capacity > self._model.max_length:
-            raise NoRoomError(f"a sequence of {capacity} tokens: this drafter takes {self._model.max_length}")
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002 - the session minds it
+        """Compute nothing yet."""
         self._state.clear()
         self._context = list(token_ids)
         self._is_chain, self._num_drafted = fan_out == 1, 0

@@ -64,6 +64,8 @@ class CascadeDrafter(AutoregressiveDrafter):
         self.inner = inner
         self._num_inner_tokens = num_inner_tokens
         self._num_inner_ids = num_inner_ids
+        self._inner_capacity = 0
+        """Longest sequence of `inner`, which may have fewer positions: behind them the model drafts alone."""
         self._output_ids = None if model.output_ids is None else model.output_ids.tolist()
 
     @property
@@ -73,20 +75,21 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
         """Start from `token_ids`, both drafters."""
-        self._check_room(capacity)
         self.inner.set_distribution(self._distribution)
-        self.inner.open(self._known(token_ids), capacity)  # first: it may work on another device meanwhile
+        self._inner_capacity = min(capacity, self.inner.max_length or capacity)
+        # first: it may work on another device meanwhile
+        self.inner.open(self._known(token_ids)[: self._inner_capacity], self._inner_capacity)
         super().open(token_ids, capacity, fan_out)
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Append tokens to both."""
         super().commit(token_ids)
-        self.inner.commit(self._known(token_ids))
+        self._commit_inner(token_ids)
 
     def truncate(self, length: int) -> None:
         """Keep `length` tokens of both."""
         super().truncate(length)
-        self.inner.truncate(length)
+        self._truncate_inner(length)
 
     def close(self) -> None:
         """Release both."""
@@ -114,6 +117,8 @@ class CascadeDrafter(AutoregressiveDrafter):
 
     def num_candidates(self, max_tokens: int) -> int:
         """How many tokens to ask of the inner drafter: the pass makes one more, and has room for all of them."""
+        if self.inner.length < self.length:
+            return 0
         most = min(max_tokens, self._capacity - self.length, self.model.max_rows(self.length - 1))
         return min(self._num_inner_tokens, most - 1)
 
@@ -147,14 +152,14 @@ class CascadeDrafter(AutoregressiveDrafter):
             acceptance, _ = accept_along(choose, next_row, len(candidates) + 1)
         except NotFiniteError as error:
             self.undo_rows()
-            self.inner.truncate(length)
+            self._truncate_inner(length)
             say_not_finite(error)
             return ()
         num_accepted, chosen = acceptance.num_accepted, acceptance.token_ids
         super().commit(chosen)
         self._cache.truncate(self.length - 1)
-        self.inner.truncate(length + num_accepted)
-        self.inner.commit(self._known(chosen[num_accepted:]))
+        self._truncate_inner(length + num_accepted)
+        self._commit_inner(chosen[num_accepted:])
         return chosen
 
     def _draw(self, block: _Block, output: ModelOutput, row: int) -> int:
@@ -164,6 +169,12 @@ class CascadeDrafter(AutoregressiveDrafter):
         token_ids = block.rows.token_ids[row : row + 1]
         (column,) = self._sampler.choose(output.logits[row : row + 1], block.start + row, token_ids, digests)
         return column
+
+    def _commit_inner(self, token_ids: Sequence[int]) -> None:
+        self.inner.commit(self._known(token_ids)[: self._inner_capacity - self.inner.length])
+
+    def _truncate_inner(self, length: int) -> None:
+        self.inner.truncate(min(length, self.inner.length))
 
     def _known(self, token_ids: Sequence[int]) -> Sequence[int]:
         """The same for the inner drafter, whose model may have fewer ids: another token stands for those."""

@@ -67,6 +67,11 @@ class SyntheticDrafter(Drafter):
         return self.model.length
 
     @property
+    def max_length(self) -> int | None:
+        """The model's."""
+        return self.model.max_length
+
+    @property
     def tokens_per_step(self) -> int:
         """The model's."""
         return self.model.tokens_per_step

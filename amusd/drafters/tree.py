@@ -16,7 +16,7 @@ from typing_extensions import Self
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Drafter, Expansion, path_to, say_not_finite
 from amusd.drafters.ngram import LOOKUP_TOKENS, NgramCache
-from amusd.errors import NoRoomError, NotFiniteError
+from amusd.errors import NotFiniteError
 from amusd.models.cached_model import CachedModel
 from amusd.models.kv_cache import PreallocatedCache
 from amusd.models.language_model import DigestRequest, ModelOutput
@@ -80,14 +80,17 @@ class ModelTreeDrafter(Drafter):
         """Committed tokens; of a chain, with those drafted behind them."""
         return len(self._context) + (self._num_drafted if self._is_chain else 0)
 
+    @property
+    def max_length(self) -> int:
+        """The model's."""
+        return self.model.max_length
+
     def set_distribution(self, distribution: Distribution) -> None:
         """Nodes are ranked as the target would choose."""
         self._distribution = distribution
 
-    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:
-        """Prefill all but the last token. Raises `NoRoomError` beyond the model's length."""
-        if capacity > self.model.max_length:
-            raise NoRoomError(f"a sequence of {capacity} tokens: this draft model takes {self.model.max_length}")
+    def open(self, token_ids: Sequence[int], capacity: int, fan_out: int = 1) -> None:  # noqa: ARG002 - the session minds it
+        """Prefill all but the last token."""
         self._slots, self._paths = {}, {}
         self._context = list(token_ids)
         self._is_chain, self._num_drafted = fan_out == 1, 0

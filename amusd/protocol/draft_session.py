@@ -9,7 +9,7 @@ it is not. With a `fan_out` of 1 the tree is a chain, and its last node is the o
 
 Rules
     R1  No node is more than `max_lookahead` tokens ahead of `base`, and none stands where the target alone writes: at
-        the last position of the sequence.
+        the last position of the sequence, or beyond the drafter's last position.
         After `max_steps` steps, if there is such a limit, no node is computed before the next verdict.
     R2  A guess that is less likely to be needed than `min_probability` is not made, and none is while the tree has
         `max_nodes` nodes; each is thought of again when a verdict has changed that. A looked-up path is made whole.
@@ -119,13 +119,22 @@ def check_opening(opening: Open) -> None:
 class DraftSession:
     """The draft's state of one sequence, opened by `opening`. Raises `PeerProtocolError` for an impossible one."""
 
-    def __init__(self, opening: Open, *, min_probability: float = MIN_PROBABILITY, max_nodes: int = MAX_NODES) -> None:
+    def __init__(
+        self,
+        opening: Open,
+        *,
+        draft_length: int | None = None,
+        min_probability: float = MIN_PROBABILITY,
+        max_nodes: int = MAX_NODES,
+    ) -> None:
+        """`draft_length`: longest sequence that the drafter takes; None: any."""
         check_opening(opening)
         self.sequence_id = opening.sequence_id
         self.incarnation = opening.incarnation
         self.is_chain = opening.fan_out == 1
         self.num_stale = 0
         self._max_length = opening.max_length
+        self._draft_length = opening.max_length if draft_length is None else draft_length
         self._max_lookahead = opening.max_lookahead
         self._tokens_per_message = opening.tokens_per_message
         self._rows_per_step = opening.rows_per_step
@@ -335,7 +344,7 @@ class DraftSession:
 
     def _next_limit(self) -> int:
         """Nodes stand before this position until the next verdict (R1)."""
-        return min(self.base + self._max_lookahead, self._max_length - 1)
+        return min(self.base + self._max_lookahead, self._max_length - 1, self._draft_length)
 
     def _is_news(self, verdict: Verdict) -> bool:
         committed_length = verdict.start + len(verdict.token_ids)

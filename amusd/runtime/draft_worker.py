@@ -177,6 +177,8 @@ class DraftWorker:
         sequence = DraftSequence(manager, forest, drafters, opening.drafter, self.recorder, start_ns)
         sequence.account("draft_prefill", start_ns, num_tokens=len(opening.token_ids), fan_out=opening.fan_out)
         self._sequences[opening.sequence_id] = sequence
+        if not manager.session.has_work:  # a drafter of fewer positions: the target need not wait for it
+            self._send(sequence)
 
     def _say_once(self, complaint: str) -> None:
         """Warn people once: the target asks again and again, and that must not fill the log."""

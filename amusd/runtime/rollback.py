@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amusd.drafters.base import Drafter, Expansion
+from amusd.drafters.base import Drafter, Expansion, say_once
 from amusd.errors import InvariantError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import DraftSession, Guesses, Node, Transition, next_nodes
 from amusd.protocol.messages import Candidate, Features, Open, Verdict
@@ -42,18 +42,19 @@ class RollbackManager:
     """Owns one sequence of the draft: its session and its drafter, which always agree."""
 
     def __init__(self, opening: Open, drafter: Drafter) -> None:
-        self.session = DraftSession(opening)
+        self.session = DraftSession(opening, draft_length=drafter.max_length)
         self.drafter = drafter
         self.num_looked_up = 0
         """Tokens drafted outside of steps."""
         self._features: list[tuple[int, Tensor]] = []
         """The features that the drafter was given, for when it is opened again."""
-        self._capacity = opening.max_length
+        self._capacity = min(opening.max_length, drafter.max_length or opening.max_length)
         self._fan_out = opening.fan_out
         self._sends_rows = opening.distribution.rule == "rejection"
-        drafter.open(opening.token_ids, self._capacity, self._fan_out)
-        self._check_agreement(self.session.base)
-        self._look_up()
+        if self._has_room(self.session.base):
+            drafter.open(opening.token_ids, self._capacity, self._fan_out)
+            self._check_agreement(self.session.base)
+            self._look_up()
 
     @property
     def has_work(self) -> bool:
@@ -98,6 +99,9 @@ class RollbackManager:
         transition = self.session.preview(verdict)
         if transition is None:
             return None
+        if not self._has_room(transition.committed_length):
+            self.session.apply(transition)
+            return transition
         try:
             self.drafter.follow(transition)
             self._check_agreement(transition.committed_length, len(transition.alive))
@@ -115,6 +119,8 @@ class RollbackManager:
         features = _unpack(message)
         if message.end > self.session.base:
             raise PeerProtocolError(f"features up to {message.end}, {self.session.base} tokens are committed")
+        if not self._has_room(self.session.base):
+            return
         try:
             self.drafter.take_features(message.start, features)
         except ValueError as error:
@@ -124,6 +130,12 @@ class RollbackManager:
     def close(self) -> None:
         """Release the drafter."""
         self.drafter.close()
+
+    def _has_room(self, committed_length: int) -> bool:
+        """Whether the drafter still follows: behind its last position the target goes on alone."""
+        if committed_length > self._capacity:
+            say_once(f"draft: its model takes {self._capacity} tokens; behind them the target goes on alone")
+        return committed_length <= self._capacity
 
     def _reopened(self, transition: Transition) -> Transition:
         """Open the drafter again with what the verdict commits alone; returns the transition without a tree."""

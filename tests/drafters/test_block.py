@@ -26,7 +26,6 @@ from torch import Tensor
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.base import Expansion
 from amusd.drafters.block import BlockDrafter
-from amusd.errors import NoRoomError
 from amusd.models.block_models import BlockModel
 from amusd.protocol.draft_session import MIN_PROBABILITY, Node
 from amusd.protocol.messages import Features, Open, Verdict
@@ -227,11 +226,6 @@ def test_features_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make([5, 6, 7]).drafter.take_features(start, torch.zeros(shape))
-
-
-def test_a_sequence_that_is_too_long_is_refused(make: Callable[..., Pair]) -> None:
-    with pytest.raises(NoRoomError, match="a sequence of 129 tokens: this drafter takes 128"):
-        make([5, 6]).drafter.open([5, 6], 129)
 
 
 def test_several_sequences_at_a_time_are_drafted_as_each_alone(make: Callable[..., Pair]) -> None:

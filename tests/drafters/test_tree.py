@@ -18,7 +18,6 @@ from amusd.drafters.base import Drafter
 from amusd.drafters.ngram import NgramCache
 from amusd.drafters.synthetic import SyntheticDrafter
 from amusd.drafters.tree import LOOKUP_TOKENS, LOOKUP_WEIGHT, ModelTreeDrafter
-from amusd.errors import NoRoomError
 from amusd.models.cached_model import CachedModel
 from amusd.models.numerics import Numerics
 from amusd.protocol.draft_session import MAX_NODES, MIN_PROBABILITY, DraftSession, Guesses, Node, Transition
@@ -313,11 +312,6 @@ def test_it_drafts_up_to_the_last_position_of_the_model(name: str) -> None:
     sequence.commit([3])
     assert not sequence.session.has_work
     assert sequence.session.base == tiny.MAX_LENGTH
-
-
-def test_a_sequence_that_the_model_has_no_room_for_is_refused() -> None:
-    with pytest.raises(NoRoomError, match=f"this draft model takes {tiny.MAX_LENGTH}"):
-        ModelTreeDrafter(model_of("LlamaConfig")).open([1, 2], tiny.MAX_LENGTH + 1, 2)
 
 
 def test_a_repeated_suffix_is_looked_up_behind_the_committed_tokens() -> None:
