@@ -112,7 +112,7 @@ def _frozen(rope_type: str) -> str:
 def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary | None = None) -> CachedModel:
     """Load a checkpoint: a folder, or a hub name if no such folder exists.
 
-    `shared`: the vocabulary of a draft whose tokenizer is not its target's; the model then reads the target's ids.
+    `shared`: the vocabulary of a draft whose ids are not its target's; the model then reads the target's ids.
     Raises `UnsupportedModelError` for a model that cannot be rolled back, or that `model_impl=amusd` does not cover (no
     weight has been read then), and `ConfigError` for one that is missing, incomplete or not in the safetensors format.
     """
@@ -128,7 +128,7 @@ def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary 
             model = _stock_model(path, model_class, config, options)
         if shared is not None:
             adopt_vocabulary(model, shared)
-        output_ids = None if shared is None else shared.output_ids
+        output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
         return wrap_model(model, options, output_ids, dtype=loaded_dtype(options.dtype))
 
 

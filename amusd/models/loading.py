@@ -26,7 +26,7 @@ from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, shape_config
 from amusd.models.tokenizer import HuggingFaceTokenizer, Tokenizer, load_tokenizer
-from amusd.models.vocabulary import SharedVocabulary, check_share, share_vocabulary
+from amusd.models.vocabulary import SharedVocabulary, check_share, share_ids, share_vocabulary
 from amusd.types import Role
 
 DRAFT_ROWS = 16
@@ -162,7 +162,7 @@ def _shared_with_target(
 ) -> tuple[HuggingFaceTokenizer, SharedVocabulary] | None:
     """The target's tokenizer, and the vocabulary that a draft with its `own` one shares with it.
 
-    None if the two are the same, or the target's files cannot be read here: the handshake then compares fingerprints.
+    None if their ids are the same, or the target's files cannot be read here: the handshake then compares fingerprints.
     Raises `ConfigError` if they share too little.
     """
     if engine.hardware.synthetic is not None:
@@ -172,7 +172,7 @@ def _shared_with_target(
     except ConfigError:  # the target's process says what is wrong with them
         return None
     if target.fingerprint == own.fingerprint:
-        return None
+        return None if target.num_ids == own.num_ids else (target, share_ids(target.num_ids, own.num_ids))
     shared = share_vocabulary(target.token_texts(), own.token_texts(), target.num_ids)
     check_share(shared.output_ids, target.num_ids, target.encode)
     return target, shared

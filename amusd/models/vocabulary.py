@@ -1,4 +1,7 @@
-"""A draft with another tokenizer than its target: its weights are given the target's token ids when they are loaded.
+"""A draft with other token ids than its target: its weights are given the target's when they are loaded.
+
+With the target's tokenizer one of the two may have more padding: the draft then scores no id beyond the target's, and
+reads an id beyond its own as nothing. With another tokenizer:
 
 A token that both vocabularies have is read and proposed as the draft's own. A token of the target alone is never
 proposed, and read as the longest of the draft's tokens that its text begins with. So the draft has one position for
@@ -46,6 +49,15 @@ class SharedVocabulary:
     """[shared] int64: the draft's ids of the same tokens."""
     readings: Tensor
     """[ids of the target] int64: the draft's id that each is read as; -1 for padding, which has no text."""
+    has_same_tokenizer: bool = False
+    """Both have the same ids, and one has more padding."""
+
+
+def share_ids(num_ids: int, num_own: int) -> SharedVocabulary:
+    """The tokens of a target and of a draft with its tokenizer, which have `num_ids` and `num_own` rows."""
+    ids = torch.arange(num_ids)
+    own = ids[:num_own]
+    return SharedVocabulary(own, own, torch.where(ids < num_own, ids, -1), has_same_tokenizer=True)
 
 
 def share_vocabulary(target: Mapping[int, TokenText], draft: Mapping[int, TokenText], num_ids: int) -> SharedVocabulary:

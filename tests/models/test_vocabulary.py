@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from models import tiny
 from models.other_tokenizer import save_reindexed, word_tokenizer
 from models.test_tokenizer import byte_fallback_tokenizer
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 
 from amusd.config import DecodingConfig, DrafterConfig, EngineConfig, HardwareConfig, SamplingParams, TargetConfig
@@ -26,25 +28,39 @@ from amusd.models.tokenizer import HuggingFaceTokenizer, load_tokenizer
 from amusd.models.vocabulary import adopt_vocabulary, share_vocabulary
 from amusd.types import Mode
 
-VOCAB_SIZE = 340
+VOCAB_SIZE, PADDING = 340, 60
 FIRST_MERGE = 257  # behind <eos> and the bytes
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target, and the same model under other ids: with all tokens, and without every fourth word."""
+    """A folder with a target, and the same model again: under other ids, without some tokens, with padding."""
     folder = tmp_path_factory.mktemp("pair")
     tokenizer = word_tokenizer(VOCAB_SIZE)
     config = tiny.tiny_config(vocab_size=VOCAB_SIZE, eos_token_id=0, bos_token_id=None, pad_token_id=None)
     tiny.save_checkpoint(folder / "target", config, tokenizer)
     save_reindexed(folder / "target", folder / "shuffled")
     save_reindexed(folder / "target", folder / "cut", keep=lambda token_id: token_id < VOCAB_SIZE - 20)
+    save_padded(folder / "target", folder / "likely padding", 3.0)
+    save_padded(folder / "target", folder / "unlikely padding", 0.7)
     return folder
 
 
-def engine_config(folder: Path, draft: str) -> EngineConfig:
+def save_padded(source: Path, folder: Path, factor: float) -> None:
+    """Write the checkpoint once more, with further rows, whose logits are those of tokens times `factor`."""
+    shutil.copytree(source, folder)
+    weights = load_file(source / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in weights:
+            weights[name] = torch.cat((weights[name], factor * weights[name][:PADDING]))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((source / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "vocab_size": VOCAB_SIZE + PADDING}))
+
+
+def engine_config(folder: Path, draft: str, target: str = "target") -> EngineConfig:
     return EngineConfig(
-        target=TargetConfig(kind="hf", model=str(folder / "target"), dtype="float32"),
+        target=TargetConfig(kind="hf", model=str(folder / target), dtype="float32"),
         drafters=(DrafterConfig(kind="hf", model=str(folder / draft), dtype="float32"),),
         hardware=HardwareConfig(devices=("cpu", "cpu")),
         max_model_len=128,
@@ -124,12 +140,15 @@ def test_it_says_what_it_can_propose_and_takes_the_ids_of_the_target(pair: Path)
     assert note == f"{told} text"
 
 
-def test_padding_alone_is_no_other_tokenizer(pair: Path, tmp_path: Path) -> None:
-    tokenizer = word_tokenizer(VOCAB_SIZE)
-    tiny.save_checkpoint(tmp_path / "padded", tiny.tiny_config(vocab_size=VOCAB_SIZE + 60), tokenizer)
-    config = engine_config(pair, str(tmp_path / "padded"))
+@pytest.mark.parametrize(("target", "draft"), [("target", "likely padding"), ("unlikely padding", "target")])
+def test_a_draft_with_another_number_of_rows_reads_and_scores_the_ids_of_the_target(
+    target: str, draft: str, pair: Path
+) -> None:
+    """Padding alone is no other tokenizer."""
+    config = engine_config(pair, draft, target)
     model, _ = load_draft_model(config.drafters[0], config, "cpu")
-    assert model.output_ids is None
+    num_ids = VOCAB_SIZE + (PADDING if draft == "target" else 0)
+    assert (model.num_ids, model.vocab_size, model.output_ids) == (num_ids, VOCAB_SIZE, None)
     assert load_drafters(config, "cpu").notes == []
 
 
@@ -157,22 +176,31 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("draft", "least"), [("shuffled", 0.98), ("cut", 0.05)])
-def test_answers_are_those_of_plain_decoding(pair: Path, draft: str, least: float) -> None:
+@pytest.mark.parametrize(
+    ("target", "draft", "least"),
+    [
+        ("target", "shuffled", 0.98),
+        ("target", "cut", 0.05),
+        ("target", "likely padding", 0.98),
+        ("unlikely padding", "target", 0.4),
+    ],
+)
+def test_answers_are_those_of_plain_decoding(pair: Path, target: str, draft: str, least: float) -> None:
     """The same weights under other ids are nearly always right; without some tokens, sometimes."""
-    with Engine.start(engine_config(pair, draft)) as engine:
+    with Engine.start(engine_config(pair, draft, target)) as engine:
         for rule, settings in RULES.items():
             params = SamplingParams(max_new_tokens=32, ignore_eos=True, seed=5, **settings)
             plain = engine.generate(PROMPT, params, decoding=DecodingConfig(mode=Mode.AUTOREGRESSIVE))
             for decoding in (
                 DecodingConfig(mode=Mode.SYNCHRONOUS),
+                *([] if rule == "rejection" else [DecodingConfig(mode=Mode.SYNCHRONOUS, tree=True)]),
                 DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain"),
                 DecodingConfig(mode=Mode.ASYNCHRONOUS),
             ):
                 answer = engine.generate(PROMPT, params, decoding=decoding)
                 if rule != "rejection":  # whose law `tests/sampling/test_rejection.py` counts
                     assert answer.token_ids == plain.token_ids, (rule, decoding)
-                if decoding.mode is Mode.SYNCHRONOUS:
+                if decoding.mode is Mode.SYNCHRONOUS and not decoding.tree:
                     metrics = answer.metrics
                     assert metrics.num_accepted >= least * metrics.num_verified > 0, (rule, metrics)
         assert engine.draft_failure is None
