@@ -181,4 +181,4 @@ def attend(
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     output = attention.attend(AttentionInputs(query[0].transpose(0, 1), key[0], value[0], scaling, softcap, s_aux))
-    return output.to(query.dtype).unsqueeze(0), None
+    return output.to(query.dtype).contiguous().unsqueeze(0), None  # some models view it

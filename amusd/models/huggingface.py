@@ -129,7 +129,11 @@ def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary 
         if shared is not None:
             adopt_vocabulary(model, shared)
         output_ids = None if shared is None or shared.has_same_tokenizer else shared.output_ids
-        return wrap_model(model, options, output_ids, dtype=loaded_dtype(options.dtype))
+        wrapped = wrap_model(model, options, output_ids, dtype=loaded_dtype(options.dtype))
+    if wrapped.implementation == HuggingFaceNetwork.implementation:
+        with one_line_errors(path, "transformers' code for it cannot compute a token here"):
+            wrapped.prefill((0,), wrapped.new_cache(1))
+    return wrapped
 
 
 def _check_dtypes(checkpoint: Checkpoint, config: Any) -> None:

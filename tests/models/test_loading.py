@@ -55,6 +55,16 @@ def test_what_cannot_roll_back_is_refused_by_name_from_its_configuration(
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_whose_code_cannot_compute_a_first_token_here_is_one_line(tmp_path: Path) -> None:
+    """Nemotron's layers do not hand on what its attention is told."""
+    tiny.save_checkpoint(tmp_path, transformers.NemotronConfig(**tiny._SIZES))
+    with pytest.raises(
+        ConfigError, match=r"transformers' code for it cannot compute a token here: TypeError: .*"
+    ) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_window_as_long_as_the_longest_sequence_is_accepted(tmp_path: Path) -> None:
     tiny.save_checkpoint(tmp_path, tiny.tiny_config("MistralConfig", sliding_window=256))
     assert load(tmp_path, max_model_len=256).max_length == 256

@@ -257,7 +257,7 @@ def test_capacity_and_spare_slots_are_all_there() -> None:
 # Several paths behind one token
 
 FIXED = Numerics(width=8, fixed=True, border=64, prefill_chunk=64, num_tracks=3)
-EXPERTS = {"Qwen3MoeConfig", "GptOssConfig", "DeepseekV3Config"}
+EXPERTS = {"JetMoeConfig", "Qwen3MoeConfig", "GptOssConfig", "DeepseekV3Config"}
 """How many rows share an expert's product depends on the other rows."""
 
 

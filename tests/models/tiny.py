@@ -52,6 +52,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
     },
+    "JetMoeConfig": {
+        **{name: size for name, size in _SIZES.items() if name != "num_attention_heads"},
+        **_EXPERTS,
+        "kv_channels": 8,
+    },
     "GptOssConfig": {
         **_SIZES,
         **_EXPERTS,
