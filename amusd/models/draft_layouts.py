@@ -34,7 +34,7 @@ from amusd.models.features import FeatureSpec
 from amusd.models.huggingface import compute_frequencies, empty_model, load_config
 from amusd.models.linear import INT8, why_not_int8
 from amusd.models.load_options import LoadOptions
-from amusd.models.tokenizer import load_tokenizer
+from amusd.models.tokenizer import load_tokenizer, read_fingerprint
 
 EAGLE, EAGLE3, MEDUSA, DFLASH = "eagle", "eagle3", "medusa", "dflash"
 TITLES = {EAGLE: "EAGLE-1 or EAGLE-2", EAGLE3: "EAGLE-3", MEDUSA: "Medusa", DFLASH: "DFlash"}
@@ -224,6 +224,17 @@ def read_published(path: str | Path, target_path: str | Path, kind: str) -> Publ
     return draft
 
 
+def published_kind(path: str | Path) -> str | None:
+    """Which `drafter=` the files in a folder or hub name are for; None: they are no drafter that is computed here."""
+    try:
+        folder = find_checkpoint(path)
+        with one_line_errors(path, CONFIG):
+            settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            return KINDS[_family(path, settings, read_head(path))]
+    except ConfigError:
+        return None
+
+
 def _read(path: str | Path, settings: Mapping[str, Any], target_path: str | Path, target: Any) -> PublishedDraft:
     """The drafter, whatever target it was made for."""
     stored = read_head(path)
@@ -369,11 +380,13 @@ def _differences(draft: PublishedDraft, folder: Path) -> Iterator[str]:
         yield f"it is {draft.config.hidden_size} wide and has no embedding of its own; the target is {width} wide"
     sizes = {len(weights[name]) for name in (EMBEDDING, "t2d") if name in weights}
     layers = settings.get("transformer_layer_config", settings) if _SPECULATORS_TYPE in settings else settings
-    sizes = sizes or {int(layers.get("vocab_size") or vocab_size)}
-    if sizes != {vocab_size}:
+    own = len(weights["d2t"]) if "d2t" in weights else None  # which some files give as vocab_size
+    if not sizes and layers.get("vocab_size") not in (None, own):
+        sizes = {int(layers["vocab_size"])}
+    if sizes - {vocab_size}:
         yield f"that had {max(sizes - {vocab_size})} token ids, and this one has {vocab_size}"
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    if has_tokenizer and load_tokenizer(draft.path).fingerprint != load_tokenizer(draft.target_path).fingerprint:
+    file = folder / "tokenizer.json"
+    if file.is_file() and read_fingerprint(file) != load_tokenizer(draft.target_path).fingerprint:
         yield "its tokenizer differs from the target's"
 
 

@@ -256,6 +256,14 @@ def load_tokenizer(path: str | Path) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(tokenizer, ids, config.vocab_size)
 
 
+def read_fingerprint(file: Path) -> str:
+    """The fingerprint of a `tokenizer.json`, whatever stands beside it."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    return _fingerprint(tokenizer, json.loads(tokenizer.backend_tokenizer.to_str()))
+
+
 def _sentencepiece_model(path: str | Path, folder: Path) -> Path | None:
     """SentencePiece's file if transformers has to convert it. Raises `ConfigError` without the libraries for that."""
     if any(_is_vocabulary(file.name) and file.suffix != ".model" for file in folder.iterdir()):

@@ -26,11 +26,13 @@ from models.test_eagle import (
 )
 from torch import Tensor
 
+from amusd.config import DrafterConfig, EngineConfig, TargetConfig
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.block_models import BlockModel, load_block_model
 from amusd.models.draft_layouts import read_feature_spec
 from amusd.models.linear import why_not_int8
 from amusd.models.load_options import LoadOptions
+from amusd.models.loading import load_draft_model
 
 NUM_HEADS, BLOCK, MASK = 3, 5, 90
 
@@ -329,3 +331,22 @@ def test_a_drafter_of_another_kind_is_named(target: Path, tmp_path: Path) -> Non
         load_dflash(folder, target)
     with pytest.raises(UnsupportedModelError, match=r"drafter=medusa: .* of the kind EAGLE-3; use drafter=eagle"):
         read_feature_spec(folder, target, "medusa")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "dflash"])
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_a_drafter_that_is_named_as_a_model_is_told_its_kind(kind: str, has_tokenizer: bool, tmp_path: Path) -> None:
+    tokenizer, folder = tiny.byte_tokenizer(), tmp_path / "draft"
+    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(vocab_size=len(tokenizer)), tokenizer)
+    if kind == "eagle":
+        save_eagle3(folder, vocab_size=len(tokenizer))
+    elif kind == "medusa":
+        save_medusa(folder, medusa_weights())
+    else:
+        save_dflash(folder, dflash_weights())
+    if has_tokenizer:
+        tokenizer.save_pretrained(folder)
+    drafter = DrafterConfig(kind="hf", model=str(folder))
+    engine = EngineConfig(target=TargetConfig(model=str(tmp_path / "target"), kind="hf"), drafters=(drafter,))
+    with pytest.raises(ConfigError, match=f"use drafter={kind} drafter.model={folder}$"):
+        load_draft_model(drafter, engine, "cpu")

@@ -514,6 +514,29 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         load_eagle(other, tmp_path / "target", OPTIONS)
 
 
+@pytest.mark.parametrize("form", ["speculators", "no model_type", "a model_type of its own", "the draft's vocab_size"])
+def test_a_folder_with_its_targets_tokenizer_loads_whatever_its_configuration_is(form: str, tmp_path: Path) -> None:
+    tokenizer = tiny.byte_tokenizer()
+    sizes = {"num_hidden_layers": LAYERS, "vocab_size": len(tokenizer)}
+    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(**sizes), tokenizer)
+    if form == "speculators":
+        layer = {**SIZES, "vocab_size": len(tokenizer), "head_dim": DIM, "model_type": "llama"}
+        weights = {name: tensor for name, tensor in eagle3_weights("layers.0").items() if name != "t2d"}
+        folder = save_speculators(tmp_path / "draft", weights, transformer_layer_config=layer)
+    else:
+        vocab_size = 12 if form == "the draft's vocab_size" else len(tokenizer)
+        folder = save_eagle3(tmp_path / "draft", changed(t2d=None), vocab_size=vocab_size)
+        settings = json.loads((folder / "config.json").read_text())
+        if form == "no model_type":
+            del settings["model_type"]
+        elif form == "a model_type of its own":
+            settings["model_type"] = "eagle3"
+        (folder / "config.json").write_text(json.dumps(settings))
+    tokenizer.save_pretrained(folder)
+    model = load_eagle(folder, tmp_path / "target", OPTIONS)
+    assert (model.num_ids, model.vocab_size) == (len(tokenizer), 12)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
