@@ -25,6 +25,7 @@ from typing_extensions import Self
 
 from amusd.answer import Answer, Generation, Token, Turns
 from amusd.config import (
+    DEFAULT_DRAFTERS,
     DecodingConfig,
     DrafterConfig,
     EngineConfig,
@@ -108,21 +109,25 @@ class Engine:
 
     @classmethod
     def launch(
-        cls, *, target: str = "embedded", drafter: str | DrafterConfig | None = "embedded", **settings: Any
+        cls, *, target: str = "embedded", drafter: str | DrafterConfig | None = "auto", **settings: Any
     ) -> Engine:
         """Load the target in this process, and start the draft in a process of its own, which `close` ends.
 
         `target` and `drafter` are a kind (`embedded`, `ngram`) or else a folder or hub name of a transformers
-        checkpoint; a drafter may also be a factory (as `drafter.factory`), or a `DrafterConfig`; `drafter=None` decodes
-        without a draft. `settings` are fields of `EngineConfig`. Sets the number of this process's torch threads to
-        `hardware.num_threads`. Raises `ConfigError` for what cannot work.
+        checkpoint; a drafter may also be a factory (as `drafter.factory`), or a `DrafterConfig`; `auto` is the embedded
+        draft for the embedded target, else a lookup; `drafter=None` decodes without a draft. `settings` are fields of
+        `EngineConfig`. Sets the number of this process's torch threads to `hardware.num_threads`. Raises `ConfigError`
+        for what cannot work.
         """
         chosen: Any = drafter
         if drafter is not None and not isinstance(drafter, DrafterConfig):
             chosen = _kind_or_model(DrafterConfig, "drafter", drafter)
         drafters = () if chosen is None else (chosen,)
         models = {"target": _kind_or_model(TargetConfig, "target", target), "drafters": drafters}
-        return cls.start(from_mapping(EngineConfig, {**models, **settings}))
+        config = from_mapping(EngineConfig, {**models, **settings})
+        if drafter == "auto" and config.drafters[0].kind in DEFAULT_DRAFTERS:
+            warnings.warn(DEFAULT_DRAFTERS[config.drafters[0].kind], stacklevel=2)
+        return cls.start(config)
 
     @classmethod
     def start(cls, config: EngineConfig) -> Engine:

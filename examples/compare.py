@@ -22,7 +22,7 @@ def main() -> None:
     """Read the arguments, answer every prompt in every mode, print a line for each mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="embedded")
-    parser.add_argument("--drafter", default="embedded")
+    parser.add_argument("--drafter", default="auto")
     parser.add_argument("--prompts", default=str(Path(__file__).with_name("prompts.jsonl")))
     parser.add_argument("--num-prompts", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=48)

@@ -30,7 +30,7 @@ async def main() -> None:
     """Read the arguments, answer every prompt, end the draft."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="embedded")
-    parser.add_argument("--drafter", default="embedded")
+    parser.add_argument("--drafter", default="auto")
     parser.add_argument("--prompts", default=str(Path(__file__).with_name("prompts.jsonl")))
     parser.add_argument("--max-num-seqs", type=int, default=4)
     parser.add_argument("--max-new-tokens", type=int, default=48)

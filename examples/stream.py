@@ -18,7 +18,7 @@ def main() -> None:
     """Read the arguments, answer one prompt, end the draft."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="embedded")
-    parser.add_argument("--drafter", default="embedded")
+    parser.add_argument("--drafter", default="auto")
     parser.add_argument("--prompt", default="Why is the sky blue?")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)

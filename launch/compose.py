@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,9 +14,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from amusd.config import RunConfig, SamplingParams
+from amusd.config import DEFAULT_DRAFTERS, RunConfig, SamplingParams
+from amusd.console import tell
 from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
+from amusd.types import Mode
 
 from .keys import CONFIG_DIR, CONFIG_NAME, conf_folder
 from .overrides import OPTIONAL_GROUPS, check_for_hydra, is_file, is_option, is_text, option_value, settle, text_value
@@ -50,10 +53,21 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
     values = _compose_with_hydra(primary, for_hydra, said)
     for key, value in literal.items():
         _assign(values, key, value)
+    drafter = values.get("drafter")
+    nobody_named_one = isinstance(drafter, dict) and drafter.get("kind") == "auto"
     sampling = values.get("sampling")
     if isinstance(sampling, dict) and sampling.get("max_new_tokens") == SamplingParams.max_new_tokens:
         del sampling["max_new_tokens"]  # the default: a file may have given it the other name
-    return from_mapping(RunConfig, values)
+    config = from_mapping(RunConfig, values)
+    if nobody_named_one and config.mode is not Mode.AUTOREGRESSIVE and not config.compare.drafters:
+        _say_once(DEFAULT_DRAFTERS.get(config.drafter.kind))
+    return config
+
+
+@functools.cache
+def _say_once(line: str | None) -> None:
+    if line is not None:
+        tell(line)
 
 
 def _own_folder(name: str | None) -> Path | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amusd.config import CompareConfig, DrafterConfig, RunConfig
+from amusd.config import CompareConfig, DrafterConfig, EngineConfig, HardwareConfig, RunConfig, TargetConfig
 from amusd.errors import ConfigError
 from amusd.policies.factory import make_policy
 from amusd.settings import from_mapping, nearest, to_mapping
@@ -23,12 +23,15 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (
         {"drafter": {"kind": "ngrams"}},
         (
-            "drafter.kind=ngrams: allowed: embedded, hf, eagle, medusa, dflash, cascade, ngram, self, synthetic, custom"
-            "; did you mean 'ngram'?"
+            "drafter.kind=ngrams: allowed: auto, embedded, hf, eagle, medusa, dflash, cascade, ngram, self, synthetic, "
+            "custom; did you mean 'ngram'?"
         ),
     ),
     ({"hardware": {"synthetic": "llama8b"}}, "hardware.synthetic=llama8b: allowed: smollm2-135m, "),
-    ({"hardware": {"synthetic": "llama-8b"}}, "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: "),
+    (
+        {"hardware": {"synthetic": "llama-8b"}, "drafter": {"kind": "embedded"}},
+        "drafter=embedded: does not fit hardware.synthetic=llama-8b; allowed: ",
+    ),
     (
         {"hardware": {"synthetic": "llama-8b"}, "target": {"kind": "hf", "model": "/m"}},
         "hardware.synthetic=llama-8b: not with target=hf",
@@ -91,7 +94,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
             "or drafter=cascade, not with drafter=embedded"
         ),
     ),
-    ({"drafter": {"kind": "self"}}, "drafter.num_layers=None: required with drafter=self"),
     ({"drafter": {"num_layers": 3}}, "drafter.num_layers=3: only allowed with drafter=self, not with drafter=embedded"),
     ({"drafter": {"kind": "self", "num_layers": 0}}, "drafter.num_layers=0: must be at least 1"),
     ({"drafter": {"min_lookup": 13}}, "drafter.min_lookup=13: must be between 0 and drafter.max_lookup (12)"),
@@ -99,7 +101,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"drafter": {"min_ngram": 13}}, "drafter.min_ngram=13: must be between 1 and drafter.max_ngram (12)"),
     ({"drafter": {"kind": "ngram", "remember": -1}}, "drafter.remember=-1: must be between 0 and 1048576"),
     ({"drafter": {"remember": 5}}, "drafter.remember=5: only allowed with drafter=ngram, not with drafter=embedded"),
-    ({"drafter": {"kind": "cascade"}}, "drafter.model: required with drafter=cascade"),
+    (
+        {"drafter": {"kind": "cascade"}, "target": {"kind": "hf", "model": "/m"}},
+        "drafter.model=null: required with drafter=cascade and target=hf",
+    ),
     (
         {"drafter": {"inner": "ngram"}},
         "drafter.inner=ngram: only allowed with drafter=cascade, not with drafter=embedded",
@@ -191,6 +196,34 @@ def test_plain_values_and_back_give_the_same_configuration() -> None:
     assert config != RunConfig()
     assert from_mapping(RunConfig, to_mapping(config)) == config
     assert from_mapping(RunConfig, to_mapping(RunConfig())) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("named", "target", "synthetic", "expected"),
+    [
+        ("auto", TargetConfig(), None, "embedded"),
+        ("auto", TargetConfig(kind="hf", model="/m"), None, "ngram"),
+        ("auto", TargetConfig(), "llama-8b", "synthetic"),
+        ("embedded", TargetConfig(kind="hf", model="/m"), None, "embedded"),
+    ],
+)
+def test_where_no_drafter_is_named_it_is_one_that_fits_the_target(
+    named: Any, target: TargetConfig, synthetic: Any, expected: str
+) -> None:
+    hardware, drafter = HardwareConfig(synthetic=synthetic), DrafterConfig(kind=named)
+    assert RunConfig(target=target, hardware=hardware, drafter=drafter).drafter.kind == expected
+    assert [one.kind for one in EngineConfig(target=target, hardware=hardware, drafters=(drafter,)).drafters] == [
+        expected
+    ]
+
+
+def test_a_setting_of_the_drafter_that_fits_needs_no_name_either() -> None:
+    values = {"target": {"kind": "hf", "model": "/m"}, "drafter": {"remember": 5}}
+    assert from_mapping(RunConfig, values).drafter == DrafterConfig(kind="ngram", remember=5)
+
+
+def test_a_cascade_without_a_model_has_the_embedded_draft_in_the_middle_and_a_lookup_inside() -> None:
+    assert [stage.kind for stage in DrafterConfig(kind="cascade").stages] == ["embedded", "ngram"]
 
 
 def test_a_mapping_holds_plain_values_only() -> None:

@@ -27,6 +27,7 @@ from amusd.config.decoding import (
     SamplingParams,
 )
 from amusd.config.engine import (
+    DEFAULT_DRAFTERS,
     MAX_NUM_SEQS,
     DraftDtype,
     DrafterConfig,
@@ -41,6 +42,7 @@ from amusd.config.run import RunConfig
 
 __all__ = [
     "CAPABILITIES",
+    "DEFAULT_DRAFTERS",
     "GREEDY",
     "HIDDEN",
     "MAX_BIASES",

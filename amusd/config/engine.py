@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from amusd.config.capabilities import CAPABILITIES, Capabilities, kinds_with
@@ -51,6 +52,15 @@ _ONLY_WITH = {
     "options": "custom",
 }
 """Settings that a single kind of drafter has."""
+DEFAULT_DRAFTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "ngram": "drafter=ngram (prompt lookup): none is named, and the embedded draft fits the embedded target alone; "
+        "a small model of the target's family, drafter=FOLDER, is mostly faster",
+        "synthetic": "drafter=synthetic: none is named, and the target's weights are random; drafter.accept says how "
+        "often it is right",
+    }
+)
+"""What is said where nobody named a drafter and the embedded one does not fit, by the kind that takes its place."""
 _DEVICE = re.compile(r"cpu|cuda:(0|[1-9]\d*)", re.ASCII)
 
 
@@ -75,17 +85,18 @@ class TargetConfig:
 class DrafterConfig:
     """A drafter: it proposes candidates."""
 
-    kind: DrafterKind = "embedded"
+    kind: Literal["auto", DrafterKind] = "auto"
+    """`auto`: `embedded` for the embedded target, `synthetic` for random weights, else `ngram`."""
     model: str | None = None
     """Folder or hub name of a checkpoint: of a model (`hf`), of a drafter that was trained for the target (`eagle`,
-    `medusa`, `dflash`), of what judges the tokens of `inner` (`cascade`)."""
+    `medusa`, `dflash`), of what judges the tokens of `inner` (`cascade`; None: the embedded draft)."""
     dtype: DraftDtype = "auto"
     """`auto`: `int8` for `embedded` and for drafters that read states, where the CPU multiplies it fast, else as of the
     target."""
     model_impl: Literal["auto", "amusd", "transformers"] = "auto"
     """As of the target."""
     num_layers: int | None = None
-    """`self`: how many of the target's first layers draft, below its norm and its head."""
+    """`self`: how many of the target's first layers draft, below its norm and its head; None: a quarter."""
     tokens_per_replay: int = 4
     """Draft steps in one replay, on GPUs with graphs."""
     vocab_size: int = 8192
@@ -120,18 +131,10 @@ class DrafterConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self, "drafter.")
-        _check_model("drafter", self.kind, self.model, [kind for kind, can in CAPABILITIES.items() if can.checkpoint])
-        for name, kind in _ONLY_WITH.items():
-            value, allowed = getattr(self, name), f"only allowed with drafter={kind}, not with drafter={self.kind}"
-            require(self.kind == kind or not value, f"drafter.{name}", value, allowed)
+        if self.kind != "auto":
+            self._check_kind()
         self._check_custom()
         self._check_inner()
-        require(
-            self.kind != "self" or self.num_layers is not None,
-            "drafter.num_layers",
-            self.num_layers,
-            "required with drafter=self: how many of the target's first layers draft",
-        )
         check_range(self, "drafter.", "num_layers", "tokens_per_replay", least=1)
         check_range(self, "drafter.", "vocab_size", least=2)
         check_range(self, "drafter.", "accept", "accept_next", least=0, most=1)
@@ -141,6 +144,13 @@ class DrafterConfig:
             value, most = getattr(self, shortest), getattr(self, longest)
             allowed = f"must be between {least} and drafter.{longest} ({most})"
             require(least <= value <= most, f"drafter.{shortest}", value, allowed)
+
+    def for_target(self, target: TargetConfig, hardware: HardwareConfig) -> DrafterConfig:
+        """The same with the kind that fits this target where none is named."""
+        if self.kind != "auto":
+            return self
+        random = hardware.synthetic is not None
+        return replace(self, kind="ngram" if target.kind == "hf" else "synthetic" if random else "embedded")
 
     @property
     def can(self) -> Capabilities:
@@ -156,12 +166,19 @@ class DrafterConfig:
         if self.kind != "cascade":
             return (self,)
         alone = partial(replace, self, inner=None, inner_device=None)
-        middle = alone(kind="hf", tokens_per_replay=1)
+        middle = alone(kind="hf" if self.model else "embedded", tokens_per_replay=1)
         if self.inner in (None, "ngram"):
             return middle, alone(kind="ngram", model=None)
         if self.inner == "embedded":
             return middle, alone(kind="embedded", model=None)
         return middle, alone(kind="hf", model=self.inner)
+
+    def _check_kind(self) -> None:
+        """Raise `ConfigError` for settings that other kinds have, or a checkpoint that is missing."""
+        _check_model("drafter", self.kind, self.model, [kind for kind, can in CAPABILITIES.items() if can.checkpoint])
+        for name, kind in _ONLY_WITH.items():
+            value, allowed = getattr(self, name), f"only allowed with drafter={kind}, not with drafter={self.kind}"
+            require(self.kind == kind or not value, f"drafter.{name}", value, allowed)
 
     def _check_custom(self) -> None:
         """Raise `ConfigError` unless code is named where it makes the drafter."""
@@ -188,7 +205,7 @@ class DrafterConfig:
 
 def _check_model(key: str, kind: str, model: str | None, with_checkpoint: Sequence[str]) -> None:
     """Raise `ConfigError` unless a checkpoint is named where one is needed, and only there."""
-    if kind in with_checkpoint and not model:
+    if kind in with_checkpoint and not model and kind != "cascade":
         raise ConfigError(f"{key}.model: required with {key}={kind} (a folder or hub name of a checkpoint)")
     if kind not in with_checkpoint and model:
         allowed = " or ".join(f"{key}={kind}" for kind in with_checkpoint)
@@ -270,7 +287,7 @@ class EngineConfig:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     drafters: tuple[DrafterConfig, ...] = (DrafterConfig(),)
-    """The drafters that requests may name, by kind; the first is the default. None at all: plain decoding only."""
+    """The drafters that requests may name, by kind; the first is the default. Empty: plain decoding only."""
     transport: TransportConfig = field(default_factory=TransportConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     verify_width: Literal["bucketed", "fixed"] = "fixed"
@@ -320,6 +337,8 @@ class EngineConfig:
             self.hardware.synthetic,
             "not with target=hf, which has weights of its own",
         )
+        fitting = tuple(drafter.for_target(self.target, self.hardware) for drafter in self.drafters)
+        object.__setattr__(self, "drafters", fitting)
         for drafter in self.drafters:
             self._check_fits_target(drafter)
         if self.draft_tensor_parallel_size > 1:
@@ -354,6 +373,12 @@ class EngineConfig:
             "drafter",
             drafter.kind,
             f"does not fit hardware.synthetic={shape}; allowed: {kinds_with('any_target')}",
+        )
+        require(
+            drafter.kind != "cascade" or self.target.kind != "hf" or drafter.model is not None,
+            "drafter.model",
+            "null",
+            "required with drafter=cascade and target=hf (a folder or hub name of a checkpoint)",
         )
         require(
             drafter.kind != "synthetic" or self.target.kind != "hf" or drafter.shape is not None,

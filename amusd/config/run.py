@@ -93,6 +93,7 @@ class RunConfig:
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "drafter", self.drafter.for_target(self.target, self.hardware))
         check_range(self, "", "verify_ms", "draft_ms", above=0)
         check_range(self, "", "delay_ms", least=0)
         for name, value in (("prompt", self.prompt), ("view", None if self.view == "plain" else self.view)):

@@ -167,7 +167,7 @@ def load_drafters(
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
             raise ConfigError(f"drafter={config.kind}: its tokenizer differs from that of the drafters before it")
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
-        if config.kind in ("cascade", "hf") and model.output_ids is not None:
+        if config.stages[0].kind == "hf" and model.output_ids is not None:
             notes.append(describe_share(model.output_ids, model.num_ids, tokenizer.encode))
     return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes)
 

@@ -159,7 +159,7 @@ def _draft_options(config: DrafterConfig, engine: EngineConfig, device: str, ran
         device=device,
         model_impl=config.model_impl,
         capture=capture,
-        num_layers=config.num_layers,
+        num_layers=_num_layers(config, engine),
         tokens_per_step=1 if capture is None else config.tokens_per_replay,
         ranks=ranks,
     )
@@ -231,7 +231,7 @@ def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) ->
     if not config.can.has_model:
         return None
     config = config.stages[0]
-    settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), config.num_layers)
+    settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), _num_layers(config, engine))
     dtype, num_ranks = draft_dtype(config, device, synthetic), engine.draft_tensor_parallel_size
     return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
 
@@ -239,6 +239,13 @@ def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) ->
 def target_settings(config: EngineConfig) -> Any:
     """The transformers configuration of the target. Raises as `load_target`."""
     return _settings(config.target, config.hardware.synthetic)
+
+
+def _num_layers(config: DrafterConfig, engine: EngineConfig) -> int | None:
+    """How many of the checkpoint's first layers draft; None: all."""
+    if config.kind != "self" or config.num_layers is not None:
+        return config.num_layers
+    return max(1, int(target_settings(engine).get_text_config(decoder=True).num_hidden_layers) // 4)
 
 
 def _names_checkpoint(config: DrafterConfig, engine: EngineConfig) -> TargetConfig | DrafterConfig:

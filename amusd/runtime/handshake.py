@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from amusd.errors import ConfigError, PeerFailedError, PeerLostError, PeerProtocolError
@@ -95,8 +95,21 @@ def _check(own: Hello, peer: Hello) -> None:
         raise PeerProtocolError(f"a {peer.role.value} cannot be in its life {peer.incarnation}")
     # A drafter that only looks tokens up works with any tokenizer, and one that takes the target's ids says its hash.
     if draft.tokenizer_hash and draft.tokenizer_hash != target.tokenizer_hash:
-        raise ConfigError(
-            "drafter: its tokenizer differs from the target's "
-            f"({draft.tokenizer_hash[:12]} against {target.tokenizer_hash[:12]}), whose files it has not found; if it "
-            "is on another machine, put the target's config.json and tokenizer there, at the same path"
+        raise ConfigError(_why_not_fitting({*draft.drafters, *draft.tree_drafters}))
+
+
+def _why_not_fitting(drafters: Collection[str]) -> str:
+    """Why drafters have another tokenizer than the target, by their kinds, and what to do about it."""
+    if "embedded" in drafters:
+        return (
+            "drafter=embedded: it fits the embedded target alone; use drafter=ngram, or a small model, drafter=FOLDER"
         )
+    if {"hf", "cascade"}.isdisjoint(drafters):
+        return (
+            f"drafter={', '.join(sorted(drafters))}: the target's files at the draft are not those of this target; put "
+            "the same ones at the same path on both machines"
+        )
+    return (
+        "drafter: its tokenizer differs from the target's, whose files it has not found; put the target's config.json "
+        "and tokenizer on the draft's machine, at the same path"
+    )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from amusd.config import DrafterConfig, RunConfig, TargetConfig
 from amusd.errors import ConfigError
 from amusd.types import Mode
+from launch import compose
 from launch.compose import compose_config
 from launch.keys import conf_folder, groups, keys
 from launch.main import COMMANDS
@@ -49,13 +50,13 @@ MISTAKES = [
     ("sky", "sky: expected key=value; a value with spaces needs quotes"),
     (
         "drafter=nope",
-        "drafter=nope: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic",
+        "drafter=nope: allowed: auto, cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic",
     ),
     (
         "drafter=ngrams",
         (
-            "drafter=ngrams: allowed: cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, synthetic; "
-            "did you mean 'ngram'?"
+            "drafter=ngrams: allowed: auto, cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, "
+            "synthetic; did you mean 'ngram'?"
         ),
     ),
     ("target=null", "target=null: allowed: embedded, hf"),
@@ -282,6 +283,33 @@ def test_a_model_alone_means_hf(group: str, model: str) -> None:
         assert getattr(compose_config([f"{group}={model}"]), group) == config_of(kind="hf", model=model)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["target=/m"],
+            "amusd: drafter=ngram (prompt lookup): none is named, and the embedded draft fits the embedded ",
+        ),
+        (
+            ["hardware.synthetic=llama-8b"],
+            "amusd: drafter=synthetic: none is named, and the target's weights are random",
+        ),
+        (["target=/m", "mode=autoregressive"], ""),
+        (["target=/m", "drafter=ngram"], ""),
+        (["target=/m", "drafter=/d"], ""),
+        ([], ""),
+    ],
+)
+def test_a_drafter_that_nobody_named_is_said_in_a_line(
+    overrides: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compose._say_once.cache_clear()
+    compose_config(overrides)
+    said = capsys.readouterr().err
+    assert said.startswith(line) if line else said == ""
+    assert said.count("\n") == bool(line)
+
+
 def test_a_folder_that_is_there_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("mine", "hf"):
@@ -347,7 +375,7 @@ def test_a_sweep_leaves_texts_whole_and_globs_over_a_group() -> None:
         ("max_lookahead=glob(*)", "max_lookahead=glob(*): glob() chooses from a group"),
         (
             "drafter=glob(x*)",
-            "drafter=glob(x*): matches none of cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, self, ",
+            "drafter=glob(x*): matches none of auto, cascade, custom, dflash, eagle, embedded, hf, medusa, ngram, ",
         ),
         ("max_lookahead=range(4,4)", "max_lookahead=range(4,4): a sweep over nothing"),
         ("max_lookahed=1,2", "max_lookahed=1,2: no such key; did you mean 'max_lookahead'?"),

@@ -21,12 +21,12 @@ VOCAB = 300
 """Room for the tokens of `tiny.byte_tokenizer`."""
 
 
-def engine_of(folder: Path, num_layers: int) -> EngineConfig:
+def engine_of(folder: Path, num_layers: int | None) -> EngineConfig:
     drafter = DrafterConfig(kind="self", num_layers=num_layers, dtype="float32")
     return EngineConfig(target=TargetConfig(kind="hf", model=str(folder)), drafters=(drafter,), max_model_len=64)
 
 
-def first_layers(folder: Path, num_layers: int) -> CachedModel:
+def first_layers(folder: Path, num_layers: int | None) -> CachedModel:
     engine = engine_of(folder, num_layers)
     return load_draft_model(engine.drafters[0], engine, "cpu")[0]
 
@@ -64,6 +64,14 @@ def test_as_many_layers_as_the_target_has_are_refused_before_weights_are_read(nu
         with pytest.raises(ConfigError) as caught:
             look(engine.drafters[0], engine, "cpu")
         assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(("num_layers", "expected"), [(8, 2), (3, 1)])
+def test_without_a_number_a_quarter_of_the_target_drafts(num_layers: int, expected: int, tmp_path: Path) -> None:
+    config = tiny.tiny_config(num_hidden_layers=num_layers, vocab_size=VOCAB)
+    tiny.save_checkpoint(tmp_path, config, tiny.byte_tokenizer())
+    default, asked = first_layers(tmp_path, None), first_layers(tmp_path, expected)
+    assert default.parameter_bytes == asked.parameter_bytes
 
 
 def test_a_target_without_a_checkpoint_has_no_layers_to_give() -> None:

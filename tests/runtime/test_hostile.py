@@ -16,7 +16,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Makers, one_by_one
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.drafters.ngram import NgramDrafter
-from amusd.errors import NoRoomError, PeerFailedError, PeerProtocolError
+from amusd.errors import ConfigError, NoRoomError, PeerFailedError, PeerProtocolError
 from amusd.protocol.messages import (
     PROTOCOL_VERSION,
     Candidate,
@@ -215,6 +215,21 @@ def test_a_flood_of_large_messages_keeps_the_target_from_its_pass_for_a_moment_o
     assert num_read == 4
     client.drain()
     assert num_read == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("embedded", "drafter=embedded: it fits the embedded target alone; use drafter=ngram, or a small model"),
+        ("hf", "drafter: its tokenizer differs from the target's, whose files it has not found; put "),
+        ("eagle", "drafter=eagle: the target's files at the draft are not those of this target; put the same"),
+    ],
+)
+def test_another_tokenizer_is_one_line_with_its_cause(kind: str, line: str) -> None:
+    here, there = memory_pair()
+    there.send(Hello(PROTOCOL_VERSION, Role.DRAFT, 1, 10, "a" * 64, (kind,)))
+    with pytest.raises(ConfigError, match=f"^{line}[^\n]*$"):
+        await_hello(here, Hello(PROTOCOL_VERSION, Role.TARGET, 0, 10, "b" * 64, ()), 5.0)
 
 
 def test_a_sequence_that_the_draft_has_no_room_for_is_one_line_and_the_next_one_is_drafted(
