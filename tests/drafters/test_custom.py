@@ -31,6 +31,8 @@ from tests.launch.small_pair import PROMPT, save_pair
 
 DOCUMENT = (ROOT / "docs" / "writing_a_drafter.md").read_text(encoding="utf-8")
 CODE, POLICY, CHECK = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
+(PHRASES,) = re.findall(r"^```text\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
+(ASKED,) = re.findall(r'^amusd generate .* prompt="(.*)"$', DOCUMENT, re.MULTILINE)
 NUM_TOKENS = 24
 DECODINGS = {
     "synchronous": DecodingConfig(mode=Mode.SYNCHRONOUS),
@@ -91,6 +93,17 @@ def test_the_drafter_of_the_document_is_exact_in_every_mode_and_helps(own: Path)
     assert answers[OWN_POLICY].policy == own_policy.policy
     assert answers[OWN_POLICY].metrics.num_accepted
     assert answers["synchronous"].metrics.num_accepted >= NUM_TOKENS // 2
+
+
+@pytest.mark.embedded
+def test_the_phrases_that_the_document_shows_are_foreseen_in_the_answer_to_its_prompt(own: Path) -> None:
+    (own / "phrases.txt").write_text(PHRASES)
+    drafter = DrafterConfig(
+        kind="custom", factory=f"{own / 'phrases.py'}:make", options={"path": str(own / "phrases.txt")}
+    )
+    with Engine.start(EngineConfig(drafters=(drafter,), max_model_len=256)) as engine:
+        answer = engine.generate(ASKED, SamplingParams(max_new_tokens=NUM_TOKENS), decoding=DECODINGS["synchronous"])
+    assert answer.metrics.num_accepted >= 4, answer.text
 
 
 def test_the_check_of_the_document_runs(own: Path) -> None:
