@@ -113,12 +113,16 @@ def test_an_inner_drafter_that_does_not_fit_is_refused_in_one_line(tmp_path: Pat
     larger = tmp_path / "larger"
     tiny.save_checkpoint(larger, tiny.tiny_config(num_hidden_layers=1, vocab_size=310), tiny.byte_tokenizer())
     elsewhere = str(tmp_path / "elsewhere")  # else the target's tokens stand for those of all drafters
-    for inner, target, message in (
-        (stranger, elsewhere, f"drafter.inner={stranger}: its tokenizer differs from that of {middle}"),
-        (str(larger), middle, f"drafter.inner={larger}: has 310 token ids, more than {middle} (300)"),
-    ):
+
+    def engine_of(inner: str, target: str) -> EngineConfig:
         config = DrafterConfig(kind="cascade", model=middle, inner=inner)
-        engine = EngineConfig(target=TargetConfig(kind="hf", model=target), drafters=(config,), max_model_len=64)
+        return EngineConfig(target=TargetConfig(kind="hf", model=target), drafters=(config,), max_model_len=64)
+
+    for inner, message in (
+        (stranger, f"drafter.inner={stranger}: its tokenizer differs from that of {middle}"),
+        (str(larger), f"drafter.inner={larger}: has 310 token ids, more than {middle} (300)"),
+    ):
         with pytest.raises(ConfigError) as caught:
-            load_drafters(engine, "cpu")
+            load_drafters(engine_of(inner, elsewhere), "cpu")
         assert str(caught.value) == message
+    assert load_drafters(engine_of(str(larger), middle), "cpu").num_ids == 300

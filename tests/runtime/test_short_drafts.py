@@ -19,6 +19,7 @@ from models.test_block_models import (
 )
 from models.test_eagle import OPTIONS, WIDTH, save_eagle3
 from runtime.pair import PROMPT, VOCAB_SIZE, decoding, pair, params, reference
+from table_model import TableModel
 
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
@@ -30,7 +31,6 @@ from amusd.models.eagle import load_eagle
 from amusd.models.huggingface import wrap_model
 from amusd.protocol.messages import Features, Open, Verdict
 from amusd.runtime.rollback import RollbackManager, propose
-from amusd.testing.table import TableModel
 from amusd.types import Mode
 
 POSITIONS = 30
