@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from amusd.answer import Generation
-from amusd.commands.contestants import Comparison, Contestant, comparison_table, per_prompt, records_of, rows_of
+from amusd.commands.contestants import Comparison, Contestant, comparison_text, per_prompt, records_of, rows_of
 from amusd.commands.generate import Done
 from amusd.commands.peers import Answers, Load, Peers
 from amusd.config import RunConfig
@@ -217,7 +217,7 @@ def _compare(
         "environment": read_json(run_directory / "environment.json"),
     }
     notes = [f"prompt {number} was left out: {reason}" for number, reason in comparison.refused]
-    return Done(result, comparison_table(rows), notes, records_of(comparison))
+    return Done(result, comparison_text(rows), notes, records_of(comparison))
 
 
 def write_answers(run_directory: Path, records: Sequence[Record]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from amusd.answer import Generation
+from amusd.commands.advice import Option, advice
 from amusd.commands.tables import LAYOUTS, row_name
 from amusd.config import DecodingConfig, RunConfig
 from amusd.console import percent, table
@@ -20,6 +22,12 @@ from amusd.runtime.placement import in_role
 from amusd.tracing.metrics import total
 from amusd.types import Mode, Role
 from amusd.workload import WorkloadPrompt
+
+LEGEND = """\
+x plain: speed over plain decoding, median and quartiles over the prompts; x best sync: over the best synchronous length
+accepted: of the judged candidates; tokens/pass: committed by a target pass; per device: tokens/s of each device in use
+idle t/d: share of the time without work, target/draft; p50, p99: time between tokens; identical: to plain decoding"""
+"""The meaning of the table's columns."""
 
 Layout: TypeAlias = Literal["pair", "ranks", "replicas"]
 """The use of the devices: some for the target and some for the draft, all on each pass, or an engine on each."""
@@ -349,8 +357,33 @@ def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, A
     return {"num_prompts": len(answers), "num_identical": len(answers) - len(gaps), "first_difference_gaps": gaps}
 
 
-def comparison_table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows for the terminal."""
+def comparison_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows for the terminal, what their columns mean, and a sentence of advice for each batch size."""
+    sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
+    advices = {size: _advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
+    lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
+    legend = LEGEND
+    if any(row["layout"] != "pair" for row in rows):
+        legend += "; x equal: over the best other use of the same devices"
+    return "\n\n".join([_table(rows), legend, *(["\n".join(lines)] if lines else [])])
+
+
+def _advice(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the advice for one batch size, on the devices as a pair."""
+    pair = [row for row in rows if row["layout"] == "pair"]
+    names_drafter = len({row["drafter"] for row in pair} - {None}) > 1
+    return advice([_option(row, names_drafter=names_drafter) for row in pair])
+
+
+def _option(row: dict[str, Any], *, names_drafter: bool) -> Option:
+    """Return the option of a row. The standard error of a median of n is 0.93 interquartile ranges / sqrt(n)."""
+    speedup = row["speedup_vs_autoregressive"]
+    lower, upper = row["speedup_quartiles"] or (speedup, speedup)
+    error = 0.93 * (upper - lower) / speedup / math.sqrt(row["num_prompts"])
+    return Option.of(row, speedup, error, names_drafter=names_drafter)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
     has_batches = any("batch_size" in row for row in rows)
     has_layouts = any(row["layout"] != "pair" for row in rows)
     header = (

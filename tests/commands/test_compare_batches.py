@@ -14,7 +14,7 @@ from runtime.pair import pair
 from amusd.answer import Answer
 from amusd.commands import compare as command
 from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, comparison_table, contestants_of, records_of, rows_of
+from amusd.commands.contestants import Comparison, comparison_text, contestants_of, records_of, rows_of
 from amusd.commands.run import _run
 from amusd.config import RunConfig
 from amusd.console import Console
@@ -108,10 +108,15 @@ def test_one_answer_at_a_time_has_the_rows_that_it_always_had() -> None:
     comparison, rows = compared(run_config(1))
     assert not {"batch_size", "p50_inter_token_ms", "p99_inter_token_ms"} & set(rows[0])
     assert "batch_size" not in records_of(comparison)[0]
-    table = comparison_table(rows)
+    table = comparison_text(rows)
     assert table.splitlines()[0].split("  ")[0] == "mode"
     assert "idle t/d" in table
     assert "at a time" not in table
+    _, legend, advice = table.split("\n\n")
+    assert len(legend.splitlines()) == 3
+    assert all(column in legend for column in ("x plain", "x best sync", "accepted", "tokens/pass", "identical"))
+    assert advice.startswith("Use mode=")
+    assert advice.endswith(".")
 
 
 def test_progress_counts_every_answer() -> None:

@@ -20,7 +20,7 @@ from amusd.answer import Answer
 from amusd.commands import compare as command
 from amusd.commands import peers as module
 from amusd.commands.compare import run_comparison
-from amusd.commands.contestants import Comparison, Contestant, comparison_table, contestants_of, records_of, rows_of
+from amusd.commands.contestants import Comparison, Contestant, comparison_text, contestants_of, records_of, rows_of
 from amusd.commands.peers import Answers, Load, Peer, Peers, _generation, _load, _values, answer_load, layouts_of
 from amusd.config import (
     CompareConfig,
@@ -140,7 +140,7 @@ def test_rows_are_compared_per_device_and_with_the_best_other_use() -> None:
     for row in rows:
         assert row["tokens_per_second_per_device"] == row["tokens_per_second"] / row["num_devices"]
         assert row["identical_to_autoregressive"]["num_identical"] == len(PROMPTS)
-    table = comparison_table(rows)
+    table = comparison_text(rows)
     assert "x equal" in table
     assert "per device" in table
     assert {record["layout"] for record in records_of(comparison)} == {"pair", "ranks", "replicas"}
@@ -164,8 +164,8 @@ def test_without_it_nothing_else_is_measured() -> None:
         rows = rows_of(comparison, engine)
     assert {row["layout"] for row in rows} == {"pair"}
     assert "layout" not in records_of(comparison)[0]
-    assert "x equal" not in comparison_table(rows)
-    assert "per device" in comparison_table(rows)
+    assert "x equal" not in comparison_text(rows)
+    assert "per device" in comparison_text(rows)
 
 
 def engine_config(*devices: str, num_threads: int = 1, **changes: Any) -> EngineConfig:
