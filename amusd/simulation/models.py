@@ -19,7 +19,7 @@ from amusd.models.language_model import FeatureRows, KVCache, LogitsDigest, Sequ
 from amusd.protocol.draft_session import Guesses, Node, Transition
 from amusd.simulation.clock import Clock
 from amusd.simulation.cost import Costs
-from amusd.simulation.tokens import Answer, draft_token, guess_places, guess_weights, target_token
+from amusd.simulation.tokens import Answer, all_guesses, target_token
 
 MANY = 1 << 20
 """More tracks, and longer sequences, than there are."""
@@ -169,10 +169,8 @@ class ScriptedDrafter(Drafter):
     _length: int = 0
     _prompt_length: int = 0
     _is_chain: bool = True
-    _places: Sequence[int] = ()
-    """The place of the right guess at each position of the answer."""
-    _weights: Sequence[float] = ()
-    """The probability of each place."""
+    _guesses: Sequence[Guesses] = ()
+    """The guesses at each position of the answer."""
     step_random: Random = field(default_factory=Random)
 
     @property
@@ -191,8 +189,8 @@ class ScriptedDrafter(Drafter):
         self._length = self._prompt_length = len(token_ids)
         self._is_chain = fan_out == 1
         seed = f"{number} {script.seed}"
-        self._places = guess_places(script.answers[number - 1], script.accept_next, fan_out, seed)
-        self._weights = (1.0,) if self._is_chain else guess_weights(script.accept, script.accept_next, fan_out)
+        answer = script.answers[number - 1]
+        self._guesses = all_guesses(answer, script.accept, script.accept_next, fan_out, seed)
         self.step_random = Random(f"drafting {seed}")  # noqa: S311 - nothing here is secret
         script.clock.draft_ns += script.costs.draft_prefill.draw(script.random)
 
@@ -240,6 +238,4 @@ class ScriptedDrafter(Drafter):
 
     def _behind(self, position: int) -> Guesses:
         """The guesses behind whichever token is there: nothing behind a wrong one is accepted."""
-        index = position + 1 - self._prompt_length
-        right = self._places[index]
-        return [(draft_token(index, place == right, place), weight) for place, weight in enumerate(self._weights)]
+        return self._guesses[position + 1 - self._prompt_length]

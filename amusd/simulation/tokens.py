@@ -10,6 +10,8 @@ position alone, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise, repeat
 from random import Random
 from typing import TypeAlias
 
@@ -36,17 +38,30 @@ def vocab_size(num_tokens: int, num_places: int = 1) -> int:
 
 
 def drawn_answers(accept: float, *, num_answers: int, num_tokens: int, seed: int) -> tuple[Answer, ...]:
-    """Make answers in which exactly a share `accept` of all tokens is right, at random positions.
+    """Make answers in which exactly a share `accept` of all tokens is right, in runs of random order.
 
-    A token that is right at one `accept` is right at every higher one.
+    Each answer has as many runs of each length as chance gives on average, so a few answers show what many would.
     """
-    ranks = list(range(num_answers * num_tokens))
-    Random(f"tokens {seed}").shuffle(ranks)  # noqa: S311 - nothing here is secret
-    num_right = round(accept * len(ranks))
-    return tuple(
-        tuple(rank < num_right for rank in ranks[start : start + num_tokens])
-        for start in range(0, len(ranks), num_tokens)
-    )
+    answers = []
+    num_right = [round(accept * num_tokens * number) for number in range(num_answers + 1)]
+    for number, (before, after) in enumerate(pairwise(num_right)):
+        runs = _run_lengths(after - before, num_tokens - (after - before))
+        Random(f"tokens {number} {seed}").shuffle(runs)  # noqa: S311 - nothing here is secret
+        answers.append(tuple(right for run in runs for right in (*repeat(True, run), False))[:num_tokens])
+    return tuple(answers)
+
+
+def _run_lengths(num_right: int, num_wrong: int) -> list[int]:
+    """Return the lengths of the runs of right tokens before, between and behind the wrong ones, longest first."""
+    lengths = [0] * (num_wrong + 1)
+    expected, left = float(len(lengths)), num_right
+    while left:
+        expected *= num_right / (num_right + len(lengths))
+        number = min(left, max(1, round(expected)))
+        for index in range(number):
+            lengths[index] += 1
+        left -= number
+    return lengths
 
 
 def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[float, ...]:
@@ -61,14 +76,27 @@ def guess_weights(accept: float, accept_next: float, num_places: int) -> tuple[f
 def guess_places(answer: Answer, accept_next: float, num_places: int, seed: str) -> tuple[int, ...]:
     """Return, for each position, the place of the target's token among the draft's guesses; `num_places` if it is none.
 
-    More places only add to what fewer have shown.
+    Each place has exactly its share of the positions. More places only add to what fewer have shown.
     """
     found = [0 if right else num_places for right in answer]
+    wrong = [position for position, right in enumerate(answer) if not right]
+    Random(f"places {seed}").shuffle(wrong)  # noqa: S311
     for place in range(num_places - 1, 0, -1):
-        random = Random(f"place {place} {seed}")  # noqa: S311
-        drawn = [random.random() < accept_next for _ in answer]
-        found = [place if right and before else before for right, before in zip(drawn, found, strict=True)]
+        for position in wrong[: round((1 - (1 - accept_next) ** place) * len(wrong))]:
+            found[position] = place
     return tuple(found)
+
+
+@lru_cache(maxsize=64)
+def all_guesses(
+    answer: Answer, accept: float, accept_next: float, num_places: int, seed: str
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return the draft's guesses at each position of the answer, with their probabilities. All schedules share them."""
+    weights = guess_weights(accept, accept_next, num_places)
+    return tuple(
+        tuple((draft_token(position, place == right, place), weight) for place, weight in enumerate(weights))
+        for position, right in enumerate(guess_places(answer, accept_next, num_places, seed))
+    )
 
 
 def trace_rate(trace: Trace) -> float | None:

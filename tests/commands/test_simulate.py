@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amusd.commands.simulate import advice, simulate, simulate_text
+from amusd.commands.simulate import simulate, simulate_text
 from amusd.commands.simulate.inputs import inputs_of
 from amusd.config import RunConfig
 from amusd.console import Console
@@ -152,7 +152,7 @@ def test_in_the_map_a_row_costs_the_same_share_of_a_step_everywhere(tmp_path: Pa
         return float(cell["speedups"]["branching"])
 
     # a step of one row takes 5 ms there, one of eight with rows of 0.1 of that 8.5 ms
-    assert gained(0) > 1.1 * gained(0.1) > 1.1 * gained(0.5)
+    assert gained(0) > 1.1 * gained(0.1)
 
 
 def test_what_a_tree_costs_and_brings_is_given_or_measured(tmp_path: Path) -> None:
@@ -186,8 +186,11 @@ def test_the_events_are_of_the_configured_policy(tmp_path: Path, policy: str, ha
 
 
 def test_a_run_is_simulated_from_its_own_events(tmp_path: Path) -> None:
-    first = predicted(configured(), run_directory(tmp_path / "run"))
-    config = configured(accept=None, verify_ms=None, draft_ms=None, delay_ms=None, calibration=str(tmp_path / "run"))
+    long = {"num_tokens": 400, "min_candidates": [2]}
+    first = predicted(configured(long), run_directory(tmp_path / "run"))
+    config = configured(
+        long, accept=None, verify_ms=None, draft_ms=None, delay_ms=None, calibration=str(tmp_path / "run")
+    )
     again = predicted(config, run_directory(tmp_path / "again"))
     assert again["inputs"]["acceptance"]["kind"] == "replay"
     assert again["inputs"]["num_answers"] == 1
@@ -250,25 +253,39 @@ def test_the_table_has_one_line_for_each_schedule_and_says_what_it_means_and_wha
     assert places.splitlines()[0].split() == ["accept", "\\", "verify/draft", "4", "8"]
     assert places.splitlines()[2].startswith("0.6 ")
     assert meaning.startswith("for each acceptance")
-    best = max(result["rows"], key=lambda row: float(row["tokens_per_second"]))
-    assert advice.startswith(f"Use mode={best['mode']} policy={best['policy']} ")
-    assert f": {best['speedup']:.2f} x plain" in advice
+    assert len(legend.splitlines()) == 3
+    assert advice.startswith("Use mode=asynchronous policy=")
+    assert "times as fast as plain decoding" in advice
 
 
-def test_the_advice_is_what_a_run_can_be_told() -> None:
-    def row(mode: str, speed: float, **more: Any) -> dict[str, Any]:
-        knobs = {"policy": None, "num_speculative_tokens": None, "min_candidates": None, "num_groups": 1}
-        gains = {"tokens_per_second": speed, "speedup": speed, "speedup_vs_best_synchronous": speed}
-        return {"mode": mode, **knobs, **gains, **more}
+OWN_POLICY = """
+from amusd.policies.schedules import ChainPolicy
 
-    auto = row("asynchronous", 2.0, policy="auto")
-    rows = [row("synchronous", 4.0, num_groups=2, num_speculative_tokens=4), auto]
-    assert advice(rows) == "Use mode=asynchronous policy=auto: 2.00 x plain, 2.00 x best sync."
-    rows.append(row("synchronous", 3.0, num_speculative_tokens=4))
-    own = "policy=auto, which finds its own setting: 2.00 x plain, 2.00 x best sync."
-    assert advice(rows) == f"Use mode=synchronous num_speculative_tokens=4: 3.00 x plain, 3.00 x best sync. {own}"
-    rows.append(row("autoregressive", 3.5))
-    assert advice(rows) == "Use mode=autoregressive: no schedule with a draft is faster here."
+def make(decoding, *, can_branch):
+    return ChainPolicy(max_lookahead=4, min_candidates=1, max_wait_passes=1.0)
+"""
+
+
+def test_a_policy_of_the_users_own_has_a_row(tmp_path: Path) -> None:
+    own = f"{tmp_path / 'mine.py'}:make"
+    (tmp_path / "mine.py").write_text(OWN_POLICY)
+    config = configured({"synchronous_lengths": [4], "min_candidates": [2]}, policy=own)
+    *others, row = predicted(config, tmp_path)["rows"]
+    assert row["policy"] == own
+    assert row["speedup"] > 1
+    assert own not in [other["policy"] for other in others]
+
+
+def test_no_more_answers_are_simulated_than_tell_the_speed(tmp_path: Path) -> None:
+    tried = {"synchronous_lengths": [2], "min_candidates": [0], "num_answers": 64}
+    result = predicted(configured(tried), tmp_path)
+    number = result["inputs"]["num_answers"]
+    assert 4 <= number < 64
+    assert result["rows"][-1]["relative_error"] <= 0.015
+    short = predicted(configured(tried | {"num_tokens": 12}), tmp_path)
+    assert short["inputs"]["num_answers"] > number
+    batch = predicted(configured(tried | {"num_tokens": 12, "batch_size": 48}), tmp_path)
+    assert batch["inputs"]["num_answers"] >= 48
 
 
 def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path) -> None:
@@ -289,7 +306,7 @@ def test_batches_share_passes_and_are_compared_with_plain_batches(tmp_path: Path
     assert (costs["row_ms"], costs["sequence_ms"], costs["draft_sequence_ms"], costs["knee_rows"]) == (1, 0.5, 0, None)
     head, _, header = simulate_text(four).splitlines()[:3]
     assert "synchronous in turns, 4 tokens" in simulate_text(four)
-    assert head == "4 answers at a time: tokens/s of all together, s/answer of each"
+    assert head.startswith("4 answers at a time: tokens/s of all together, s/answer of each")
     assert header.split() == [*simulate_text(one).splitlines()[0].split()[:-1], "s/answer", "chosen"]
 
 
@@ -315,6 +332,7 @@ MISTAKES = [
     ({"draft_ms": -1}, "draft_ms=-1.0: must be above 0"),
     ({"delay_ms": -1}, "delay_ms=-1.0: must be at least 0"),
     ({"delay_ms": float("inf")}, "delay_ms=inf: must be at least 0"),
+    ({"policy": "/proc/nowhere.py:make"}, "policy=/proc/nowhere.py:make: "),
     ({"max_lookahead": 2}, "simulate.min_candidates=3: must be at most max_lookahead (2)"),
     ({"max_verify_width": 4}, "max_verify_width=4: must be at least 5: 4 candidates"),
     ({"calibration": "/proc/nowhere"}, "calibration=/proc/nowhere: its events/ show no draft token"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from random import Random
 
 import pytest
@@ -98,19 +98,31 @@ def test_sequences_share_the_fixed_part_of_a_pass_and_of_a_step() -> None:
     assert [tree_ns(bent, 4, 2), tree_ns(bent, 10, 2)] == [115 + 7, round(2.5 * 115) + 7]
 
 
-@given(rates, rates, st.integers(0, 5))
-def test_a_token_that_is_right_stays_right_at_a_higher_rate(low: float, high: float, seed: int) -> None:
-    low, high = sorted((low, high))
-    weaker, better = (drawn_answers(a, num_answers=2, num_tokens=40, seed=seed) for a in (low, high))
-    assert all(not w or b for one, other in zip(weaker, better, strict=True) for w, b in zip(one, other, strict=True))
-    assert sum(map(sum, better)) == round(high * 80)
+@given(rates, st.integers(1, 5), st.integers(1, 60), st.integers(0, 5))
+def test_the_given_share_of_tokens_is_right(accept: float, num_answers: int, num_tokens: int, seed: int) -> None:
+    answers = drawn_answers(accept, num_answers=num_answers, num_tokens=num_tokens, seed=seed)
+    assert [len(answer) for answer in answers] == [num_tokens] * num_answers
+    assert sum(map(sum, answers)) == round(accept * num_tokens * num_answers)
+    assert all(abs(sum(answer) - accept * num_tokens) <= 1 for answer in answers)
+
+
+@pytest.mark.parametrize("accept", [0.3, 0.8, 0.95])
+def test_each_answer_has_runs_of_right_tokens_as_long_as_chance_makes_them(accept: float) -> None:
+    for answer in drawn_answers(accept, num_answers=3, num_tokens=2000, seed=0):
+        runs = [len(list(run)) for right, run in groupby(answer) if right]
+        num_wrong = 2000 - sum(runs)
+        for length in range(1, 6):
+            expected = num_wrong * accept**length
+            assert sum(run >= length for run in runs) == pytest.approx(expected, abs=2)
 
 
 def test_drawn_answers_have_no_pattern() -> None:
-    (answer,) = drawn_answers(0.5, num_answers=1, num_tokens=4000, seed=0)
-    repeats = sum(one == other for one, other in pairwise(answer))
-    assert 1900 < repeats < 2100
-    assert drawn_answers(0.5, num_answers=1, num_tokens=4000, seed=1) != (answer,)
+    one, other = drawn_answers(0.5, num_answers=2, num_tokens=4000, seed=0)
+    runs = [len(list(run)) for _, run in groupby(one)]
+    longer_behind_long = sum(after > 1 for before, after in pairwise(runs) if before > 1)
+    assert longer_behind_long == pytest.approx(sum(run > 1 for run in runs) ** 2 / len(runs), rel=0.1)
+    assert one != other
+    assert drawn_answers(0.5, num_answers=2, num_tokens=4000, seed=1) != (one, other)
 
 
 def test_each_further_guess_is_right_as_often_as_it_is_told_to_be() -> None:
@@ -118,7 +130,7 @@ def test_each_further_guess_is_right_as_often_as_it_is_told_to_be() -> None:
     places = guess_places(answer, 0.4, 4, "s")
     expected = [0.0, 0.4, 0.24, 0.144, 0.216]  # none of them: 0.6 ** 3
     weights = guess_weights(0.0, 0.4, 4)
-    assert [places[:4000].count(place) / 4000 for place in range(5)] == pytest.approx(expected, abs=0.02)
+    assert [places[:4000].count(place) / 4000 for place in range(5)] == pytest.approx(expected, abs=0.001)
     assert weights == pytest.approx(expected[:4])
     assert set(places[4000:]) == {0}
 

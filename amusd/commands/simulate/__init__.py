@@ -13,12 +13,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from amusd.commands.advice import Option, advice
 from amusd.commands.simulate.equal_devices import EqualDevices, equal_devices_of, worth, worth_text
 from amusd.commands.simulate.inputs import Inputs, drawn
-from amusd.commands.simulate.schedules import BEST, TRIED, WAITING, Bench, Trial, best_of, waiting_policies
-from amusd.config import RunConfig
+from amusd.commands.simulate.schedules import (
+    BEST,
+    TRIED,
+    WAITING,
+    Bench,
+    Trial,
+    best_of,
+    steady_bench,
+    waiting_policies,
+)  # fmt: skip
+from amusd.config import AsynchronousPolicy, RunConfig
 from amusd.console import Console, percent, table
 from amusd.policies.factory import policy_name
 from amusd.simulation.cost import Shared
@@ -26,11 +36,9 @@ from amusd.simulation.simulator import Simulator
 from amusd.types import Mode
 
 LEGEND = """\
-tokens: candidates of a block or window (num_speculative_tokens); waits for: so many candidates before a pass
-(min_candidates); in turns: half of the batch drafts while the other half is verified; chosen: configured, or the
-fastest of those tried; x plain, x best sync: times as fast as plain decoding and the best synchronous length;
-accepted: of the candidates judged; tokens/pass: committed by a target pass; idle t/d: share of the time in which
-target and draft compute nothing; wasted: of the drafted tokens, those never accepted"""
+x plain, x best sync: speed over plain decoding and over the best synchronous length; accepted: of the judged candidates
+tokens/pass: committed by a target pass; idle t/d: share of the time without work, target/draft; wasted: of the drafted
+tokens: of a block or window; waits for: candidates before a pass (min_candidates); chosen: configured, or best tried"""
 """The meaning of the table's names and columns."""
 
 
@@ -39,22 +47,26 @@ def simulate(config: RunConfig, inputs: Inputs, console: Console, events_folder:
 
     The events of the first answer, decoded alone under the configured policy, are written to `events_folder`.
     """
-    settings, simulator = config.simulate, inputs.simulator
-    waiting = waiting_policies(simulator)
+    settings = config.simulate
+    waiting = waiting_policies(inputs.simulator)
     waits = {config.min_candidates, *settings.min_candidates}
-    num_block_schedules = 2 + (simulator.num_slots > 1)
-    num_trials = 2 + num_block_schedules * len(set(settings.synchronous_lengths)) + len(waiting) * len(waits)
-    bench = Bench(simulator, config.decoding(), console.steps(num_trials))
+    num_block_schedules = 2 + (inputs.simulator.num_slots > 1)
+    is_own = config.policy not in get_args(AsynchronousPolicy)
+    num_trials = 2 + num_block_schedules * len(set(settings.synchronous_lengths)) + len(waiting) * len(waits) + is_own
+    tries = steady_bench if inputs.acceptance["kind"] == "drawn" else Bench
+    bench = tries(inputs.simulator, config.decoding(), console.steps(num_trials))
+    simulator = bench.simulator
     plain = bench.plain()
+    own = [bench.asynchronous(config.policy)] if is_own else []
     lengths = settings.synchronous_lengths
     trials = [plain, *bench.synchronous(lengths), *bench.in_turns(lengths), *bench.windowed(lengths)]
     for policy in waiting:
         trials += [bench.asynchronous(policy), *bench.tuned(policy, settings.min_candidates)]
-    trials.append(bench.asynchronous("auto"))
+    trials += [bench.asynchronous("auto"), *own]
     result: dict[str, Any] = {
         "complete": True,
         "rows": _rows(trials, plain, can_branch=simulator.can_branch),
-        "inputs": inputs.as_dict(),
+        "inputs": replace(inputs, simulator=simulator).as_dict(),
     }
     devices = equal_devices_of(config)
     if devices is not None:
@@ -72,14 +84,16 @@ def simulate_text(result: dict[str, Any]) -> str:
     batch_size = result["inputs"]["batch_size"]
     texts = [_table(result["rows"], in_batches=batch_size > 1)]
     if batch_size > 1:
-        texts.insert(0, f"{batch_size} answers at a time: tokens/s of all together, s/answer of each")
+        what = "tokens/s of all together, s/answer of each; in turns: half of them draft while half are verified"
+        texts.insert(0, f"{batch_size} answers at a time: {what}")
     if "equal_devices" in result:
         found = result["equal_devices"]
         devices = EqualDevices(**{field.name: found[field.name] for field in fields(EqualDevices)})
         texts.append(worth_text(found, devices, batch_size))
     if "grid" in result:
         texts.append(grid_text(result["grid"]))
-    texts.append(advice(result["rows"]))
+    can_run = [row for row in result["rows"] if row["num_groups"] == 1]
+    texts.append(advice([Option.of(row, row["speedup"], row["relative_error"]) for row in can_run]))
     return "\n\n".join(texts)
 
 
@@ -121,6 +135,7 @@ def _row(trial: Trial, plain: Trial, best_synchronous: Trial, *, can_branch: boo
         "draft_idle_fraction": trial.outcome.draft_idle_fraction,
         "tokens_per_second": trial.outcome.throughput.tokens_per_second,
         "mean_latency_ms": statistics.fmean(answer.total_ns for answer in trial.outcome.answers) / 1e6,
+        "relative_error": trial.outcome.relative_error,
     }
 
 
@@ -162,28 +177,6 @@ def _table(rows: Sequence[dict[str, Any]], *, in_batches: bool) -> str:
     return f"{table(header, lines)}\n\n{LEGEND}"
 
 
-def advice(rows: Sequence[dict[str, Any]]) -> str:
-    """Return overrides of the command line for the fastest row that a run can have, and those of `auto` beside it."""
-    can_run = [row for row in rows if row["num_groups"] == 1]
-    best = max(can_run, key=lambda row: float(row["tokens_per_second"]))
-    if best["mode"] == Mode.AUTOREGRESSIVE.value:
-        return "Use mode=autoregressive: no schedule with a draft is faster here."
-    text = f"Use {_overrides(best)}: {_gain(best)}."
-    if best["policy"] == "auto":
-        return text
-    auto = next(row for row in can_run if row["policy"] == "auto")
-    return f"{text} policy=auto, which finds its own setting: {_gain(auto)}."
-
-
-def _overrides(row: dict[str, Any]) -> str:
-    keys = ("mode", "policy", "num_speculative_tokens", "min_candidates")
-    return " ".join(f"{key}={row[key]}" for key in keys if row[key] is not None)
-
-
-def _gain(row: dict[str, Any]) -> str:
-    return f"{row['speedup']:.2f} x plain, {row['speedup_vs_best_synchronous']:.2f} x best sync"
-
-
 def _row_name(row: dict[str, Any]) -> str:
     name = str(row["policy"] or row["mode"])
     if row["num_groups"] > 1:
@@ -212,13 +205,15 @@ def grid_of(config: RunConfig, simulator: Simulator, console: Console) -> list[d
         report(f"acceptance {accept:g}, {ratio:.4g} draft steps a pass, batches of {size}")
         machine = simulator if keeps_ratio else _with_ratio(simulator, ratio, settings.jitter)
         machine = replace(machine, answers=drawn(settings, accept, size), batch_size=size)
+        bench = steady_bench(machine, config.decoding())
         place = {"accept": accept, "ratio": ratio, "batch_size": size}
         if devices is None:
             bound = upper_bound(accept, ratio) if size == 1 else None
-            found.append(place | _grid_cell(config, machine) | {"upper_bound": bound})
+            found.append(place | _grid_cell(config, bench) | {"upper_bound": bound})
         else:
             beside = replace(devices, num_target_devices=number)
-            found.append(place | {"num_target_devices": number} | worth(beside, machine, settings, config.decoding()))
+            worths = worth(beside, bench.simulator, settings, config.decoding())
+            found.append(place | {"num_target_devices": number} | worths)
     return found
 
 
@@ -244,13 +239,12 @@ def _with_ratio(simulator: Simulator, ratio: float, jitter: float) -> Simulator:
     return replace(simulator, costs=costs)
 
 
-def _grid_cell(config: RunConfig, simulator: Simulator) -> dict[str, Any]:
-    settings = config.simulate
-    bench = Bench(simulator, config.decoding())
+def _grid_cell(config: RunConfig, bench: Bench) -> dict[str, Any]:
+    settings, waiting = config.simulate, waiting_policies(bench.simulator)
     plain = bench.plain()
     synchronous = best_of(bench.synchronous(settings.synchronous_lengths))
     tuned = {"windowed": best_of(bench.windowed(settings.synchronous_lengths))}
-    tuned |= {policy: best_of(bench.tuned(policy, settings.min_candidates)) for policy in waiting_policies(simulator)}
+    tuned |= {policy: best_of(bench.tuned(policy, settings.min_candidates)) for policy in waiting}
     in_turns = bench.in_turns(settings.synchronous_lengths)
     speedups: dict[str, float] = {"autoregressive": 1.0, "synchronous": synchronous.over(plain)}
     speedups |= {policy: trial.over(plain) for policy, trial in tuned.items()}
@@ -259,7 +253,7 @@ def _grid_cell(config: RunConfig, simulator: Simulator) -> dict[str, Any]:
         "speedups": speedups,
         "num_speculative_tokens": synchronous.decoding.num_speculative_tokens,
         "window": tuned["windowed"].decoding.num_speculative_tokens,
-        "min_candidates": {policy: tuned[policy].decoding.min_candidates for policy in waiting_policies(simulator)},
+        "min_candidates": {policy: tuned[policy].decoding.min_candidates for policy in waiting},
         "winner": ranked[0],
         "margin": speedups[ranked[0]] / speedups[ranked[1]] - 1,
         "auto": bench.asynchronous("auto").over(plain),

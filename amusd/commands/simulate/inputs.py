@@ -8,11 +8,13 @@ from typing import Any
 
 from amusd.config import RunConfig, SimulateConfig
 from amusd.errors import ConfigError
+from amusd.policies.factory import make_policy
 from amusd.simulation.calibration import Calibration
 from amusd.simulation.calibration_file import load_calibration
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.simulator import Simulator
 from amusd.simulation.tokens import Answer, drawn_answers, replayed_answers
+from amusd.types import Mode
 
 TREE_ROW_SHARE = 0.06
 """What each node beyond the first adds to a draft step, as a share of it, if nothing is known. Measured on the embedded
@@ -55,6 +57,9 @@ def inputs_of(config: RunConfig) -> Inputs:
         raise ConfigError(
             f"simulate.min_candidates={longest_wait}: must be at most max_lookahead ({config.max_lookahead})"
         )
+    make_policy(
+        replace(config.decoding(), mode=Mode.ASYNCHRONOUS)
+    )  # a mistake in an own policy is said before all else
     width = config.engine(longest_block=max(settings.synchronous_lengths)).max_verify_width
     calibration = (
         None if config.calibration is None else load_calibration(Path(config.calibration), config.drafter.kind)

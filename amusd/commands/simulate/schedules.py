@@ -14,6 +14,10 @@ from amusd.types import Mode
 CONFIGURED, TRIED, BEST = "configured", "tried", "best"
 """Why a row is there: its knobs are the configured ones, one of several values tried, or the fastest of those."""
 
+FEWEST_ANSWERS = 4
+"""Answers that every schedule decodes at least, where there are so many."""
+LARGEST_ERROR = 0.015
+"""Relative standard error of a speed that is good enough."""
 WAITING: tuple[AsynchronousPolicy, ...] = ("chain", "branching")
 """Policies that are tried with every `min_candidates`."""
 
@@ -83,6 +87,21 @@ class Bench:
             simulator = replace(self.simulator, num_groups=num_groups)
             self._outcomes[decoding, num_groups] = simulator.run(decoding)
         return Trial(decoding, self._outcomes[decoding, num_groups], choice, num_groups)
+
+
+def steady_bench(
+    simulator: Simulator, decoding: DecodingConfig, report: Callable[[str], None] = lambda _name: None
+) -> Bench:
+    """Return a bench with as few of the answers as tell the speed of `auto` to `LARGEST_ERROR`.
+
+    `auto` scatters the most. The number begins with `FEWEST_ANSWERS`, or a batch, and doubles up to all answers.
+    """
+    number = max(FEWEST_ANSWERS, simulator.num_slots)
+    while True:
+        bench = Bench(replace(simulator, answers=simulator.answers[:number]), decoding, report)
+        if bench.asynchronous("auto").outcome.relative_error <= LARGEST_ERROR or number >= len(simulator.answers):
+            return bench
+        number *= 2
 
 
 def waiting_policies(simulator: Simulator) -> tuple[AsynchronousPolicy, ...]:
