@@ -143,7 +143,7 @@ def test_a_run_keeps_a_table_a_figure_and_every_answer(tmp_path: Path) -> None:
     out = io.StringIO()
     with pair(NGRAM, max_num_seqs=4, pass_seconds=0.0) as (engine, _):
         assert _run("compare", config, engine, Console(out=out), PROMPTS, tmp_path) == 0
-    header, _, *lines = out.getvalue().splitlines()
+    header, _, *lines = out.getvalue().partition("\n\n")[0].splitlines()
     assert header.split()[:4] == ["mode", "at", "a", "time"]
     assert [line.split()[-1] for line in lines[1:]] == ["3/3", "6/6", "6/6"]
     result = json.loads((tmp_path / "result.json").read_text())
