@@ -98,7 +98,7 @@ class DrafterConfig:
     num_layers: int | None = None
     """`self`: how many of the target's first layers draft, below its norm and its head; None: a quarter."""
     tokens_per_replay: int = 4
-    """Draft steps in one replay, on GPUs with graphs."""
+    """Draft steps at most before the host waits for them, on GPUs with graphs."""
     vocab_size: int = 8192
     """`embedded`: how many token ids its model can propose (the most frequent ones)."""
     min_lookup: int = 4
@@ -161,7 +161,7 @@ class DrafterConfig:
     def stages(self) -> tuple[DrafterConfig, ...]:
         """The drafter itself; of a cascade the one in the middle and the one that drafts for it, which share settings.
 
-        The model in the middle makes its tokens in the pass that judges, so it never makes several in one replay.
+        The model in the middle makes its tokens in the pass that judges, so it never makes several between two waits.
         """
         if self.kind != "cascade":
             return (self,)

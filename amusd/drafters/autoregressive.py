@@ -147,7 +147,6 @@ class AutoregressiveDrafter(ChainDrafter):
 
     def _prepare(self) -> None:
         """Prepare every pass that is asked for."""
-        self.model.prepare(self._cache)  # the ratio test
         self.model.prepare(self._cache, steps=self.model.tokens_per_step)
         if self._digests is not None:
             self.model.prepare(self._cache, (self._digests.few,), self.model.tokens_per_step)

@@ -98,7 +98,7 @@ class CachedModel:
         self.prefill_chunk = numerics.prefill_chunk
         """Prompt tokens of one pass at most; chunks end at its multiples."""
         self.tokens_per_step = tokens_per_step
-        """Tokens that `extend_batch` makes in one replay."""
+        """Tokens that `extend_batch` makes at most before it waits for the device."""
         self.vocab_size = network.vocab_size
         """Columns of the logits."""
         self.output_ids = output_ids
@@ -278,7 +278,7 @@ class CachedModel:
             ends.append(end)
         chosen: list[list[int]] = [[] for _ in batch]
         while going := [index for index, chain in enumerate(batch) if len(chosen[index]) < chain.num_tokens]:
-            pending = [replace(batch[index], token_ids=chosen[index][-1:] or batch[index].token_ids) for index in going]
+            pending = [_rest(batch[index], chosen[index]) for index in going]
             for index, tokens in zip(going, self._steps(pending), strict=True):
                 chosen[index] += tokens
         for chain, end in zip(batch, ends, strict=True):
@@ -364,7 +364,7 @@ class CachedModel:
         return columns if self._output_id_list is None else [self._output_id_list[column] for column in columns]
 
     def _steps(self, chains: Sequence[ChainRows]) -> list[list[int]]:
-        """One or, where they come in one replay, up to `tokens_per_step` tokens behind each chain."""
+        """One or, where passes are captured, up to `tokens_per_step` tokens behind each chain."""
         if self._eager is None:
             return self._replay_steps(chains)
         parts = [Part(self._check_chain(chain.token_ids, chain.cache), chain.token_ids) for chain in chains]
@@ -377,16 +377,17 @@ class CachedModel:
         return chosen
 
     def _replay_steps(self, chains: Sequence[ChainRows]) -> list[list[int]]:
-        """The same in one replay for each digest. Tokens chosen on the device are valid as far as a chooser agrees."""
-        groups: dict[tuple[LogitsDigest | None, int], list[int]] = {}
+        """The same with one wait for each digest. Tokens chosen on the device are valid as far as a chooser agrees."""
+        groups: dict[tuple[LogitsDigest | None, bool], list[int]] = {}
         for index, chain in enumerate(chains):
             chooser = chain.chooser
             # Other ranks do not know the noise, so they cannot tell which token of a digest comes next.
             follows = chooser is None or (chooser.follows_digest and self._ranks.size == 1)
-            kind = (None if chooser is None else chooser.digest, self.tokens_per_step if follows else 1)
-            groups.setdefault(kind, []).append(index)
+            groups.setdefault((None if chooser is None else chooser.digest, follows), []).append(index)
         chosen: dict[int, list[int]] = {}
-        for (digest, steps), members in groups.items():
+        for (digest, follows), members in groups.items():
+            most = self.tokens_per_step if follows else 1
+            steps = min(most, max(chains[index].num_tokens for index in members))
             starts = [chains[index].cache.length for index in members]
             parts = []
             for index in members:
@@ -434,3 +435,9 @@ class CachedModel:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < num_ids:
             raise ValueError(f"token ids must be in [0, {num_ids}), not {min(token_ids)} to {max(token_ids)}")
         return cache
+
+
+def _rest(chain: ChainRows, chosen: list[int]) -> ChainRows:
+    """What is left of a chain behind the tokens that were chosen."""
+    rest = chain.num_tokens - len(chosen)
+    return replace(chain, token_ids=chosen[-1:] or chain.token_ids, num_tokens=rest)

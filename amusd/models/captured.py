@@ -1,10 +1,10 @@
 """Passes of a few fixed shapes over one memory, captured once and replayed, so that a GPU never waits for the host.
 
-The shape of a pass is its number of sequences, the rows of each, the number of tokens it chooses one after another, and
-the digest of the logits that comes to the host (none: the most likely tokens). Everything else is data on the device:
-the tokens, where each row stands and what it sees (`attend_rows`). So a chain, a tree and several paths are one graph,
-a rollback changes numbers only, and several draft steps fit in one replay, each reading the token that the one before
-it chose. The host writes its inputs, replays, and waits for one event (docs/gpu.md).
+The shape of a pass is its number of sequences, the rows of each, and the digest of the logits that comes to the host
+(none: the most likely tokens). Everything else is data on the device: the tokens, where each row stands and what it
+sees (`attend_rows`). So a chain, a tree and several paths are one graph, and a rollback changes numbers only. Each
+further draft step is a graph of its own, which reads the token that the step before it chose. The host writes all
+inputs, launches as many graphs as there are steps, and waits for one event (docs/gpu.md).
 
 At a fixed width all passes of a memory have one shape, with rows for every cache. Otherwise sequences come in powers of
 two, with one row each or `width`.
@@ -13,7 +13,7 @@ two, with one row each or `width`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,12 @@ _NO_POSITION = -1  # a padded row: it sees nothing
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """The key of a captured pass."""
+    """The key of a captured graph."""
 
     rows: int
-    """Rows of each sequence, padding included."""
-    steps: int = 1
-    """Tokens of each sequence chosen one after another, the first behind its last real row."""
+    """Rows of each sequence, padding included; 1 in a further step."""
+    step: int = 0
+    """0: takes in the rows of a pass; else the token that the graph of the step before has chosen."""
     digest: LogitsDigest | None = None
     """Computed of each row's logits; None: the most likely token alone."""
     sequences: int = 1
@@ -139,7 +139,7 @@ class CapturedPasses:
         self._output_ids = output_ids
         self._capture = capture
         self._ranks = ranks
-        self._passes: dict[PassShape, tuple[Replay, list[Tensor]]] = {}  # with the logits of each
+        self._graphs: dict[PassShape, tuple[Replay, list[Tensor]]] = {}  # with the logits of each, one tensor
         self._digests: dict[LogitsDigest, _DigestBuffers] = {}
         self._is_sealed = False
         device = network.device
@@ -165,29 +165,32 @@ class CapturedPasses:
         """
         first = work.parts[0]
         if not first.token_ids:
-            for rows in self._numerics.row_counts:
-                for sequences in self._sequence_counts:
-                    self.prepare(PassShape(rows, work.steps, work.digest, sequences))
+            for sequences in self._sequence_counts:
+                for rows in self._numerics.row_counts:
+                    self.prepare(PassShape(rows, 0, work.digest, sequences))
+                for step in range(1, work.steps):
+                    self.prepare(PassShape(1, step, work.digest, sequences))
             return []
         if not work.with_logits and first.cache.is_in_order(first.cache.length + len(first.token_ids)):
             self._prefill(first)
             return []
         rows = self._numerics.padded_rows(max(len(part.token_ids) for part in work.parts))
         sequences = next(number for number in self._sequence_counts if number >= len(work.parts))
-        shape = PassShape(rows, work.steps, work.digest, sequences)
-        self._inputs.send(self._write_parts(work.parts, shape))
+        shapes = [PassShape(rows, 0, work.digest, sequences)]
+        shapes += [PassShape(1, step, work.digest, sequences) for step in range(1, work.steps)]
+        self._inputs.send(self._write_parts(work.parts, shapes[0], work.steps - 1))
         # Of digests as far as the last real row, and all steps.
         in_use = [slice((len(work.parts) - 1) * rows + len(work.parts[-1].token_ids))]
-        if shape.steps > 1:
-            in_use.append(slice(self._step_rows(0, shape).start, self._step_rows(shape.steps - 2, shape).stop))
-        if shape.digest is not None:
-            self._write_digest_inputs(work.parts, shape)
+        if work.steps > 1:
+            in_use.append(slice(self._places(shapes[1]).start, self._places(shapes[-1]).stop))
+        if work.digest is not None:
+            self._write_digest_inputs(work.parts, shapes[0], work.digest, work.steps - 1)
             for places in in_use:
-                self._buffers(shape.digest).send(places)
-        logits = self._replay(shape, in_use)
+                self._buffers(work.digest).send(places)
+        logits = self._replay(shapes, in_use)
         outputs = []
         for index, part in enumerate(work.parts):
-            outputs.append(self._output(logits, index, len(part.token_ids), shape))
+            outputs.append(self._output(shapes, logits, index, len(part.token_ids)))
             if part.rows is None:
                 free = part.cache.capacity - part.cache.length
                 part.cache.advance(min(len(part.token_ids) + work.steps - 1, free))
@@ -220,15 +223,15 @@ class CapturedPasses:
         cache.advance(rows)
         self._wait()
 
-    def _output(self, logits: Sequence[Tensor], index: int, count: int, shape: PassShape) -> PartOutput:
-        """The results of the part with this index, which has `count` rows."""
-        first = index * shape.rows
-        rows = self._model_output(logits[0][first : first + count], slice(first, first + count), shape.digest)
-        steps = []
-        for step, scores in enumerate(logits[1:]):
-            place = self._step_rows(step, shape).start + index
-            steps.append(self._model_output(scores[index : index + 1], slice(place, place + 1), shape.digest))
-        return [rows, *steps]
+    def _output(self, shapes: Sequence[PassShape], logits: Sequence[Tensor], index: int, count: int) -> PartOutput:
+        """The results of the part with this index, which has `count` rows and one more for each further step."""
+        outputs = []
+        for shape, scores in zip(shapes, logits, strict=True):
+            first, number = index * shape.rows, 1 if shape.step else count
+            place = self._places(shape).start + first
+            rows = slice(place, place + number)
+            outputs.append(self._model_output(scores[first : first + number], rows, shape.digest))
+        return outputs
 
     def _model_output(self, logits: Tensor, rows: slice, digest: LogitsDigest | None) -> ModelOutput:
         digests = None if digest is None else self._buffers(digest).host_outputs[rows].copy()
@@ -239,10 +242,10 @@ class CapturedPasses:
         """Whether the logits of the columns come to the host: not where nobody can do without the digest."""
         return digest is None or self._num_caches > 1
 
-    def _step_rows(self, step: int, shape: PassShape) -> slice:
-        """The places of the results and inputs of a further step: behind those of all rows."""
-        first = self._num_caches * (self._max_rows + step)
-        return slice(first, first + shape.sequences)
+    def _places(self, shape: PassShape) -> slice:
+        """The places of the inputs and results of a graph: those of further steps stand behind those of all rows."""
+        first = self._num_caches * (self._max_rows + shape.step - 1) if shape.step else 0
+        return slice(first, first + shape.sequences * shape.rows)
 
     def _steps_of(self, index: int, number: int) -> slice:
         """The places of the first steps of the sequence with this index."""
@@ -255,21 +258,26 @@ class CapturedPasses:
         From then on each pass must be of a prepared shape, so that no answer waits for a capture.
         """
         self._is_sealed = False
-        self._write_parts((), shape)
+        self._write_parts((), shape, shape.step)
         self._inputs.send(0)
         self._captured(shape)
         self._is_sealed = True
 
-    def _replay(self, shape: PassShape, in_use: Sequence[slice]) -> list[Tensor]:
-        """`in_use`: the places whose digests the host gets."""
-        replay, logits = self._captured(shape)
+    def _replay(self, shapes: Sequence[PassShape], in_use: Sequence[slice]) -> list[Tensor]:
+        """Launch these graphs one behind another; returns the logits of each once the last one is done.
+
+        `in_use`: the places whose digests the host gets.
+        """
+        captured = [self._captured(shape) for shape in shapes]
         with torch.inference_mode():
-            replay()
-            if shape.digest is not None:
+            for replay, _ in captured:
+                replay()
+            self._host_results.copy_(self._results, non_blocking=True)
+            if (digest := shapes[0].digest) is not None:
                 for places in in_use:
-                    self._buffers(shape.digest).fetch(places)
+                    self._buffers(digest).fetch(places)
         self._wait()
-        return logits
+        return [scores for _, [scores] in captured]
 
     def _wait(self) -> None:
         """Wait for the device. Raises `DeviceError` when it takes too long, `RankLostError` for several ranks."""
@@ -285,12 +293,13 @@ class CapturedPasses:
 
     # The inputs of a pass. The last replay is over, so nothing reads its inputs any more.
 
-    def _write_parts(self, parts: Sequence[Part], shape: PassShape) -> int:
+    def _write_parts(self, parts: Sequence[Part], shape: PassShape, num_single: int) -> int:
         """Write the inputs of a pass, padding included; returns how many paths `_Inputs.send` has to hand on.
 
-        Padded rows see nothing and write to scratch slots. Chains are read through the table alone, so they need none.
+        `shape`: of its rows; `num_single`: further steps, of one row each. Padded rows see nothing and write to scratch
+        slots. Chains are read through the table alone, so they need no paths.
         """
-        inputs, rows, num_single = self._inputs, shape.rows, shape.steps - 1
+        inputs, rows = self._inputs, shape.rows
         num_paths = 0
         tables: list[tuple[PreallocatedCache, Slots]] = []
         for index in range(shape.sequences):
@@ -363,13 +372,14 @@ class CapturedPasses:
         if first < end:
             self._tables.view(-1)[first:end].copy_(self._host_tables[first:end], non_blocking=True)
 
-    def _write_digest_inputs(self, parts: Sequence[Part], shape: PassShape) -> None:
-        """Write what parts want of the digest; zeros for those that want none."""
-        assert shape.digest is not None
-        buffers = self._buffers(shape.digest)
+    def _write_digest_inputs(
+        self, parts: Sequence[Part], shape: PassShape, digest: LogitsDigest, num_single: int
+    ) -> None:
+        """Write what parts want of the digest; zeros for those that want none. See `_write_parts`."""
+        buffers = self._buffers(digest)
         for index, part in enumerate(parts):
             first, count = index * shape.rows, len(part.token_ids)
-            singles = self._steps_of(index, shape.steps - 1)
+            singles = self._steps_of(index, num_single)
             if part.wanted is None:
                 buffers.host_inputs[first : first + count] = 0
                 buffers.host_inputs[singles] = 0
@@ -385,7 +395,7 @@ class CapturedPasses:
     # The work of a replay.
 
     def _captured(self, shape: PassShape) -> tuple[Replay, list[Tensor]]:
-        known = self._passes.get(shape)
+        known = self._graphs.get(shape)
         if known is None:
             if self._is_sealed:
                 raise DeviceError(f"a pass was not prepared: {shape}")
@@ -394,30 +404,31 @@ class CapturedPasses:
                 self._buffers(shape.digest)  # memory on the host cannot be had in a capture
 
             def work() -> None:
-                logits[:] = self._compute(shape)
+                logits[:] = [self._compute(shape)]
 
             with torch.inference_mode():
-                known = self._passes[shape] = (self._capture(work), logits)
+                known = self._graphs[shape] = (self._capture(work), logits)
         return known
 
-    def _compute(self, shape: PassShape) -> list[Tensor]:
-        """The rows, then single ones for further steps; returns the logits of both."""
-        inputs, sequences = self._inputs, shape.sequences
+    def _compute(self, shape: PassShape) -> Tensor:
+        """The logits of the rows of a pass, or of one further step; chooses the column behind each row."""
+        rows, sequences = self._places(shape), shape.sequences
         table = self._tables
         if self._num_caches > 1:
-            table = table.index_select(0, inputs.device_caches[:sequences])
-        rows = slice(sequences * shape.rows)
-        logits = [self._run(inputs.device_token_ids[rows], rows, table)]
-        self._choose(logits[0], shape.digest, rows)
-        last = self._columns.index_select(0, inputs.device_last_rows[:sequences])
-        for step in range(shape.steps - 1):
-            rows = self._step_rows(step, shape)
-            token_ids = last if self._output_ids is None else self._output_ids[last]
-            logits.append(self._run(token_ids, rows, table))
-            self._choose(logits[-1], shape.digest, rows)
-            last = self._columns[rows]
-        self._host_results.copy_(self._results, non_blocking=True)
+            table = table.index_select(0, self._inputs.device_caches[:sequences])
+        logits = self._run(self._token_ids(shape), rows, table)
+        self._choose(logits, shape.digest, rows)
         return logits
+
+    def _token_ids(self, shape: PassShape) -> Tensor:
+        """What a graph takes in: the tokens that the host has sent, or those that the step before has chosen."""
+        if shape.step == 0:
+            return self._inputs.device_token_ids[self._places(shape)]
+        if shape.step == 1:
+            last = self._columns.index_select(0, self._inputs.device_last_rows[: shape.sequences])
+        else:
+            last = self._columns[self._places(replace(shape, step=shape.step - 1))]
+        return last if self._output_ids is None else self._output_ids[last]
 
     def _run(self, token_ids: Tensor, rows: slice, table: Tensor) -> Tensor:
         inputs = self._inputs

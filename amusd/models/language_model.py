@@ -178,7 +178,7 @@ class LanguageModel(Protocol):
     feature_columns: Mapping[str, slice]
     """The columns of each drafter's feature, by its name; empty where no drafter reads any."""
     tokens_per_step: int
-    """Tokens that `extend_batch` makes at once: 1, or as many as a device makes without the host."""
+    """Tokens that `extend_batch` makes at once: 1, or as many at most as a device makes without the host."""
     width: int
     """Most rows of one pass."""
     prefill_chunk: int
@@ -196,7 +196,7 @@ class LanguageModel(Protocol):
         """Do now what would make the first passes over `cache` slow.
 
         `digests`: those that passes will want (None: nothing, or the most likely tokens). `steps`: tokens that such a
-        pass chooses, 1 or `tokens_per_step`.
+        pass chooses at most.
         """
         ...
 

@@ -37,7 +37,7 @@ class LoadOptions:
     num_layers: int | None = None
     """The checkpoint's first layers that are loaded, and its norm and head; None: all of them."""
     tokens_per_step: int = 1
-    """Tokens that one replay chooses."""
+    """Tokens at most that a device chooses one after another without the host."""
     ranks: Ranks = ALONE
     """The processes that share the model."""
     features: Mapping[str, FeatureSpec] = field(default_factory=dict)

@@ -98,8 +98,8 @@ class Pass:
     """One forward pass over caches of one memory, as a model computes it and as its ranks are told of it."""
 
     parts: Sequence[Part]
-    """Each has a cache of its own. If they have no rows, nothing is computed, but passes of these `steps` and this
-    digest are captured."""
+    """Each has a cache of its own. If they have no rows, nothing is computed, but passes of up to these `steps` and
+    this digest are captured."""
     with_logits: bool = True
     """False for a chunk of a prompt, which is one part."""
     steps: int = 1

@@ -100,8 +100,25 @@ def test_a_step_without_filters_waits_once_and_copies_nothing_more(step: str, di
     with fake_cuda(values=True) as gpus:
         part = STEPS[step](gpus, distribution)
     assert stops(part) == (1, 0)
-    assert len(part.replays) == 1
+    assert len(part.replays) == (4 if step == "chain" else 1)
     assert part.bytes_out <= 4096
+
+
+@pytest.mark.parametrize("distribution", [GREEDY, TEMPERATURE], ids=["greedy", "temperature"])
+def test_a_chain_computes_one_step_for_each_token_and_waits_for_four(distribution: Distribution) -> None:
+    steps, waits, wanted = [], [], range(1, 9)
+    with fake_cuda(values=True) as gpus:
+        drafter = AutoregressiveDrafter(builders.small("cuda:0", **builders.as_draft("cuda:0")))
+        drafter.set_distribution(distribution)
+        drafter.open(PROMPT, 200)
+        for number in wanted:
+            with gpus.recorded() as part:
+                drafter.propose(number)
+            attended = [kernel for kernel in part.kernels if "attend_rows" in kernel.name]
+            steps.append(len(attended) / 2)  # layers
+            waits.append(stops(part))
+    assert steps == [*wanted]
+    assert waits == [(1, 0)] * 4 + [(2, 0)] * 4
 
 
 @pytest.mark.parametrize("name", FILTERS)

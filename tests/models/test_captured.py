@@ -143,7 +143,7 @@ def _head_of(model: Any, kept: Tensor) -> torch.nn.Linear:
     return head
 
 
-@pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 1, 1), (False, 1, 2), (True, 4, 2), (False, 4, 4)])
+@pytest.mark.parametrize(("fixed", "steps", "number"), [(True, 1, 1), (False, 1, 2), (True, 4, 4), (False, 4, 5)])
 def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number: int) -> None:
     """Chains, paths, trees and several steps are the same few graphs, wherever they stand."""
     captures: list[Callable[[], None]] = []
@@ -164,8 +164,7 @@ def test_a_prepared_cache_captures_nothing_more(fixed: bool, steps: int, number:
     )
     cache, tree_cache = model.new_cache(60), model.new_cache(20, spare=40)
     for each in (cache, tree_cache):
-        for tokens_per_pass in {1, steps}:
-            model.prepare(each, steps=tokens_per_pass)
+        model.prepare(each, steps=steps)
     assert len(captures) == 2 * number
     token_ids = random_ids(60)
     for length in range(1, 57):
@@ -221,7 +220,7 @@ def test_the_rows_of_a_captured_pass_do_not_depend_on_their_block() -> None:
     assert measure_width_invariance(replayed, random_ids(20), 90).holds
 
 
-def test_a_drafter_takes_one_replay_for_several_tokens() -> None:
+def test_a_drafter_proposes_what_single_steps_choose() -> None:
     plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32), "amusd")
     drafters = [AutoregressiveDrafter(model) for model in (plain, replayed)]
     assert [drafter.tokens_per_step for drafter in drafters] == [STEPS, STEPS]
