@@ -46,7 +46,12 @@ class AutoregressiveDrafter(ChainDrafter):
     def tokens_per_step(self) -> int:
         """One, where each token costs a call of the model; as many as are wanted, where they are looked up."""
         looked_up = self._lookup is not None and self._lookup.continuation(1)
-        return self._capacity if looked_up else self.model.tokens_per_step
+        return self._capacity if looked_up else 1
+
+    @property
+    def tokens_per_replay(self) -> int:
+        """As many as the model makes without the host."""
+        return self.model.tokens_per_step
 
     @property
     def max_length(self) -> int:

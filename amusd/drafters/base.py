@@ -70,6 +70,11 @@ class Drafter(abc.ABC):
         """Longest sequence that it takes in; None: any. The target goes on alone behind it."""
         return None
 
+    @property
+    def tokens_per_replay(self) -> int:
+        """How many tokens of a chain a step makes where none is urgent: a GPU makes several in less time together."""
+        return 1
+
     def set_distribution(self, distribution: Distribution) -> None:  # noqa: B027 - a lookup draws nothing
         """Set what the target draws the tokens of the next sequence from, so that guesses are right more often."""
 

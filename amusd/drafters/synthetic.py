@@ -76,6 +76,11 @@ class SyntheticDrafter(Drafter):
         """The model's."""
         return self.model.tokens_per_step
 
+    @property
+    def tokens_per_replay(self) -> int:
+        """The model's."""
+        return self.model.tokens_per_replay
+
     def set_reference(self, token_ids: Sequence[int]) -> None:
         """The target's whole text of the sequence that is opened next, prompt included."""
         self._reference = tuple(token_ids)

@@ -74,9 +74,11 @@ class RollbackManager:
         """Committed tokens and nodes."""
         return self.session.base + self.session.num_nodes
 
-    def plan(self, nodes: Sequence[Node]) -> Expansion:
-        """The drafter's part of a step that computes `nodes`."""
-        num_tokens = min(self.session.room, max(self.session.tokens_per_message, self.drafter.tokens_per_step))
+    def plan(self, nodes: Sequence[Node], *, is_urgent: bool) -> Expansion:
+        """The drafter's part of a step that computes `nodes`. `is_urgent`: it ends as soon as a message is ready."""
+        drafter = self.drafter
+        most = max(drafter.tokens_per_step, 1 if is_urgent else drafter.tokens_per_replay)
+        num_tokens = min(self.session.room, max(self.session.tokens_per_message, most))
         return Expansion(self.session.root, nodes, num_tokens)
 
     def take(self, nodes: Sequence[Node], found: Sequence[Guesses]) -> Proposal:
@@ -178,11 +180,12 @@ def _unpack(message: Features) -> Tensor:
 def propose(managers: Sequence[RollbackManager], row_share: float = 0.0) -> list[Proposal]:
     """One step for sequences whose drafters were made together: compute the nodes that are worth most.
 
-    `row_share`: see `next_nodes`.
+    The step is urgent where it computes a root: the target has no candidate behind that. `row_share`: see `next_nodes`.
     """
     chosen = next_nodes([manager.session for manager in managers], row_share)
     working = [manager for manager, nodes in zip(managers, chosen, strict=True) if nodes]
-    parts = [manager.plan(nodes) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
+    is_urgent = any(manager.session.root in nodes for manager, nodes in zip(managers, chosen, strict=True))
+    parts = [manager.plan(nodes, is_urgent=is_urgent) for manager, nodes in zip(managers, chosen, strict=True) if nodes]
     drafters = [manager.drafter for manager in working]
     found = iter(drafters[0].expand_together(drafters, parts) if drafters else ())
     return [manager.take(nodes, next(found) if nodes else ()) for manager, nodes in zip(managers, chosen, strict=True)]

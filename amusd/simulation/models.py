@@ -179,7 +179,7 @@ class ScriptedDrafter(Drafter):
         return self._length
 
     @property
-    def tokens_per_step(self) -> int:
+    def tokens_per_replay(self) -> int:
         """As the simulation has it."""
         return self.script.tokens_per_step
 

@@ -223,7 +223,7 @@ def test_the_rows_of_a_captured_pass_do_not_depend_on_their_block() -> None:
 def test_a_drafter_proposes_what_single_steps_choose() -> None:
     plain, replayed = models(Numerics(width=8, fixed=False, border=None, prefill_chunk=32), "amusd")
     drafters = [AutoregressiveDrafter(model) for model in (plain, replayed)]
-    assert [drafter.tokens_per_step for drafter in drafters] == [STEPS, STEPS]
+    assert [drafter.tokens_per_replay for drafter in drafters] == [STEPS, STEPS]
     prompt = random_ids(17)
     for drafter in drafters:
         drafter.open(prompt, 90)

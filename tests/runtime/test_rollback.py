@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -104,7 +105,13 @@ def contradiction(manager: RollbackManager) -> Verdict:
     """The first token of the likeliest path, then one that nobody has foreseen."""
     first = manager.session.root.children[0]
     other = next(token for token in range(VOCAB_SIZE) if first.child(token) is None)
-    return Verdict(1, 1, 0, len(PROMPT), (first.token_id, other), 1)
+    return Verdict(1, 1, 0, manager.session.base, (first.token_id, other), 1)
+
+
+def foreseen(manager: RollbackManager) -> Verdict:
+    """The first token of the likeliest path."""
+    session = manager.session
+    return Verdict(1, 1, 0, session.base, (session.root.children[0].token_id,), 1)
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -209,6 +216,20 @@ def test_a_chain_whose_drafter_kept_what_was_contradicted_is_opened_again(caplog
     committed = len(PROMPT) + len(verdict.token_ids)
     assert manager.session.base == manager.drafter.length == committed
     assert f"drafter holds {len(PROMPT) + 4} tokens, session {committed}" in caplog.text
+
+
+def test_a_step_makes_one_token_of_each_chain_where_the_target_has_none_of_one() -> None:
+    model = target_model()
+    model.tokens_per_step = 4
+    opening = replace(OPENINGS["chain"], max_lookahead=40)
+    managers = [RollbackManager(opening, AutoregressiveDrafter(model)) for _ in range(2)]
+    verdicts = {"none": lambda _: None, "foreseen": foreseen, "contradiction": contradiction}
+    steps = []
+    for name in ("none", "none", "foreseen", "contradiction", "none"):
+        if (verdict := verdicts[name](managers[0])) is not None:
+            managers[0].apply(verdict)
+        steps.append([proposal.num_tokens for proposal in propose(managers)])
+    assert steps == [[1, 1], [4, 4], [4, 4], [1, 1], [4, 4]]
 
 
 def test_a_lost_rank_is_not_mended() -> None:
