@@ -30,6 +30,7 @@ from amusd.models.draft_layouts import (
     empty_layers,
     read_published,
 )
+from amusd.models.graphs import send
 from amusd.models.huggingface import device_errors, loaded_dtype, prepare_device
 from amusd.models.kv_cache import KVMemory
 from amusd.models.linear import INT8, InputScales, Linear, MakeLinear, Weights, make_int8, make_linear
@@ -90,7 +91,7 @@ class MedusaModel:
     def score(self, feature: Tensor, first: int) -> Tensor:
         """[heads from `first` on, columns] of a feature [width], on the host."""
         with torch.inference_mode():
-            state = feature.unsqueeze(0).to(self._device, self._dtype)
+            state = send(feature.unsqueeze(0), self._device).to(self._dtype)
             rows = []
             for blocks in self._blocks[first:]:
                 row = state
@@ -197,7 +198,7 @@ class DFlashModel:
         """Write keys and values of features [rows, width], on the host."""
         with torch.inference_mode():
             positions = self._lay_out(start, len(features), memory)
-            self._network.store(features.to(self._network.device), positions, memory)
+            self._network.store(send(features, self._network.device), positions, memory)
 
     def score(self, position: int, token_id: int, seen: Tensor, memory: KVMemory) -> Tensor:
         """See `BlockState`; `seen` [position] bool: the positions whose features are there."""
@@ -209,10 +210,10 @@ class DFlashModel:
             if self._network.device.type == "cpu":
                 attention = SplitAttention.of_paths(position if bool(seen.all()) else 0, visible, memory.dtype)
             else:
-                attention = _VisibleSlots(visible.to(self._network.device, non_blocking=True))
+                attention = _VisibleSlots(send(visible, self._network.device))
             tokens = torch.full((rows,), self._mask_token_id)
             tokens[0] = token_id
-            tokens = tokens.to(self._network.device)
+            tokens = send(tokens, self._network.device)
             logits = self._network(tokens, positions, attention, memory, with_logits=True)
         assert logits is not None
         return logits[self._num_skipped :]

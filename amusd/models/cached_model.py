@@ -15,7 +15,7 @@ from torch import Tensor
 
 from amusd.models.captured import CapturedPasses
 from amusd.models.eager import EagerPasses
-from amusd.models.graphs import Capture, Completion
+from amusd.models.graphs import Capture, Completion, send
 from amusd.models.kv_cache import KVMemory, PreallocatedCache
 from amusd.models.language_model import (
     ChainRows,
@@ -240,7 +240,7 @@ class CachedModel:
         assert self._network.taps is not None
         with torch.inference_mode():
             stored = memory.features(self._network.taps.width, device)
-            found = stored.index_select(0, self._to_device(torch.from_numpy(np.concatenate(slots))))
+            found = stored.index_select(0, send(torch.from_numpy(np.concatenate(slots)), device))
             on_host = torch.empty(found.shape, dtype=torch.bfloat16, pin_memory=device.type == "cuda")
             on_host.copy_(found.to(torch.bfloat16), non_blocking=True)
         self._completion.wait(self._ranks.check)
@@ -250,14 +250,10 @@ class CachedModel:
     def write_features(self, slots: Sequence[int], features: Tensor, cache: KVCache) -> None:
         """Write features [slots, width] for a network that reads them. Does not wait."""
         cache = self._checked((), cache)
-        places = self._to_device(cache.first + torch.tensor(slots))
+        places = send(cache.first + torch.tensor(slots), self.device)
         with torch.inference_mode():
             stored = cache.memory.features(features.shape[1], self.device)
-            stored.index_copy_(0, places, self._to_device(features).to(stored.dtype))
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        """The tensor on the model's device. Does not wait."""
-        return tensor if self.device.type == "cpu" else tensor.pin_memory().to(self.device, non_blocking=True)
+            stored.index_copy_(0, places, send(features, self.device).to(stored.dtype))
 
     def extend(
         self, token_ids: Sequence[int], cache: KVCache, num_tokens: int, chooser: Chooser | None = None

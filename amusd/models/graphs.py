@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from amusd.errors import DeviceError, first_line
 
@@ -32,6 +33,11 @@ _WARM_UP_RUNS = 2  # kernels are chosen, and memory is allocated, in the first r
 _CHECK_SECONDS = 0.005  # between two looks at the other ranks while the device computes
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """2 microseconds where there is one; `time.sleep(0)` takes 50."""
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host, in the same dtype, on `device`. Does not wait."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def run_each_time(work: Work) -> Replay:

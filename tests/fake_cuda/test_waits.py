@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +15,15 @@ from fake_cuda.device import fake_cuda
 from fake_cuda.gpus import FakeGpus
 from fake_cuda.record import Record
 from fake_cuda.workers import Target, TreeDraft
+from models import tiny
+from models.test_block_models import medusa_weights, save_dflash, save_medusa
+from models.test_eagle import LAYERS, OPTIONS, random
 
 from amusd.config import GREEDY, Distribution
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.cascade import CascadeDrafter
 from amusd.drafters.ngram import NgramDrafter
+from amusd.models.block_models import BlockState, load_block_model
 from amusd.models.features import FeatureSpec
 from amusd.models.language_model import FeatureRows, SequenceRows
 
@@ -196,6 +202,28 @@ def test_features_go_to_a_draft_without_a_wait() -> None:
             model.write_features([1, 2, 3, 4], features, cache)
     assert stops(part) == (0, 0)
     assert len(part.copies) == 2
+
+
+@pytest.mark.parametrize("kind", ["medusa", "dflash"])
+def test_scoring_a_block_never_makes_the_host_wait(kind: str, tmp_path: Path) -> None:
+    tiny.save_checkpoint(tmp_path, tiny.tiny_config(num_hidden_layers=LAYERS, tie_word_embeddings=False))
+    folder = save_medusa(tmp_path / kind, medusa_weights()) if kind == "medusa" else save_dflash(tmp_path / kind)
+    expected = load_block_model(folder, tmp_path, OPTIONS, kind)
+    features = random(9, expected.feature_width, seed=1)
+
+    def scored(state: BlockState) -> torch.Tensor:
+        state.take(0, features[:6])
+        state.take(6, features[6:])
+        return state.score(9, 5)
+
+    with fake_cuda(values=True) as gpus:
+        state = load_block_model(folder, tmp_path, replace(OPTIONS, device="cuda:0"), kind).new_state()
+        scored(state)
+        with gpus.recorded() as part:
+            scores = scored(state)
+        assert stops(part) == (0, 0)
+        assert part.copies
+        torch.testing.assert_close(scores.cpu(), scored(expected.new_state()), atol=1e-4, rtol=1e-4)
 
 
 def test_a_pass_that_is_not_captured_stops_the_host_once() -> None:
