@@ -25,6 +25,17 @@ from amusd.errors import MissingDependencyError
 
 BLOCK = 64
 """Positions whose keys are summed at once."""
+SPLIT = 4 * BLOCK
+"""Positions whose sums are kept apart until the end, so that many multiprocessors share a long context."""
+NUM_NEAR = 16
+"""The first splits, of one block each: a short context has enough of them for many multiprocessors, and a long one few
+more than with equal splits."""
+
+
+def num_splits(num_positions: int) -> int:
+    """Splits of so many positions, on a GPU. Where they begin is a function of the position alone."""
+    near = min(num_positions, NUM_NEAR * BLOCK)
+    return -(-near // BLOCK) - (-(num_positions - near) // SPLIT)
 
 
 def require_triton() -> None:

@@ -1,6 +1,6 @@
 """`attend_rows` in Triton: one kernel for the splits of the keys, one that combines them.
 
-A program of the first kernel takes a tile of rows and one key head through some of the splits, `SPLIT` positions each.
+A program of the first kernel takes a tile of rows and one key head through some of the splits (`num_splits`).
 Its rows are (row, query head of the group) pairs, so that the heads of a group share each load. A split is a list of
 items, all computed by the same instructions: a block of positions that every row reads through the table is one item,
 a block that reaches beyond the length is one item for each path. Rows of another path do not see the item's keys; its
@@ -19,10 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from amusd.models.row_attention import BLOCK, check_shapes
+from amusd.models.row_attention import BLOCK, NUM_NEAR, SPLIT, check_shapes, num_splits
 
-SPLIT = 4 * BLOCK
-"""Positions whose sums are kept apart until the end, so that many multiprocessors share a long context."""
 COMBINED = 16
 """Splits that are combined at once; sixteen by sixteen in ascending order."""
 NUM_PROGRAMS = 1024
@@ -31,6 +29,7 @@ that a short context leaves without work costs microseconds. A program takes eve
 
 _BLOCK = tl.constexpr(BLOCK)
 _SPLIT = tl.constexpr(SPLIT)
+_NUM_NEAR = tl.constexpr(NUM_NEAR)
 _COMBINED = tl.constexpr(COMBINED)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -68,7 +67,7 @@ def attend_rows(
                 f"attend_rows: keys and values must be whole slots, but their strides are {cached.stride()}"
             )
     size, tile_rows = tile_of(heads // key_heads)
-    tiles, splits = triton.cdiv(rows, tile_rows), triton.cdiv(table.shape[1], SPLIT)
+    tiles, splits = triton.cdiv(rows, tile_rows), num_splits(table.shape[1])
     programs = min(splits, triton.cdiv(NUM_PROGRAMS, tiles * key_heads * seqs))
     query, branches, positions = query.contiguous(), branches.contiguous(), positions.contiguous()
     sums = query.new_empty((seqs, rows, heads, splits, dim), dtype=torch.float32)
@@ -116,6 +115,12 @@ _NUMBERS = ["keys_per_head", "values_per_head", "table_stride", "num_rows", "num
 _INDICES = ["table", "lengths", "branches", "row_paths", "positions"]
 
 
+@triton.jit
+def _num_splits(num_positions):
+    near = tl.minimum(num_positions, _NUM_NEAR * _BLOCK)
+    return (near + _BLOCK - 1) // _BLOCK + (num_positions - near + _SPLIT - 1) // _SPLIT
+
+
 # No variants by the values of numbers or the alignment of inputs: what is compiled depends on the model alone.
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_INDICES)
 def _attend_splits(
@@ -152,9 +157,10 @@ def _attend_splits(
     table += seq * table_stride
     branches += seq * num_paths * depth
 
-    for split in range(tl.program_id(2), (last + _SPLIT) // _SPLIT, tl.num_programs(2)):
-        start = split * _SPLIT
-        num_blocks = tl.minimum((last - start) // _BLOCK + 1, _SPLIT // _BLOCK)
+    for split in range(tl.program_id(2), _num_splits(last + 1), tl.num_programs(2)):
+        is_near = split < _NUM_NEAR
+        start = tl.where(is_near, split * _BLOCK, _NUM_NEAR * _BLOCK + (split - _NUM_NEAR) * _SPLIT)
+        num_blocks = tl.minimum((last - start) // _BLOCK + 1, tl.where(is_near, 1, _SPLIT // _BLOCK))
         num_shared = tl.minimum(tl.maximum(length - start, 0) // _BLOCK, num_blocks)
         maximum = tl.full((size,), float("-inf"), tl.float32)
         total = tl.zeros((size,), tl.float32)
@@ -206,7 +212,7 @@ def _combine_splits(
     head = tl.program_id(0)
     row = tl.program_id(2).to(tl.int64) * num_rows + tl.program_id(1)
     result_row = row * heads + head
-    num_seen = (tl.load(positions + row).to(tl.int32) + _SPLIT) // _SPLIT
+    num_seen = _num_splits(tl.load(positions + row).to(tl.int32) + 1)
     column = tl.arange(0, padded_dim)
     in_head = column < dim
     maximum = tl.full((), float("-inf"), tl.float32)

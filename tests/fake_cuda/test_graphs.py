@@ -15,6 +15,7 @@ from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.factory import load_drafters
 from amusd.models.cached_model import CachedModel
 from amusd.models.loading import DRAFT_ROWS, load_target
+from amusd.models.row_attention import num_splits
 from amusd.runtime.draft_worker import DraftWorker
 from amusd.tracing.recorder import Recorder
 
@@ -102,7 +103,7 @@ def test_graphs_reserve_little_memory(role: str, max_model_len: int, monkeypatch
             AutoregressiveDrafter(model)
             TreeDraft(model)
     heads, dim, rows = (32, 128, 8) if role == "target" else (32, 64, DRAFT_ROWS)
-    partial_sums = rows * heads * -(-max_model_len // 256) * (dim + 2) * 4  # of `attend_rows`, a layer at a time
+    partial_sums = rows * heads * num_splits(max_model_len) * (dim + 2) * 4  # of `attend_rows`, a layer at a time
     assert most > 0
     assert kept + most + partial_sums + CUBLAS_WORKSPACE < MAX_BYTES / 5
 

@@ -97,10 +97,19 @@ def test_half_precision_is_as_exact_in_its_bits(attend: Attend, dtype: torch.dty
     assert found.max_error < error
 
 
+@pytest.mark.parametrize(
+    ("num_positions", "number"), [(0, 0), (1, 1), (200, 4), (1024, 16), (1025, 17), (1281, 18), (32_768, 140)]
+)
+def test_a_short_context_is_split_for_many_multiprocessors_and_a_long_one_hardly_more(
+    num_positions: int, number: int
+) -> None:
+    assert row_attention.num_splits(num_positions) == number
+
+
 @pytest.mark.parametrize("num_programs", [1, 3])
 def test_who_computes_a_split_does_not_matter(interpreter: TritonProcess, num_programs: int) -> None:
     rng = random.Random(5)
-    inputs, _ = lay_out(sequences(rng, Shape(1, 1, 16), (1000,), 3, tree=True), rng, chain=False, spare=10)
+    inputs, _ = lay_out(sequences(rng, Shape(1, 1, 16), (1300,), 3, tree=True), rng, chain=False, spare=10)
     assert torch.equal(interpreter.attend(inputs, num_programs=num_programs), interpreter.attend(inputs))
 
 
