@@ -18,6 +18,7 @@ Which of equal columns are the last of the best or likely ones is not defined: n
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -93,7 +94,7 @@ class RowDigest:
 
 
 class Digest:
-    """Makes digests of one size from the logits of one model."""
+    """Makes digests of one size from the logits of one model. Two that make the same are equal, and share passes."""
 
     def __init__(
         self, codes: Counters, device: torch.device | str, *, num_best: int, num_likely: int, num_asked: int
@@ -111,6 +112,14 @@ class Digest:
         after_likely = num_statistics + self.num_likely
         self._float_borders = (num_statistics, after_likely, after_likely + num_known)
         self._codes = torch.from_numpy(codes.view(np.int32).copy()).to(device)
+        fingerprint = hashlib.blake2b(codes.tobytes()).digest()
+        self._key = (fingerprint, str(device), self.num_best, self.num_likely, num_asked)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Digest) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
     # On the device
 

@@ -127,6 +127,19 @@ def test_a_chain_computes_one_step_for_each_token_and_waits_for_four(distributio
     assert waits == [(1, 0)] * 4 + [(2, 0)] * 4
 
 
+def test_chains_of_several_sequences_share_graphs_and_replays_at_a_temperature() -> None:
+    with fake_cuda(values=True) as gpus:
+        model = builders.small("cuda:0", **builders.as_draft("cuda:0"))
+        drafters = [AutoregressiveDrafter(model, cache=cache) for cache in model.new_caches(2, 200)]
+        assert len(gpus.graphs) == 2 * 12  # of one sequence and of two
+        for drafter in drafters:
+            drafter.set_distribution(TEMPERATURE)
+            drafter.open(PROMPT, 200)
+        part = measured(gpus, lambda: AutoregressiveDrafter.propose_together(drafters, [4, 4]))
+    assert stops(part) == (1, 0)
+    assert len(part.replays) == 4
+
+
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("step", ["target", "tree"])
 def test_filters_are_applied_to_what_comes_with_the_one_wait(step: str, name: str) -> None:
