@@ -20,7 +20,7 @@ from amusd.errors import ConfigError
 from amusd.settings import from_mapping, to_mapping
 from amusd.types import Mode
 
-from .keys import CONFIG_DIR, CONFIG_NAME, conf_folder
+from .keys import CONFIG_DIR, CONFIG_NAME, conf_folder, keys
 from .overrides import OPTIONAL_GROUPS, check_for_hydra, is_file, is_option, is_text, option_value, settle, text_value
 
 _PRIMARY = "config"
@@ -40,7 +40,7 @@ def compose_config(overrides: Sequence[str]) -> RunConfig:
             continue
         if is_text(key):
             literal[key] = text_value(key, value)
-        elif is_option(key):
+        elif is_option(key) or (key in keys() and value.startswith("{")):  # Hydra merges no mapping into a list
             literal[key] = option_value(key, value)
         elif is_file(key, value):
             _store(_read(value, f"{key}={value}"), _FROM_A_FILE, group=key)

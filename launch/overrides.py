@@ -62,7 +62,7 @@ def settle(overrides: Sequence[str]) -> dict[str, str]:
         raise ConfigError(f"sampling.max_tokens={number}: is sampling.max_new_tokens, which is {other}; give one")
     for group in MODEL_GROUPS:
         key, choice = f"{group}.model", values.get(group)
-        if choice is not None and _names_model(group, choice):
+        if choice is not None and _names_model(group, choice := _unquoted(group, choice)):
             if key in values:
                 raise ConfigError(f"{key}={values[key]}: {group}={choice} names a model as well; leave one of them out")
             values |= {group: "hf", key: choice}
@@ -80,8 +80,10 @@ def settle(overrides: Sequence[str]) -> dict[str, str]:
 
 def _names_model(group: str, choice: str) -> bool:
     """Whether it is a folder, or `owner/name` of the model hub, and neither a choice of the group nor several."""
-    is_one = choice not in groups()[group] and "," not in choice and not choice.endswith(".yaml")
-    return is_one and ("/" in choice or os.path.isdir(choice))  # noqa: PTH112 - a name too long is no error
+    if choice in groups()[group] or choice.endswith(".yaml"):
+        return False
+    is_folder = os.path.isdir(choice)  # noqa: PTH112 - a name too long is no error
+    return is_folder or ("/" in choice and "," not in choice)
 
 
 def _names_factory(choice: str) -> bool:
@@ -90,7 +92,7 @@ def _names_factory(choice: str) -> bool:
 
 
 def option_value(key: str, value: str) -> Any:
-    """The value of a key below `OPTIONS`, or of all of them; parsed as Hydra does, which knows no such keys itself."""
+    """The value of a key below `OPTIONS`, of all of them, or a mapping; parsed as Hydra does, which cannot take it."""
     check_for_hydra(key, value)
     parsed = _parse(key, value).value()
     return {} if key == OPTIONS and parsed is None else parsed
@@ -146,7 +148,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _choices(key: str, value: str) -> list[str]:
-    is_model = key in MODEL_GROUPS and _names_model(key, value)
+    is_model = key in MODEL_GROUPS and _names_model(key, _unquoted(key, value))
     if is_model or (is_text(key) and (key == "prompt" or not value.startswith("choice("))):
         return [f"{key}={value}"]
     parsed = _parse(key, value)

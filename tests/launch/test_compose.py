@@ -319,6 +319,22 @@ def test_a_folder_that_is_there_needs_no_slash(tmp_path: Path, monkeypatch: pyte
         compose_config(["target=hf"])
 
 
+@pytest.mark.parametrize("group", ["target", "drafter"])
+def test_the_path_of_a_model_may_hold_any_character(group: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a,b [1] {x}" / "c=d, e"
+    folder.mkdir(parents=True)
+    for typed in (f"{group}={folder}", f"{group}='{folder}'"):
+        assert getattr(compose_config([typed]), group).model == str(folder)
+        assert expand_sweep([typed]) == [(typed,)]
+    jobs = expand_sweep([f"{group}='{folder}',/other"])
+    assert [getattr(compose_config(job), group).model for job in jobs] == [str(folder), "/other"]
+
+
+def test_a_bias_is_a_mapping_or_a_list_of_pairs() -> None:
+    for typed in ("{5:-100}", "{5: -100}", "[[5,-100]]"):
+        assert compose_config([f"sampling.logit_bias={typed}"]).sampling.logit_bias == ((5, -100.0),)
+
+
 def test_models_are_swept_as_choices_are() -> None:
     assert expand_sweep(["drafter=~/a {b}", "target=embedded,/c"]) == [
         ("drafter=~/a {b}", "target=embedded"),
