@@ -6,6 +6,7 @@ Results go through a `Console`; the launcher tells of processes with `tell` and 
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import json
 import os
@@ -89,9 +90,14 @@ class Console:
 
 
 def standard_output() -> TextIO:
-    """Return the stream for results. Raises `ConfigError` if it was closed (`>&-`) before this process began."""
+    """Return the stream for results, which replaces the characters that its encoding lacks.
+
+    Raises `ConfigError` if it was closed (`>&-`) before this process began.
+    """
     if sys.stdout is None:
         raise ConfigError("standard output: closed; send it to /dev/null where nobody is to read it")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
     return sys.stdout
 
 

@@ -52,6 +52,13 @@ def test_a_command_whose_output_is_cut_off_says_nothing_and_succeeds() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_characters_that_the_encoding_of_the_output_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    Console().text("caf\u00e9 \u2192 \U0001f44d")
+    assert written.getvalue() == b"caf\xe9 ? ?\n"
+
+
 needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
 
 
