@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from amusd.errors import ConfigError, MissingDependencyError
+from amusd.errors import ConfigError, MissingDependencyError, first_line
 
 Report = Callable[[str], None]
 """Receives one line about what is being done."""
@@ -73,8 +73,10 @@ def embedded_target_path(cache_dir: Path | None = None, report: Report | None = 
         with _locked(cache_dir / f"{folder.name}.lock"):
             if not _is_intact(folder, source):  # another process may have made it while this one waited
                 _make(source, folder, report or (lambda _line: None))
-    except OSError as error:
-        raise ConfigError(f"the embedded target cannot be unpacked to {cache_dir}: {error}") from error
+    except ConfigError:
+        raise
+    except Exception as error:  # a full disk is an exception of their own to safetensors and tokenizers
+        raise ConfigError(f"the embedded target cannot be unpacked to {cache_dir}: {first_line(error)}") from error
     return folder
 
 

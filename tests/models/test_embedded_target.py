@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from full_disk import files_of_at_most
+from safetensors.torch import save_file
 
 from amusd.errors import ConfigError, MissingDependencyError
 from amusd.models import embedded_target
@@ -49,6 +52,20 @@ def test_it_is_converted_once_and_says_so(conversion: FakeConversion, tmp_path: 
     assert conversion.count == 1
     assert len(lines) == 2
     assert all("\n" not in line for line in lines)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    conversion: FakeConversion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def convert(_source: Path, folder: Path) -> None:
+        save_file({"weight": torch.zeros(100_000)}, folder / "model.safetensors")
+
+    monkeypatch.setattr(embedded_target, "convert_gguf", convert)
+    line = rf"^the embedded target cannot be unpacked to {tmp_path / 'cache'}: .*File too large.*$"
+    with files_of_at_most(10_000), pytest.raises(ConfigError, match=line) as raised:
+        embedded_target.embedded_target_path(tmp_path / "cache")
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [f"{FOLDER}.lock"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk full")])
