@@ -290,10 +290,11 @@ class AnswersFile:
 def gather(config: RunConfig) -> None:
     """Add to the file `out` what its parts hold of its next prompts, up to the first that none has answered.
 
-    Raises `ConfigError` as `AnswersFile`.
+    Raises `ConfigError` as `AnswersFile`, also if another run writes to the file.
     """
     out = AnswersFile(config)
-    if prompts_of("generate", config) and (answered := out.answered_in_parts()):
+    if prompts_of("generate", config):
+        answered = out.answered_in_parts()
         with out.opened() as file:
             for prompt in prompts_of("generate", config):  # nobody else adds to the file from now on
                 if prompt.number not in answered:

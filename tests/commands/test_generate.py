@@ -186,6 +186,8 @@ def test_a_file_that_another_run_writes_to_is_refused(config: RunConfig) -> None
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="another run writes to it"):
             generate(config, engine)
+        with pytest.raises(ConfigError, match="another run writes to it"):  # before anything is loaded
+            gather(config)
 
 
 @pytest.mark.parametrize("path", ["/nowhere/answers.jsonl", "/dev/full", "/"])
