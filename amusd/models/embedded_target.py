@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,14 @@ def embedded_target_path(cache_dir: Path | None = None, report: Report | None = 
     except Exception as error:  # a full disk is an exception of their own to safetensors and tokenizers
         raise ConfigError(f"the embedded target cannot be unpacked to {cache_dir}: {first_line(error)}") from error
     return folder
+
+
+def describe_embedded_target() -> str:
+    """Its name, and the package that it comes from."""
+    distribution = _PACKAGE.replace("_", "-")
+    with contextlib.suppress(metadata.PackageNotFoundError):  # the package may lie on the path without it
+        distribution = f"{distribution} {metadata.version(distribution)}"
+    return f"SmolLM2-135M-Instruct from {distribution}"
 
 
 def _find_source() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.draft_layouts import published_kind, read_feature_spec
 from amusd.models.eagle import load_eagle
 from amusd.models.embedded_draft import load_embedded_draft
-from amusd.models.embedded_target import Report, embedded_target_path
+from amusd.models.embedded_target import Report, describe_embedded_target, embedded_target_path
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_config, load_model
@@ -50,9 +51,10 @@ def load_target(
 ) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device.
 
-    `report` receives a line about work that takes long, and about a model without a chat template. `ranks`: the
+    `report` receives lines about what is loaded, and about a model without a chat template. `ranks`: the
     processes that share the model. `probes`: also have it write what `probe_drafter` reads.
     """
+    start = time.monotonic()
     options = LoadOptions(
         numerics=Numerics.for_device(
             device,
@@ -67,8 +69,10 @@ def load_target(
         capture=capture_for(device, cuda_graphs=config.hardware.cuda_graphs and ranks.captures),
         ranks=ranks,
     )
+    report = report or (lambda _line: None)
     if config.hardware.synthetic is not None:
         model = load_synthetic(config.hardware.synthetic, options)
+        report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
         return model, SyntheticTokenizer(model.vocab_size)
     path = model_path(config.target, report)
     features: dict[str, FeatureSpec] = {
@@ -79,9 +83,28 @@ def load_target(
     if probes:
         features |= {_probed(kind): _states(config, spec) for kind, spec in features.items()}
     model, tokenizer = load_model(path, replace(options, features=features)), load_tokenizer(path)
-    if report is not None and not tokenizer.has_chat_template:
+    report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
+    if not tokenizer.has_chat_template:
         report(f"model {path}: has no chat template (a base model?), so it is given prompts as they are")
     return model, tokenizer
+
+
+def describe_target(config: EngineConfig, device: str) -> str:
+    """The target's model, where it comes from, its dtype and its device."""
+    if config.hardware.synthetic is not None:
+        model = f"random weights of {config.hardware.synthetic}"
+    else:
+        model = config.target.model or describe_embedded_target()
+    return f"{model}, {target_dtype(config, device)} on {device}"
+
+
+def describe_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str:
+    """The kind of a drafter, where it comes from, and the dtype and the device of its model if it has one."""
+    source = config.model or config.factory
+    named = config.kind if source is None else f"{config.kind} from {source}"
+    if not (config.can.has_model or config.can.needs_features):
+        return named
+    return f"{named}, {draft_dtype(config, device, engine.hardware.synthetic)} on {device}"
 
 
 def target_dtype(config: EngineConfig, device: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import sys
 import time
@@ -16,16 +17,16 @@ import torch
 
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
 from amusd.drafters.base import DrafterFactory, one_by_one, say_once
-from amusd.drafters.factory import LoadedDrafters, load_drafters
+from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
 from amusd.errors import ConfigError, PeerLostError, RankLostError
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
 from amusd.models.language_model import LanguageModel
-from amusd.models.loading import explain_drafter, explain_target, load_draft_model, load_target
+from amusd.models.loading import describe_drafter, explain_drafter, explain_target, load_draft_model, load_target
 from amusd.models.process_group import backend_for
 from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
-from amusd.models.sharding import ALONE
+from amusd.models.sharding import ALONE, Ranks
 from amusd.models.tokenizer import Tokenizer
 from amusd.protocol.messages import PROTOCOL_VERSION, Failed, Hello
 from amusd.protocol.wire import MAX_TEXT_BYTES
@@ -44,6 +45,8 @@ from amusd.transport.addresses import interface_address
 from amusd.transport.base import Rendezvous, Transport
 from amusd.transport.factory import can_listen_again, connect, listen
 from amusd.types import Role
+
+logger = logging.getLogger(__name__)
 
 _FOLLOWER_SECONDS = 1.0
 """How long the process of a rank that is gone may take to end."""
@@ -234,9 +237,20 @@ def prepare_draft(config: EngineConfig) -> LoadedDrafters | None:
         return None
     torch.set_num_threads(1)  # the other threads of a pool would be missing in the fork
     try:
-        return load_drafters(config, device)
+        return _load_drafters(config, device)
     except Exception:  # noqa: BLE001 - whatever it is, it comes again where it can be reported
         return None
+
+
+def _load_drafters(
+    config: EngineConfig, device: str, ranks: Ranks = ALONE, start_inner: StartInner | None = None
+) -> LoadedDrafters:
+    """Load the drafters, and tell the log what was loaded."""
+    start = time.monotonic()
+    loaded = load_drafters(config, device, ranks, start_inner)
+    named = "; ".join(describe_drafter(drafter, config, device) for drafter in config.drafters)
+    logger.info("draft: %s, %.1f s", named, time.monotonic() - start)
+    return loaded
 
 
 def run_draft(
@@ -284,7 +298,7 @@ def serve_draft(
     others = ExitStack()
     try:
         device = claim_device(config, Role.DRAFT)
-        drafters = drafters or load_drafters(config, device, leader or ALONE, partial(start_inner, config, others))
+        drafters = drafters or _load_drafters(config, device, leader or ALONE, partial(start_inner, config, others))
         for note in drafters.notes if incarnation == FIRST_INCARNATION else ():
             say_once(f"draft: {note}")
         if leader is not None:

@@ -7,6 +7,7 @@ is lost is replaced within a tenth of a second. All of them end with the process
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -58,7 +59,8 @@ class DraftProcess:
         """`run_directories`: where the draft keeps its events, one for each run; none: nowhere.
 
         `work`: a module with `prepare_draft` and `run_draft` in place of amusd's own (the launcher's tests).
-        `tell_loss` gets one line for each draft that somebody else has killed, or that has lost another of its ranks.
+        `tell_loss` gets one line for each draft that somebody else has killed, or that has lost another of its ranks;
+        with it the draft itself says on standard error what it loads.
         `lives`: from `warm_lives`. `cores`: those of the machine, where this process keeps to some of them already.
         """
         self._settings = {
@@ -66,6 +68,7 @@ class DraftProcess:
             "run_directories": [str(directory.absolute()) for directory in run_directories],
             "work": work or WORK,
             "cores": list(cores or allowed_cores()),  # before the target keeps to its own
+            "tells": tell_loss is not None,
         }
         self._lives = lives or Lives(command_of(__name__), is_quiet=True)
         self._lock = threading.RLock()
@@ -216,6 +219,10 @@ def _prepare(followers: Followers, settings: Orders) -> Any:
     """Load what all lives share; returns it, or None where each life loads for itself, as one with `followers` does."""
     config = from_mapping(EngineConfig, settings["config"])
     followers.prepare(config, Role.DRAFT, settings["cores"], settings["work"])
+    if settings["tells"]:
+        log = logging.getLogger("amusd")
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
     if device_of(config, Role.DRAFT) == "cpu":
         pin_rank(config, Role.DRAFT, settings["cores"])
     return importlib.import_module(settings["work"]).prepare_draft(config)
