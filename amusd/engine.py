@@ -206,7 +206,8 @@ class Engine:
         elif client.failure is not None:
             draft = DraftPresence.FAILED
         else:
-            draft = DraftPresence.PRESENT if client.has_draft else DraftPresence.AWAY
+            present = DraftPresence.SILENT if client.is_silent else DraftPresence.PRESENT
+            draft = present if client.has_draft else DraftPresence.AWAY
         return EngineStatus(
             num_running=self.turns.num_running,
             num_waiting=self.turns.num_waiting,

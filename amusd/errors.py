@@ -11,7 +11,7 @@
     |   |   +-- WireError      the bytes are not a frame of this version
     |   +-- PeerLostError      it is gone, or silent beyond the deadline
     |   |   +-- RankLostError  it shared this one's model
-    |   +-- PeerFailedError    it reported its own failure (carries its traceback)
+    |   +-- PeerFailedError    it reported its own failure (in a line)
     +-- StateError             the caller's: asked of an engine or an answer when it cannot be had
     +-- NoRoomError            the draft's: it cannot take a sequence, which the target decodes alone
     +-- DeviceError            the device's: it is there but does not answer
@@ -69,7 +69,7 @@ class RankLostError(PeerLostError):
 
 
 class PeerFailedError(PeerError):
-    """The peer reported that it cannot go on; the message carries its error and traceback."""
+    """The peer reported that it cannot go on; the message is the first line of its error."""
 
 
 class NoRoomError(AmusdError):

@@ -31,6 +31,8 @@ class DraftPresence(str, enum.Enum):
     """Whether an engine has a draft now."""
 
     PRESENT = "present"
+    SILENT = "silent"
+    """It does not answer: the target goes on alone until it does, or is replaced."""
     AWAY = "away"
     """It is lost, and the target goes on alone until the next one is there."""
     FAILED = "failed"

@@ -25,7 +25,6 @@ if __name__ == "__main__":  # the replicas import what they run from the install
     sys.exit(amusd_launch.ray_serve.main(sys.argv[1:]))
 
 from amusd.console import tell, waiting_for
-from amusd.runtime.draft_restart import last_line
 
 from .compose import compose_config
 from .devices import claim_hardware
@@ -137,7 +136,11 @@ def deploy(config: RunConfig) -> None:
     deadline = time.monotonic() + seconds
     with waiting_for("the replicas", seconds):
         while (status := serve.status().applications[APPLICATION]).status != "RUNNING":
-            said = [f"{name}: {last_line(one.message)}" for name, one in status.deployments.items() if one.message]
+            said = [
+                f"{name}: {one.message.strip().splitlines()[-1]}"
+                for name, one in status.deployments.items()
+                if one.message.strip()
+            ]
             if status.status == "DEPLOY_FAILED" or time.monotonic() > deadline:
                 raise ConfigError(f"ray: {status.status.value}: {'; '.join([status.message, *said])}")
             time.sleep(_LOOK_SECONDS)

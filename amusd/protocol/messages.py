@@ -177,7 +177,7 @@ class Progress:
     wait_ns: int
     """Nanoseconds of waiting for a message because nothing could be drafted."""
     open_ns: int
-    """Nanoseconds from `Open` to this message."""
+    """Nanoseconds from `Open` to this message; 0: the draft has refused the sequence, or a verdict for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class Failed:
     kind: str
     """Name of the error class."""
     text: str
-    """Message and traceback."""
+    """What went wrong, in a line."""
 
 
 @dataclass(frozen=True, slots=True)

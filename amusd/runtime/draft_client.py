@@ -5,11 +5,13 @@ gone is replaced (`draft_restart.py`), and the next one is told what is committe
 
 A draft that says nothing is waited for `max_silence_seconds` in all, and then no more until it is heard again: one that
 is stopped costs one pause. It is told again at longer and longer intervals, since a message may have been lost and the
-link of a stopped process must not fill.
+link of a stopped process must not fill. One that owes an answer for longer than `max_silence_seconds` is silent, and
+after `SILENCES` times as long it is replaced.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,11 +20,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from amusd.errors import PeerLostError, PeerProtocolError
+from amusd.errors import PeerLostError, PeerProtocolError, first_line
 from amusd.protocol.messages import Candidate, Close, Failed, Features, Hello, Message, Progress, Shutdown
 from amusd.protocol.target_session import Reception
 from amusd.protocol.wire import MAX_FEATURE_BYTES
-from amusd.runtime.draft_restart import DraftRestart, last_line
+from amusd.runtime.draft_restart import DraftRestart
 from amusd.runtime.handshake import told
 from amusd.runtime.target_sequence import TargetSequence
 from amusd.sampling.acceptance import ProbabilityRow, unpack_rows
@@ -30,6 +32,8 @@ from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
 from amusd.types import FinishReason
+
+logger = logging.getLogger(__name__)
 
 FINAL_PROGRESS_SECONDS = 0.5
 """How long a finished sequence waits for the draft's own counts."""
@@ -42,6 +46,10 @@ MAX_DRAIN_SECONDS = 0.02
 
 MAX_NONSENSE = 100
 """After this many messages in a row that the protocol forbids, the draft counts as lost."""
+
+SILENCES = 10
+"""After so many times `max_silence_seconds` without an answer that it owes, the draft counts as lost. The time that the
+target has spent on the prompts is added: a draft that is new takes them all in before it answers."""
 
 EVERY_SEQUENCE = -1
 """In the place of a sequence's id: all of them."""
@@ -94,6 +102,10 @@ class DraftClient:
     """Why drafts were lost, each in one line."""
     num_restarts: int = 0
     """Drafts that took the place of a lost one."""
+    is_silent: bool = False
+    """The draft owes an answer for longer than `max_silence_seconds`."""
+    _asked_ns: int | None = None
+    """When this draft was told the first thing that it has not answered; None: it owes no answer."""
     _sequences: dict[int, TargetSequence] = field(default_factory=dict)
     """Those that are open, by id."""
     _next_sequence_id: int = 0
@@ -117,6 +129,8 @@ class DraftClient:
     @property
     def patience_seconds(self) -> float:
         """How much longer the draft may be waited for; 0: not at all, it is silent."""
+        if self.is_silent:
+            return 0.0
         return max(0, round(self._max_silence_seconds * 1e9) - self._silent_ns[EVERY_SEQUENCE]) / 1e9
 
     @property
@@ -158,7 +172,6 @@ class DraftClient:
             return False
         self.link, self.peer = found
         self._silent_ns.clear()
-        self._num_nonsense = 0
         self.num_restarts += 1
         by_need = sorted(self._sequences.values(), key=lambda sequence: -sequence.session.remaining)
         for sequence in by_need:
@@ -182,6 +195,8 @@ class DraftClient:
         if is_due and not reminder.is_answered and not self._send_opening(sequence):
             return
         if is_due or self.may_hear(sequence):
+            if reminder.is_answered:  # else the draft may have refused the sequence
+                self._ask()
             self._send(sequence.session.verdict())
 
     def features_due(self, sequence: TargetSequence) -> range:
@@ -207,10 +222,10 @@ class DraftClient:
                 return
             self._num_features[sequence.sequence_id] = start = end
 
-    def verified(self) -> None:
-        """Candidates were judged: if their draft has not been lost meanwhile, it is worth replacing."""
+    def accepted(self) -> None:
+        """Candidates were accepted: if their draft has not been lost meanwhile, it is worth replacing."""
         if self.draft_restart is not None and self.has_draft:
-            self.draft_restart.verified()
+            self.draft_restart.accepted()
 
     def close(self, sequence: TargetSequence, reason: FinishReason) -> None:
         """The sequence is over. What the draft has counted of it is awaited for a moment from now on."""
@@ -248,11 +263,16 @@ class DraftClient:
     # What it says
 
     def drain(self) -> None:
-        """Take in what has arrived."""
+        """Take in what has arrived, and judge whether the draft is silent once all of it was read."""
         end = self._now() + MAX_DRAIN_SECONDS
         for _ in range(MAX_DRAINED):  # a flood must not keep the target from its pass
-            if not (self._reminders or self._closed) or not self.take(0.0) or self._now() >= end:
-                break
+            if not (self._reminders or self._closed):
+                return
+            if not self.take(0.0):
+                self._judge_silence()
+                return
+            if self._now() >= end:
+                return
 
     def take(self, timeout: float, waiting: Iterable[TargetSequence] = ()) -> bool:
         """Receive and handle one message; False when none came within `timeout` seconds.
@@ -265,8 +285,8 @@ class DraftClient:
         start_ns = self.recorder.now_ns()
         try:
             message = self.link.receive(timeout)
-        except PeerLostError as error:
-            self._lose(str(error))
+        except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
+            self._lose(first_line(error))
             return False
         if timeout > 0:
             waited_ns = self.recorder.now_ns() - start_ns
@@ -295,6 +315,7 @@ class DraftClient:
     def _send_opening(self, sequence: TargetSequence) -> bool:
         assert self.peer is not None
         self._num_features[sequence.sequence_id] = 0
+        self._ask()
         return self._send(sequence.opening(self.peer.incarnation, self._not_over))
 
     def _handle(self, message: Message) -> None:
@@ -312,9 +333,9 @@ class DraftClient:
             return
         self._judge_sense(makes_sense=isinstance(message, Progress))
         if isinstance(message, Progress):
-            self._silent_ns.clear()  # it is at long work, for any of them
-            sequence, _ = self._closed.pop(message.sequence_id, (sequence, 0))
+            sequence, _ = self._closed.pop(message.sequence_id, (sequence if message.open_ns else None, 0))
             if sequence is not None:
+                self._silent_ns.clear()  # it is at long work, for any of them
                 sequence.metrics.reported(message)
 
     def _receive_candidate(self, message: Candidate) -> str:
@@ -348,9 +369,27 @@ class DraftClient:
             reminder.heard(self._now())
             self._silent_ns[message.sequence_id] = 0
 
+    def _ask(self) -> None:
+        """The draft owes an answer from now on, if it has owed none."""
+        if self._asked_ns is None:
+            self._asked_ns = self.recorder.now_ns()
+
+    def _judge_silence(self) -> None:
+        """A draft that does not answer in time is silent; it is lost in the end, where another one can come."""
+        if self._asked_ns is None or not self._sequences:
+            return
+        seconds, limit = self._now() - self._asked_ns / 1e9, self._max_silence_seconds
+        self.is_silent = seconds > limit
+        prompts = sum(sequence.metrics.prefill_ns for sequence in self._sequences.values()) / 1e9
+        if self.draft_restart is not None and seconds > SILENCES * limit + prompts:
+            reason = f"it has said nothing for {seconds:.1f} s"
+            logger.warning("the draft is replaced: %s", reason)
+            self._lose(reason)
+
     def _judge_sense(self, *, makes_sense: bool) -> None:
         """A draft that sends nonsense counts as silent, and in the end as lost."""
         if makes_sense:
+            self.is_silent, self._asked_ns = False, None
             self._silent_ns[EVERY_SEQUENCE] = 0
             self._num_nonsense = 0
             return
@@ -364,20 +403,22 @@ class DraftClient:
         record_message(self.recorder, SEND, message)
         try:
             self.link.send(message)
-        except PeerLostError as error:
-            self._lose(str(error))
+        except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
+            self._lose(first_line(error))
             return False
         return True
 
     def _lose(self, reason: str) -> None:
-        """Go on without it, and look for the next one if that can be."""
+        """Go on without it, and look for the next one if that can be. The first line of the reason counts."""
+        reason = (reason.strip().splitlines() or ["it gave no reason"])[0]
         self._reminders.clear()
+        self.is_silent, self._asked_ns, self._num_nonsense = False, None, 0
         for sequence in (*self._sequences.values(), *(sequence for sequence, _ in self._closed.values())):
             sequence.session.detach()
             sequence.metrics.lost_draft()
             self.recorder.instant("draft_lost", sequence.sequence_id, reason=reason)
         self._closed.clear()
-        self.losses.append(last_line(reason))
+        self.losses.append(reason)
         if self.draft_restart is None:
             self.failure = reason
             return

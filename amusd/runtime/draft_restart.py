@@ -3,8 +3,8 @@
     lost ──▶ a new process waits ──▶ listen on a fresh link, tell it where ──▶ Hello ──▶ handed to the target worker
 
 Every life of the draft has an incarnation, a link and a nonce of its own, so nothing of an earlier one can be taken for
-its own. Lives that end before a candidate of theirs was verified are counted: after `MAX_RESTARTS` in a row the target
-stays alone for good.
+its own. Lives that end before a candidate of theirs was accepted are counted: after `MAX_RESTARTS` in a row the target
+stays alone for good. Whatever goes wrong on the way to the next draft costs that draft, never the target.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
-from amusd.errors import ConfigError, PeerError, PeerLostError, PeerProtocolError
+from amusd.errors import ConfigError, PeerLostError, PeerProtocolError, first_line
 from amusd.protocol.messages import Hello
 from amusd.runtime.handshake import Handshake
 from amusd.transport.base import Rendezvous, Transport
 
 FIRST_INCARNATION = 1
 MAX_RESTARTS = 5
-"""Most lives in a row that end before a candidate of theirs was verified."""
+"""Most lives in a row that end before a candidate of theirs was accepted."""
 BACK_OFF_SECONDS = 0.25
 """Pause before the second of these lives; twice as long before each further one."""
 LOOK_SECONDS = 0.05
@@ -58,11 +59,6 @@ class DraftSource(Protocol):
         ...
 
 
-def last_line(text: str) -> str:
-    """The last line of a traceback, which says what went wrong."""
-    return (text.strip().splitlines() or ["it gave no reason"])[-1]
-
-
 class DraftRestart:
     """The target's search for the next draft. `listen` makes the listening end of a link from a nonce."""
 
@@ -83,11 +79,12 @@ class DraftRestart:
 
     def lost(self, reason: str) -> None:
         """The present draft is gone, or is to go."""
-        self._source.dismiss()
+        with suppress(Exception):
+            self._source.dismiss()
         self._fail(reason)
 
-    def verified(self) -> None:
-        """A candidate of the present draft was verified: it is worth replacing."""
+    def accepted(self) -> None:
+        """A candidate of the present draft was accepted: it is worth replacing."""
         self._num_fruitless = 0
 
     def poll(self) -> tuple[Transport, Hello] | None:
@@ -102,8 +99,8 @@ class DraftRestart:
         except ConfigError as error:
             self._give_up(f"the draft that was to replace it is refused: {error}")
             return None
-        except PeerError as error:
-            self._fail(str(error))
+        except Exception as error:  # noqa: BLE001 - the target goes on, whatever it is
+            self._fail(first_line(error))
             return None
         if peer is None:
             return None
@@ -139,7 +136,7 @@ class DraftRestart:
         self._told = newest
         try:
             self._handshake = Handshake(link, self._own, self._timeout_seconds)
-        except PeerLostError:
+        except Exception:
             link.close()
             raise
         self._source.tell(newest, Rendezvous(link.address, nonce))
@@ -150,7 +147,7 @@ class DraftRestart:
             return
         self._num_fruitless += 1
         if self._num_fruitless > MAX_RESTARTS:
-            self._give_up(f"{MAX_RESTARTS} restarts in a row brought no candidate; at last: {last_line(reason)}")
+            self._give_up(f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: {reason}")
         elif self._num_fruitless > 1:
             self._not_before = time.monotonic() + BACK_OFF_SECONDS * 2 ** (self._num_fruitless - 2)
 
@@ -158,7 +155,8 @@ class DraftRestart:
         self._drop()
         if self.failure is None:
             self.failure = reason
-            self._source.tell(self._told + 1, None)
+            with suppress(Exception):
+                self._source.tell(self._told + 1, None)
 
     def _drop(self) -> None:
         if self._handshake is not None:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from amusd.drafters.base import Drafter, Makers
 from amusd.errors import NoRoomError, PeerLostError, PeerProtocolError, RankLostError
 from amusd.protocol.draft_session import check_opening
-from amusd.protocol.messages import Close, Features, Message, Open, Shutdown, Verdict
+from amusd.protocol.messages import Close, Features, Message, Open, Progress, Shutdown, Verdict
 from amusd.runtime.draft_sequence import DraftSequence, Forest
 from amusd.runtime.rollback import RollbackManager
 from amusd.tracing.messages import RECEIVE, SEND, record_message
 from amusd.tracing.recorder import Recorder
 from amusd.transport.base import Transport
+from amusd.types import Role
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class DraftWorker:
             manager = self._manage(opening, forest.free[-1][drafts_trees])
             drafters = forest.free.pop()
         except (PeerProtocolError, NoRoomError) as error:  # the target goes on alone
-            self.num_ignored += 1
+            self._refuse(opening.sequence_id)
             self._say_once(f"opened no sequence: {error}")
             return
         sequence = DraftSequence(manager, forest, drafters, opening.drafter, self.recorder, start_ns)
@@ -218,8 +219,13 @@ class DraftWorker:
             return sequence.roll_back()
         except PeerProtocolError:
             sequence.verdict = None
-            self.num_ignored += 1
+            self._refuse(sequence.sequence_id)
             return False
+
+    def _refuse(self, sequence_id: int) -> None:
+        """Answer what cannot be followed with a sign of life: a draft that says nothing is replaced."""
+        self.num_ignored += 1
+        self._post(Progress(Role.DRAFT, sequence_id, *[0] * 7))
 
     def _send(self, sequence: DraftSequence) -> None:
         candidate = sequence.offer()

@@ -6,7 +6,6 @@ import logging
 import secrets
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -18,7 +17,7 @@ import torch
 from amusd.config import DrafterConfig, EngineConfig, TransportConfig
 from amusd.drafters.base import DrafterFactory, one_by_one, say_once
 from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
-from amusd.errors import ConfigError, PeerLostError, RankLostError
+from amusd.errors import ConfigError, PeerLostError, RankLostError, first_line
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
 from amusd.models.language_model import LanguageModel
@@ -345,11 +344,13 @@ def start_inner(
 
 
 def failure_report(error: BaseException) -> Failed:
-    """The error, with its traceback unless it is the user's; the end is kept of what is too long for a message."""
-    is_users = isinstance(error, ConfigError)
-    text = str(error) if is_users else "".join(traceback.format_exception(error))
-    text = text.encode(errors="replace")[-MAX_TEXT_BYTES:].decode(errors="ignore")
-    return Failed(Role.DRAFT, ConfigError.__name__ if is_users else type(error).__name__, text)
+    """The first line of the error, cut where it is too long for a message; the draft's standard error has the rest."""
+    kind, text = type(error).__name__, first_line(error)
+    if isinstance(error, ConfigError):
+        kind = ConfigError.__name__
+    elif text != kind:
+        text = f"{kind}: {text}"
+    return Failed(Role.DRAFT, kind, text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore"))
 
 
 def serve(

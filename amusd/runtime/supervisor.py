@@ -145,7 +145,8 @@ class DraftProcess:
         with self._lock:
             self._incarnation, self._is_dismissed = incarnation, False
             self._lives.prepare(self._settings)
-            self._lives.start({"rendezvous": asdict(rendezvous), "incarnation": incarnation})
+            told = "" if self._last_end is None else _split(self._last_end.said)[-1]
+            self._lives.start({"rendezvous": asdict(rendezvous), "incarnation": incarnation, "told": told})
 
     def met(self) -> None:
         """See `DraftSource`."""
@@ -229,7 +230,10 @@ def _prepare(followers: Followers, settings: Orders) -> Any:
 
 
 def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orders, prepared: Any) -> int:
-    """Draft until the target is done; return the exit code. Tells the parent why it ends before that."""
+    """Draft until the target is done; return the exit code. Tells the parent why it ends before that.
+
+    The traceback of an error is shown unless the life before has ended with the same.
+    """
     channel.on_hang_up(lambda: os._exit(0))  # nobody is left to work for
     rendezvous = Rendezvous(**orders["rendezvous"])
     directories = [Path(directory) for directory in settings["run_directories"]]
@@ -257,7 +261,7 @@ def _live(followers: Followers, channel: Channel, settings: Orders, orders: Orde
         if code == _FAILED or (runs_own_code and error.__cause__ is not None):  # its author wants more than a line
             for directory in directories[:1]:
                 keep_traceback(directory, Role.DRAFT.value, error)
-        if code == _FAILED:
+        if code == _FAILED and first_line(error) != orders["told"]:
             raise
     return code
 

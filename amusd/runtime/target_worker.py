@@ -241,8 +241,8 @@ class TargetWorker:
         num_sequences: int,
     ) -> None:
         """Count and record what a pass did for one sequence; arguments as of `TargetSequence.observe`."""
-        if outcome.num_judged:
-            self.client.verified()
+        if outcome.num_accepted:
+            self.client.accepted()
         is_alone = sequence.uses_draft and not self.client.may_hear(sequence)
         self.counts.add(outcome, is_alone=is_alone)
         sequence.observe(times_ns, outcome, is_alone=is_alone, num_rows=num_rows, num_sequences=num_sequences)

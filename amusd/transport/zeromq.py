@@ -98,7 +98,10 @@ class ZeroMQTransport:
             raise ConfigError(
                 "transport=zeromq: this ZeroMQ has no socket files; use transport.address=tcp://127.0.0.1:0"
             )
-        folder = Path(tempfile.mkdtemp(prefix="amusd-")) if address is None else None
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="amusd-")) if address is None else None
+        except OSError as error:
+            raise ConfigError(f"transport=zeromq: no folder for its socket file: {error}") from None
         wanted = f"ipc://{folder}/link" if address is None else address
         endpoint = parse_endpoint(wanted, beyond=insecure or keys is not None, to_bind=True)
         transport = cls(endpoint, nonce, _new_socket(endpoint))

@@ -34,9 +34,9 @@ NUM_TOKENS = 60
 EXPECTED = reference(NUM_TOKENS)[len(PROMPT) :]
 PASS_SECONDS = 0.001
 
-GOOD, MUTE, CRASHING, BABBLING, FOREIGN = "good", "mute", "crashing", "babbling", "foreign"
-"""What a life of the draft is like: as it should be; ends before its Hello; fails at its first proposal; sends what the
-protocol forbids; has another tokenizer."""
+GOOD, MUTE, CRASHING, HANGING, BABBLING, FOREIGN = "good", "mute", "crashing", "hanging", "babbling", "foreign"
+"""What a life of the draft is like: as it should be; ends before its Hello; fails or hangs after its first proposal,
+which is wrong; sends what the protocol forbids; has another tokenizer."""
 
 _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(["torch", "amusd.engine"])
@@ -104,7 +104,7 @@ def draft_process(transport: TransportConfig, rendezvous: Rendezvous, incarnatio
     drafters = LoadedDrafters(
         {
             "oracle": Makers(
-                one_by_one(Crashing if life == CRASHING else oracle(NUM_TOKENS, right_with_probability(0.8, 3))),
+                one_by_one(FAILING.get(life, oracle(NUM_TOKENS, right_with_probability(0.8, 3)))),
                 one_by_one(lambda: TableTreeDrafter(places=spread(3))),
             )
         },
@@ -122,13 +122,30 @@ def draft_process(transport: TransportConfig, rendezvous: Rendezvous, incarnatio
 
 
 class Crashing(OracleDrafter):
-    """Fails at its first proposal."""
+    """Fails at its second proposal."""
 
     def __init__(self) -> None:
-        super().__init__((), always_wrong(), VOCAB_SIZE)
+        super().__init__(reference(NUM_TOKENS), always_wrong(), VOCAB_SIZE)
+        self._has_proposed = False
 
     def propose(self, max_tokens: int) -> tuple[int, ...]:
-        raise MemoryError("out of memory")
+        if self._has_proposed:
+            self._fail()
+        self._has_proposed = True
+        return super().propose(max_tokens)
+
+    def _fail(self) -> None:
+        raise MemoryError("out of memory\nsee the manual")
+
+
+class Hanging(Crashing):
+    """Hangs there."""
+
+    def _fail(self) -> None:
+        time.sleep(3600)
+
+
+FAILING = {CRASHING: Crashing, HANGING: Hanging}
 
 
 class Babbling:

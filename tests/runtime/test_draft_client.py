@@ -18,8 +18,8 @@ from table_model import TableModel
 from amusd.policies.base import Decision, TargetView, Wait
 from amusd.policies.schedules import AutoregressivePolicy, ChainPolicy, SynchronousPolicy
 from amusd.protocol import prefix_hash
-from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Open, Progress, Verdict
-from amusd.runtime.draft_client import MAX_NONSENSE, DraftClient
+from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Progress, Verdict
+from amusd.runtime.draft_client import MAX_NONSENSE, SILENCES, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
@@ -41,7 +41,7 @@ class Next:
     def __init__(self, clock: Clock) -> None:
         self.link = Link(clock)
         self.is_ready = False
-        self.num_verified = 0
+        self.num_accepted = 0
 
     def lost(self, _reason: str) -> None:
         self.is_ready = True
@@ -49,8 +49,8 @@ class Next:
     def poll(self) -> tuple[Link, Hello] | None:
         return (self.link, hello(2)) if self.is_ready else None
 
-    def verified(self) -> None:
-        self.num_verified += 1
+    def accepted(self) -> None:
+        self.num_accepted += 1
 
     def close(self) -> None:
         pass
@@ -156,8 +156,9 @@ def test_a_silent_draft_costs_one_pause_in_the_whole_answer() -> None:
     assert 0 < waited <= SILENCE + 1e-6  # nor is the end waited for
 
 
-def test_a_silent_draft_is_told_again_at_longer_and_longer_intervals() -> None:
+def test_a_silent_draft_that_nothing_replaces_is_told_again_at_longer_and_longer_intervals() -> None:
     target = Target()
+    target.client.draft_restart = None
     for _ in decode(target.worker, *target.request(1000)):
         pass
     told = [at for at, message in target.link.sent if isinstance(message, Verdict)]
@@ -200,13 +201,82 @@ def test_the_next_draft_is_not_silent_and_has_said_no_nonsense() -> None:
     assert target.client.losses == ["the link is cut"]
 
 
-def test_candidates_that_are_judged_after_their_draft_was_lost_count_for_no_life() -> None:
-    target = Target()
-    target.client.verified()
-    assert target.next.num_verified == 1
+def test_a_life_counts_by_candidates_that_were_accepted_before_it_was_lost() -> None:
+    right = next(decode(Target().worker, *Target().request(1))).token_ids[0]
+    for token_id, number in (((right + 1) % VOCAB_SIZE, 0), (right, 1)):
+        target = Target()
+        target.link.inbox.append(chain(1, PROMPT, (token_id,)))
+        next(decode(target.worker, *target.request(20)))
+        assert target.next.num_accepted == number
     target.client._lose("its process ended")
-    target.client.verified()
-    assert target.next.num_verified == 1
+    target.client.accepted()
+    assert target.next.num_accepted == 1
+
+
+def without_waits(target: Target, num_tokens: int) -> TargetSequence:
+    """The whole of an answer that waits for no candidate."""
+    request, stop = target.request(num_tokens)
+    policy = ChainPolicy(max_lookahead=4, tokens_per_message=1, min_candidates=0, max_wait_passes=1.0)
+    sequence = target.worker.admit(replace(request, policy=policy), stop)
+    while not sequence.is_over:
+        target.worker.step()
+    return sequence
+
+
+def test_a_draft_that_does_not_answer_is_silent_though_nothing_waits_for_it() -> None:
+    target = Target()
+    metrics = without_waits(target, 100).metrics  # a second
+    assert target.client.is_silent
+    assert metrics.num_tokens_alone == pytest.approx(100 - SILENCE / PASS_SECONDS, abs=2)
+    assert target.client.losses == []
+    late = target.open()
+    target.link.inbox.append(candidate(late, (1,)))
+    target.client.drain()
+    assert not target.client.is_silent
+    assert target.client.may_hear(late)
+
+
+@pytest.mark.parametrize("prompt_seconds", [0.0, 4.0])
+def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line(
+    prompt_seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = Target()
+    sequence = target.open(1000)
+    sequence.metrics.prefilled(round(prompt_seconds * 1e9))
+    seconds = SILENCES * SILENCE + prompt_seconds
+    target.clock.pass_by(seconds - 0.01)
+    target.client.drain()
+    assert target.client.losses == []
+    target.clock.pass_by(0.02)
+    target.client.drain()
+    assert target.client.losses == [f"it has said nothing for {seconds:.1f} s"]
+    assert caplog.messages == [f"the draft is replaced: it has said nothing for {seconds:.1f} s"]
+    assert target.client.look_for_next()
+    assert target.client.may_hear(sequence)
+
+
+def test_a_draft_that_refuses_a_sequence_is_neither_silent_nor_replaced() -> None:
+    class Refusing(Link):
+        def send(self, message: Message) -> None:
+            super().send(message)
+            if isinstance(message, Open):
+                self.inbox.append(Progress(Role.DRAFT, message.sequence_id, *[0] * 7))
+
+    target = Target()
+    target.client.link = Refusing(target.clock)
+    sequence = without_waits(target, 1000)
+    assert (target.client.is_silent, target.client.losses, sequence.metrics.draft) == (False, [], None)
+
+
+def test_a_link_that_fails_as_no_link_should_costs_the_draft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object) -> None:
+        raise OSError("no memory\nfor this")
+
+    for name in ("send", "receive"):
+        target = Target()
+        monkeypatch.setattr(target.link, name, fail)
+        assert sum(len(emission.token_ids) for emission in decode(target.worker, *target.request(5))) == 5
+        assert target.client.losses == ["no memory"]
 
 
 def test_a_draft_that_says_nothing_but_nonsense_is_lost() -> None:

@@ -104,6 +104,38 @@ def test_a_link_that_is_cut_before_the_first_word_is_closed(search: Search) -> N
     assert [link.is_closed for link in search.links] == [True]
 
 
+@pytest.mark.parametrize("step", ["dismiss", "newest", "listen", "tell", "met"])
+def test_whatever_fails_on_the_way_to_the_next_draft_costs_that_draft_alone(
+    search: Search, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise OSError("the disk is full\nhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((search.restart, "_listen") if step == "listen" else (search.source, step)), fail)
+        search.restart.lost("it was killed")
+        for _ in range(3):
+            if search.links:
+                search.links[-1].inbox.append(hello(search.source.running))
+            assert search.restart.poll() is None
+            search.clock.pass_by(LOOK_SECONDS)
+    assert search.restart.failure is None
+    search.source.running += 1
+    search.clock.pass_by(60.0)
+    search.poll_until_told()
+    search.links[-1].inbox.append(hello(search.source.running))
+    assert search.restart.poll() is not None
+
+
+def test_the_end_of_the_search_is_reported_though_nobody_can_be_told(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search.source, "tell", lambda *_: 1 / 0)
+    for _ in range(MAX_RESTARTS + 1):
+        search.restart.lost("it was killed")
+    assert search.restart.failure is not None
+
+
 def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(search: Search) -> None:
     waits = []
     for _ in range(MAX_RESTARTS):
@@ -119,16 +151,19 @@ def test_each_restart_that_brings_no_candidate_is_waited_for_twice_as_long(searc
     )
     assert search.restart.failure is None
     search.restart.lost("it was killed")
-    assert search.restart.failure == f"{MAX_RESTARTS} restarts in a row brought no candidate; at last: it was killed"
+    assert (
+        search.restart.failure
+        == f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: it was killed"
+    )
     assert all(earlier < later for earlier, later in itertools.pairwise(search.source.told))
 
 
-def test_a_draft_whose_candidates_are_verified_is_worth_as_many_restarts_as_the_first(search: Search) -> None:
+def test_a_draft_whose_candidates_are_accepted_is_worth_as_many_restarts_as_the_first(search: Search) -> None:
     for _ in range(2 * MAX_RESTARTS):
         search.restart.lost("it was killed")
         assert search.poll_until_told() < BACK_OFF_SECONDS
         search.links[-1].inbox.append(hello(search.source.running))
         assert search.restart.poll() is not None
-        search.restart.verified()
+        search.restart.accepted()
         search.clock.pass_by(LOOK_SECONDS)
     assert search.restart.failure is None

@@ -169,7 +169,7 @@ def test_a_drafter_that_there_is_not_is_refused_in_one_line_and_the_draft_goes_o
     assert lines == [
         f"opened no sequence: the target asks for {kind} '\\x1b[2Jwishful\\nthinking'; this draft has: {there}"
     ]
-    assert [type(answer) for answer in answers_at(target)] == [Candidate, Progress]
+    assert [type(answer) for answer in answers_at(target)] == [Progress, Progress, Candidate, Progress]
 
 
 def answers_at(target: Transport) -> list[Message]:

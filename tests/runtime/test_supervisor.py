@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,42 @@ def test_a_killed_draft_is_followed_by_one_forked_from_the_same_process() -> Non
     for handle in (life, server_end):
         assert select.select([handle], [], [], 0.0)[0], "it is left over"
         os.close(handle)
+
+
+RAISES = """
+from amusd.drafters.base import ChainDrafter, one_by_one
+from amusd.drafters.custom import OwnDrafters
+
+
+class Raising(ChainDrafter):
+    def propose(self, max_tokens):
+        if self.length > 8:
+            raise ValueError(f"no more than\\n{self.length} tokens")
+        self.commit((0,))
+        return (0,)
+
+
+def make(context):
+    return OwnDrafters(chains=one_by_one(Raising))
+"""
+
+
+def test_a_drafter_that_always_raises_is_given_up_with_one_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(RAISES)
+    monkeypatch.setattr(draft_restart, "BACK_OFF_SECONDS", 0.01)
+    drafter = DrafterConfig(kind="custom", factory=f"{tmp_path}/own.py:make")
+    schedule = DecodingConfig(mode=Mode.ASYNCHRONOUS, policy="chain")
+    with Engine.start(replace(config_of("shared_memory"), drafters=(drafter,))) as engine:
+        deadline = time.monotonic() + SECONDS
+        while engine.draft_failure is None and time.monotonic() < deadline:
+            assert engine.generate(PROMPT, params(20), decoding=schedule).token_ids == reference(20)[len(PROMPT) :]
+        failure = f"{MAX_RESTARTS} restarts in a row brought no accepted candidate; at last: ValueError: no more than"
+        assert engine.draft_failure == failure
+    said = capfd.readouterr().err
+    assert said.count("Traceback") == 1
+    assert "ValueError: no more than\n9 tokens" in said
 
 
 @pytest.mark.parametrize("is_safe", ["", "1"])
