@@ -21,7 +21,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.checkpoint import find_checkpoint
 from amusd.models.huggingface import quiet_transformers
 from amusd.models.language_model import KVCache
-from amusd.models.loading import load_draft_model, load_target, model_path, target_dtype
+from amusd.models.loading import describe_drafter, load_draft_model, load_target, model_path, target_dtype
 from amusd.models.numerics import Numerics
 from amusd.runtime.cores import allowed_cores, cores_for, pin_to
 from amusd.runtime.devices import claim_device, device_of
@@ -48,11 +48,11 @@ def bench(config: RunConfig, run_directory: Path) -> int:
         pin_to(cores_for(Role.TARGET, allowed_cores(), engine.hardware))
     target, tokenizer = load_target(engine, device, console.note)
     draft_device = device_of(engine, Role.DRAFT)
-    drafts: dict[str, CachedModel] = {
-        drafter.kind: load_draft_model(drafter, engine, draft_device)[0]
-        for drafter in engine.drafters
-        if drafter.can.has_model
-    }
+    drafts: dict[str, CachedModel] = {}
+    for drafter in (drafter for drafter in engine.drafters if drafter.can.has_model):
+        start = time.monotonic()
+        drafts[drafter.kind], _ = load_draft_model(drafter, engine, draft_device)
+        console.note(f"draft: {describe_drafter(drafter, engine, draft_device)}, {time.monotonic() - start:.1f} s")
     generate = None
     if config.bench.peer and config.hardware.synthetic is None:  # random weights have no checkpoint
         path = str(find_checkpoint(model_path(engine.target)))
