@@ -126,11 +126,13 @@ class ProcessGroup:
         self._backend = backend
         self._gathering = c10d.AllgatherOptions()  # type: ignore[attr-defined]  # missing in its __all__
         self._summing = c10d.AllreduceOptions()
-        self._gathering.asyncOp = self._summing.asyncOp = False  # NCCL: on the current stream, not on one beside it
+        self._gathering.asyncOp = self._summing.asyncOp = False  # NCCL: on the current stream, and returns no work
+        first = c10d.AllgatherOptions()  # type: ignore[attr-defined]
+        first.asyncOp = True
         try:
             self._group = _make(store, rank, size, device, backend, host)
             # The first exchange of NCCL makes its communicator. With a time of its own, `wait` blocks the host.
-            _, work = self._gather(torch.zeros(1, device=device))
+            _, work = self._gather(torch.zeros(1, device=device), first)
             work.wait(timedelta(seconds=EXCHANGE_SECONDS))
         except RuntimeError as error:
             raise RankLostError(f"the ranks of the {role.value} did not meet: {first_line(error)}") from None
@@ -142,8 +144,8 @@ class ProcessGroup:
         gone or silent, over NCCL only if that is known already; the group is of no use then.
         """
         try:
-            parts, work = self._gather(part)
-            work.wait()
+            parts, work = self._gather(part, self._gathering)
+            _wait(work)
         except RuntimeError as error:
             raise self._lost(error) from None
         return parts
@@ -170,22 +172,28 @@ class ProcessGroup:
             else:  # whose own `abort` ends no wait
                 self._group.recv([torch.empty(1)], self._other, _NO_TAG).wait(timedelta(milliseconds=1))
 
-    def _gather(self, part: Tensor) -> tuple[Tensor, Any]:
+    def _gather(self, part: Tensor, options: Any) -> tuple[Tensor, Any]:
         part = part.contiguous()
         parts = part.new_empty((self._size * len(part), *part.shape[1:]))
-        work = self._group._allgather_base(parts, part, self._gathering)  # noqa: SLF001 - no public name for one tensor
+        work = self._group._allgather_base(parts, part, options)  # noqa: SLF001 - no public name for one tensor
         return parts.view(self._size, *part.shape), work
 
     def _all_reduced(self, part: Tensor) -> Tensor:
         total = part.to(torch.float32, copy=True)
         try:
-            self._group.allreduce([total], self._summing).wait()
+            _wait(self._group.allreduce([total], self._summing))
         except RuntimeError as error:
             raise self._lost(error) from None
         return total
 
     def _lost(self, error: RuntimeError) -> RankLostError:
         return RankLostError(f"the ranks of the {self._role.value} have lost each other: {first_line(error)}")
+
+
+def _wait(work: Any) -> None:
+    """Wait as long as gloo needs; an exchange of NCCL on the current stream has no work to wait for."""
+    if work is not None:
+        work.wait()
 
 
 def _make(store: Any, rank: int, size: int, device: str, backend: Backend, host: str | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,11 +14,28 @@ DEADLINE_SECONDS = 20.0
 
 
 class Work:
-    """Done when it is made, or, on a device that hangs, never; `wait` does not wait, as NCCL's does not."""
+    """An exchange with `asyncOp`, on a stream beside the current one: its result is there after `wait`.
+
+    As torch's, NCCL returns no such object without `asyncOp`.
+    """
+
+    def __init__(self, finish: Callable[[], object] = lambda: None, *, hangs: bool = False) -> None:
+        self._finish, self._hangs = finish, hangs
+        self._error: RuntimeError | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        del timeout
+        """Blocks the host only if there is a `timeout`; a device that hangs counts as too late at once."""
+        if self._hangs and timeout is not None:
+            self._error = RuntimeError("Work timed out in blocking wait.\nand a trace")
+            raise self._error
+        self._finish()
         return True
+
+    def is_completed(self) -> bool:
+        return not self._hangs
+
+    def exception(self) -> RuntimeError | None:
+        return self._error
 
 
 class Table:
@@ -35,19 +53,22 @@ class FakeNccl:
         self._table, self._rank = table, rank
         self.exchanges: list[tuple[str, torch.dtype]] = []
 
-    def _allgather_base(self, parts: Tensor, part: Tensor, options: Any) -> Work:
-        assert not options.asyncOp, "NCCL would use a stream beside the current one"
-        self.exchanges.append(("all-gather", part.dtype))
-        parts.copy_(torch.cat(self._everybodys(part)))
-        return Work()
+    def _allgather_base(self, parts: Tensor, part: Tensor, options: Any) -> Work | None:
+        found = torch.cat(self._everybodys("all-gather", part))
+        return self._exchanged(options, lambda: parts.copy_(found))
 
-    def allreduce(self, parts: list[Tensor], options: Any) -> Work:
-        assert not options.asyncOp, "NCCL would use a stream beside the current one"
-        self.exchanges.append(("all-reduce", parts[0].dtype))
-        parts[0].copy_(torch.stack(self._everybodys(parts[0].clone())).sum(0))
-        return Work()
+    def allreduce(self, parts: list[Tensor], options: Any) -> Work | None:
+        found = torch.stack(self._everybodys("all-reduce", parts[0].clone())).sum(0)
+        return self._exchanged(options, lambda: parts[0].copy_(found))
 
-    def _everybodys(self, part: Tensor) -> list[Tensor]:
+    def _exchanged(self, options: Any, finish: Callable[[], object]) -> Work | None:
+        if options.asyncOp:
+            return Work(finish)
+        finish()
+        return None
+
+    def _everybodys(self, kind: str, part: Tensor) -> list[Tensor]:
+        self.exchanges.append((kind, part.dtype))
         self._table.parts[self._rank] = part
         self._table.barrier.wait(DEADLINE_SECONDS)
         parts = list(self._table.parts)
@@ -56,7 +77,7 @@ class FakeNccl:
 
 
 class HangingNccl:
-    """A device whose exchanges do not end before they are aborted, and an abort that waits for graphs."""
+    """A device whose exchanges, after the first, do not end before they are aborted; an abort waits for graphs."""
 
     def __init__(self, graphs_destroyed: threading.Event | None = None, store: object = None) -> None:
         self._graphs_destroyed = graphs_destroyed
@@ -65,9 +86,9 @@ class HangingNccl:
         self.kernels_ended = threading.Event()
         self.num_aborts = 0
 
-    def _allgather_base(self, parts: Tensor, part: Tensor, options: Any) -> Work:
-        del parts, part, options
-        return Work()
+    def _allgather_base(self, parts: Tensor, part: Tensor, options: Any) -> Work | None:
+        del parts, part
+        return Work() if options.asyncOp else None
 
     def abort(self) -> None:
         self.num_aborts += 1
