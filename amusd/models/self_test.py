@@ -6,13 +6,17 @@ They must not under `verify_width=fixed`; whether they do is a matter of the ker
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from amusd.models.language_model import KVCache, LanguageModel, SequenceRows
+
+_Way: TypeAlias = Callable[[LanguageModel, Sequence[int], Sequence[KVCache]], list[tuple[int, Tensor]]]
+"""Passes tokens behind what the first of some caches holds; returns position and logits [vocab] of each."""
 
 BLOCK_LENGTHS = (3, 1, 8, 5, 2, 7, 4, 6)
 """Blocks of the second run, round after round, cut where the model's rule cuts them."""
@@ -40,35 +44,46 @@ class WidthInvariance:
 def measure_width_invariance(model: LanguageModel, prompt: Sequence[int], num_tokens: int) -> WidthInvariance:
     """Decode `num_tokens` greedily one by one, then pass the same tokens in ragged blocks, and compare the logits.
 
-    Where a pass has room, they are passed once more among other paths, in whatever track is free; and then beside
-    other sequences, which have other lengths and blocks, in whatever order.
+    If a pass has room for several paths, they are passed again among other paths, in whatever track is free. Then they
+    are passed beside other sequences, which have other lengths and blocks, in whatever order.
+
+    A pass is padded to a number of rows that follows from the number of caches in its memory, so every pass is compared
+    with passes over the same memory.
     """
     capacity = len(prompt) + num_tokens
-    cache = model.new_cache(capacity)
-    model.prefill(prompt[:-1], cache)
+    differences = _differences(model, prompt, num_tokens, [model.new_cache(capacity)], (_in_blocks, _in_paths))
+    caches = model.new_caches(1 + len(NEIGHBOURS), capacity)
+    differences += _differences(model, prompt, num_tokens, caches, (_in_batches,))
+    num_equal = sum(difference is None for difference in differences)
+    largest = max((difference for difference in differences if difference is not None), default=0.0)
+    return WidthInvariance(len(differences), num_equal, largest)
+
+
+def _differences(
+    model: LanguageModel, prompt: Sequence[int], num_tokens: int, caches: Sequence[KVCache], ways: Sequence[_Way]
+) -> list[float | None]:
+    """Largest difference of the logits of each row in each way from those one by one; None if they are equal."""
+    cache = caches[0]
     tokens, rows = list(prompt), []
+    model.prefill(prompt[:-1], cache)
     for _ in range(num_tokens):
         logits = model.forward(tokens[-1:], cache).logits[0]  # [vocab]
         rows.append(logits.clone())
         tokens.append(int(logits.argmax()))
-    cache.truncate(0)
-    model.prefill(prompt[:-1], cache)
-    again = _in_blocks(model, tokens[:-1], cache)
-    cache.truncate(0)
-    model.prefill(prompt[:-1], cache)
-    again += _in_paths(model, tokens[:-1], cache)
-    again += _in_batches(model, tokens[:-1], len(prompt) - 1)
-    num_equal, difference = 0, 0.0
-    for position, logits in again:
-        expected = rows[position - len(prompt) + 1]
-        num_equal += torch.equal(logits, expected)
-        difference = max(difference, float((logits - expected).abs().max()))
-    return WidthInvariance(len(again), num_equal, difference)
+    found: list[float | None] = []
+    for pass_tokens in ways:
+        for other in caches:
+            other.truncate(0)
+        model.prefill(prompt[:-1], cache)
+        for position, logits in pass_tokens(model, tokens[:-1], caches):
+            expected = rows[position - len(prompt) + 1]
+            found.append(None if torch.equal(logits, expected) else float((logits - expected).abs().max()))
+    return found
 
 
-def _in_blocks(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> list[tuple[int, Tensor]]:
-    """Position and logits [vocab] of each of `tokens` behind what `cache` holds."""
-    found = []
+def _in_blocks(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
+    """Position and logits [vocab] of each of `tokens` behind what the first cache holds."""
+    found, cache = [], caches[0]
     lengths = itertools.cycle(BLOCK_LENGTHS)
     while (start := cache.length) < len(tokens):
         block = tokens[start : start + min(next(lengths), model.max_rows(start))]
@@ -77,12 +92,12 @@ def _in_blocks(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> l
     return found
 
 
-def _in_paths(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> list[tuple[int, Tensor]]:
-    """The same from passes that begin with one token and hold the next one behind others; none where there is no room.
+def _in_paths(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
+    """The same from passes that begin with one token and hold the next one behind others; none if there is no room.
 
     The others come first, and so take the lower tracks.
     """
-    found = []
+    found, cache = [], caches[0]
     while (start := cache.length) < len(tokens):
         num_others = min(model.num_tracks(start), model.width - 1) - 1
         if num_others < 1 or start + 1 == len(tokens):
@@ -96,13 +111,12 @@ def _in_paths(model: LanguageModel, tokens: Sequence[int], cache: KVCache) -> li
     return found
 
 
-def _in_batches(model: LanguageModel, tokens: Sequence[int], start: int) -> list[tuple[int, Tensor]]:
-    """The same of the tokens from position `start` on, in passes that hold blocks of other sequences."""
-    found = []
-    caches = model.new_caches(1 + len(NEIGHBOURS), len(tokens))
+def _in_batches(model: LanguageModel, tokens: Sequence[int], caches: Sequence[KVCache]) -> list[tuple[int, Tensor]]:
+    """The same from passes that hold blocks of other sequences, whose caches are the further ones."""
+    found, start = [], caches[0].length
     sequences = [tokens, *([*tokens[shift:], *tokens[:shift]] for shift in NEIGHBOURS)]
-    for number, (cache, sequence) in enumerate(zip(caches, sequences, strict=True)):
-        model.prefill(sequence[: max(0, start - number)], cache)
+    for number in range(1, len(caches)):
+        model.prefill(sequences[number][: max(0, start - number)], caches[number])
     lengths = itertools.cycle(BLOCK_LENGTHS)
     turn = 0
     while caches[0].length < len(tokens):

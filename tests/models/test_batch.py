@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from amusd.models.attention import register_attention
 from amusd.models.cached_model import CachedModel
+from amusd.models.decoder import Decoder
 from amusd.models.eager import EagerPasses, RowCounts
 from amusd.models.graphs import run_each_time
 from amusd.models.huggingface import load_model, wrap_model
@@ -438,6 +440,19 @@ def test_the_self_test_looks_at_neighbours(replayed: bool, monkeypatch: pytest.M
 
         monkeypatch.setattr(EagerPasses, "_call", spoilt)
         assert not measure_width_invariance(model, random_ids(20), 30).holds
+
+
+def test_the_self_test_compares_passes_of_the_same_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(REPLAYED["fixed"], replayed=True)
+    call = Decoder.__call__
+
+    def other_kernels(self: Decoder, token_ids: Tensor, *inputs: Any, **options: Any) -> Tensor | None:
+        logits = call(self, token_ids, *inputs, **options)
+        return None if logits is None else logits + len(token_ids) / 8
+
+    monkeypatch.setattr(Decoder, "__call__", other_kernels)
+    outcome = measure_width_invariance(model, random_ids(20), 30)
+    assert (outcome.num_rows, outcome.num_equal) == (3 * 30, 3 * 30)  # in blocks, among paths, beside sequences
 
 
 @pytest.mark.embedded
