@@ -37,6 +37,7 @@ from amusd.config import (
 from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
 from amusd.errors import ConfigError, ContextLengthError, StateError
 from amusd.models.embedded_target import Report
+from amusd.models.huggingface import device_errors
 from amusd.models.loading import load_target
 from amusd.models.ranks import Leader
 from amusd.models.sharding import setting_of
@@ -144,9 +145,12 @@ class Engine:
         config = replace(config, hardware=settle_devices(config, warnings.warn))
         recorder = make_recorder(Role.TARGET)
         if not config.drafters:
-            model, tokenizer = load_target(config, claim_device(config, Role.TARGET))
+            device = claim_device(config, Role.TARGET)
+            model, tokenizer = load_target(config, device)
             client = DraftClient(recorder, model.vocab_size)
-            return cls(TargetWorker(model, recorder, client, config.max_num_seqs), tokenizer)
+            with device_errors(device, only_full=True):
+                worker = TargetWorker(model, recorder, client, config.max_num_seqs)
+            return cls(worker, tokenizer)
         process = DraftProcess(config)
         try:
             return cls.connect(config, process, recorder, process=process)

@@ -87,6 +87,8 @@ def _capture_errors(device: torch.device) -> Iterator[None]:
         warnings.filterwarnings("error", message="The CUDA Graph is empty")
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except UserWarning as warning:  # what a capture on another device leaves
             raise DeviceError(f"a graph of {device} captured nothing: {warning}") from None
         except RuntimeError as error:

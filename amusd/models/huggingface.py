@@ -44,6 +44,8 @@ from amusd.models.vocabulary import SharedVocabulary, adopt_vocabulary
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _FP8 = "F8_E4M3"
 """The format's name of the dtype."""
+_FULL = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What errors of a full device say: of torch, of the driver, of cuBLAS."""
 
 
 class HuggingFaceNetwork:
@@ -120,6 +122,7 @@ def load_model(path: str | Path, options: LoadOptions, shared: SharedVocabulary 
     with quiet_transformers(), one_line_errors(path):
         model_class = supported_class(config, options.max_model_len)
         options.check(config)  # refuses before any weight is read
+        prepare_device(options.device)
         checkpoint = open_checkpoint(path)
         _check_dtypes(checkpoint, config)
         if uses_decoder(config, options.model_impl):
@@ -293,6 +296,7 @@ def wrap_model(
             features=options.features,
         )
 
+    check_memory(model, options, dtype)
     model = model.eval().requires_grad_(requires_grad=False)
     return wrap_network(make, model.config, options, output_ids)
 
@@ -302,9 +306,9 @@ def wrap_network(
 ) -> CachedModel:
     """Put the network that `make` builds, given its number of positions, on its device. Raises as `wrap_model`."""
     options.check(config)
-    max_length = min(options.max_model_len, position_limit(config) or options.max_model_len)
+    prepare_device(options.device)
+    max_length = _max_length(config, options)
     with device_errors(options.device):
-        prepare_device(options.device)
         return CachedModel(
             make(max_length),
             options.numerics,
@@ -317,11 +321,49 @@ def wrap_network(
 
 
 def prepare_device(device: str) -> None:
-    """Set how torch computes on a GPU. Raises `MissingDependencyError` without Triton."""
-    if device.startswith("cuda"):
-        require_triton()
-        torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # of sums that are split
+    """Set how torch computes on a GPU, and run a first kernel of Triton there. Idempotent.
+
+    Raises `ConfigError` without that device, `MissingDependencyError` without what Triton needs.
+    """
+    if not device.startswith("cuda"):
+        return
+    with device_errors(device):
+        require_triton(device)
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)  # it builds a plan for each length of a prompt: 0.4 s
+    matmul = torch.backends.cuda.matmul  # split sums are added in float32
+    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def check_memory(model: Any, options: LoadOptions, dtype: torch.dtype | None = None) -> None:
+    """Raise `ConfigError` if a GPU lacks room for the weights of `model` and the cache of one sequence.
+
+    `model`: one of transformers; its weights in the device's memory are there already. `dtype`: see `wrap_model`. A
+    worker needs more than this: `device_errors` reports what is missing later.
+    """
+    if not options.device.startswith("cuda"):
+        return
+    text, num_ranks = model.config.get_text_config(decoder=True), options.ranks.size
+    weights = [weight for weight in model.parameters() if weight.device.type != "cuda"]
+    weight_bytes = sum(weight.numel() * (dtype or weight.dtype).itemsize for weight in weights) // num_ranks
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    max_length = _max_length(model.config, options)
+    item_bytes = (dtype or model.dtype).itemsize
+    cache_bytes = 2 * text.num_hidden_layers * heads * head_dim * item_bytes * max_length // num_ranks
+    with device_errors(options.device):
+        free, total = torch.cuda.mem_get_info(options.device)
+        free += torch.cuda.memory_reserved(options.device) - torch.cuda.memory_allocated(options.device)
+    if weight_bytes + cache_bytes > free:
+        raise ConfigError(
+            f"device {options.device}: {free / 1e9:.1f} of {total / 1e9:.1f} GB are free, and the model needs "
+            f"{weight_bytes / 1e9:.1f} GB for weights and {cache_bytes / 1e9:.1f} GB for the cache of a sequence of "
+            f"{max_length} tokens; use a smaller model, a lower max_model_len or another GPU"
+        )
+
+
+def _max_length(config: Any, options: LoadOptions) -> int:
+    """Longest sequence in tokens of the model of a transformers configuration."""
+    return min(options.max_model_len, position_limit(config) or options.max_model_len)
 
 
 def load_config(path: str | Path, num_layers: int | None = None) -> Any:
@@ -371,11 +413,17 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def device_errors(device: str) -> Iterator[None]:
-    """Turn what torch raises for a device that is not there, or is full, into a `ConfigError` of one line."""
+def device_errors(device: str, *, only_full: bool = False) -> Iterator[None]:
+    """Turn what torch raises for a device that is not there, or is full, into a `ConfigError` of one line.
+
+    `only_full`: raise other errors as they are.
+    """
     try:
         yield
     except (RuntimeError, AssertionError, MemoryError) as error:
-        is_full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-        full = "out of memory; a smaller model, or a lower max_model_len, needs less: " if is_full else ""
+        is_full = isinstance(error, MemoryError) or any(text in str(error) for text in _FULL)
+        if only_full and not is_full:
+            raise
+        advice = "a smaller model, or a lower max_model_len or max_num_seqs, needs less"
+        full = f"out of memory; {advice}: " if is_full else ""
         raise ConfigError(f"device {device}: {full}{first_line(error)}") from error

@@ -16,12 +16,14 @@ do not depend on the batch, https://thinkingmachines.ai/blog/defeating-nondeterm
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from amusd.errors import MissingDependencyError
+from amusd.errors import MissingDependencyError, first_line
+from amusd.models.fused import silu_and_multiply
 
 BLOCK = 64
 """Positions whose keys are summed at once."""
@@ -38,10 +40,21 @@ def num_splits(num_positions: int) -> int:
     return -(-near // BLOCK) - (-(num_positions - near) // SPLIT)
 
 
-def require_triton() -> None:
-    """Raise `MissingDependencyError` with the command to run unless `triton` is installed."""
+def require_triton(device: str) -> None:
+    """Raise `MissingDependencyError` with what to install unless Triton is here and can run a kernel on `device`.
+
+    Triton compiles its launcher with the machine's C compiler and Python's headers.
+    """
     if importlib.util.find_spec("triton") is None:
         raise MissingDependencyError("models on a GPU need the triton package: pip install 'amusd[gpu]'")
+    rows = torch.zeros((1, 2), device=device)
+    try:
+        silu_and_multiply(rows)
+    except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        raise MissingDependencyError(
+            f"models on {device} need a C compiler and Python.h, with which Triton compiles (Debian, Ubuntu: "
+            f"apt install gcc python3-dev): {first_line(error)}"
+        ) from error
 
 
 @torch.library.custom_op(
@@ -110,7 +123,6 @@ def attend_rows(
 
 @attend_rows.register_kernel("cuda")
 def _attend_rows_cuda(query: Tensor, *others: Any) -> Tensor:
-    require_triton()
     from amusd.models import row_attention_triton
 
     with torch.cuda.device(query.device):  # Triton launches on the current device

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from amusd.config import ModelShape
 from amusd.models.cached_model import CachedModel
-from amusd.models.huggingface import compute_frequencies, device_errors, empty_model, loaded_dtype, wrap_model
+from amusd.models.huggingface import (
+    check_memory,
+    compute_frequencies,
+    device_errors,
+    empty_model,
+    loaded_dtype,
+    prepare_device,
+    wrap_model,
+)
 from amusd.models.load_options import LoadOptions
 from amusd.models.tokenizer import Conversation
 
@@ -122,8 +130,11 @@ def load_synthetic(shape: ModelShape, options: LoadOptions, *, seed: int = 0) ->
     """
     config = shape_config(SHAPES[shape])
     options.check(config)
+    prepare_device(options.device)
+    dtype = loaded_dtype(options.dtype)
+    check_memory(empty_model(config, dtype), options)
     with device_errors(options.device):
-        model = random_model(config, dtype=loaded_dtype(options.dtype), device=options.device, seed=seed)
+        model = random_model(config, dtype=dtype, device=options.device, seed=seed)
     return wrap_model(model, options)
 
 

@@ -20,6 +20,7 @@ from amusd.drafters.factory import LoadedDrafters, StartInner, load_drafters
 from amusd.errors import ConfigError, PeerLostError, RankLostError, first_line
 from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
+from amusd.models.huggingface import device_errors
 from amusd.models.language_model import LanguageModel
 from amusd.models.loading import describe_drafter, explain_drafter, explain_target, load_draft_model, load_target
 from amusd.models.process_group import backend_for
@@ -103,7 +104,8 @@ def connect_target(
         link.close()
         raise
     client = DraftClient(recorder, model.vocab_size, link, peer, 2 * config.transport.delay_ms / 1e3, restart)
-    return TargetWorker(model, recorder, client, config.max_num_seqs), tokenizer
+    with device_errors(device_of(config, Role.TARGET), only_full=True):
+        return TargetWorker(model, recorder, client, config.max_num_seqs), tokenizer
 
 
 def _await_next(restart: DraftRestart, loss: PeerLostError, deadline: float) -> tuple[Transport, Hello]:
@@ -214,7 +216,8 @@ def run_follower(config: EngineConfig, own: RoleRank, address: str) -> None:
         else:
             model, _ = load_draft_model(config.drafters[0], config, device, ranks=follower)
         follower.ready(device, config.startup_timeout_seconds)
-        follow(model, follower.commands())
+        with device_errors(device, only_full=True):
+            follow(model, follower.commands())
     except PeerLostError as error:
         follower.close(error)  # the leader says so
     except BaseException as error:
@@ -302,7 +305,8 @@ def serve_draft(
             say_once(f"draft: {note}")
         if leader is not None:
             _await_followers(leader, config)
-        serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
+        with device_errors(device, only_full=True):
+            serve(link, drafters, recorder, incarnation, config.startup_timeout_seconds, config.max_num_seqs)
     except Exception as error:
         if followers is not None and isinstance(error, RankLostError):
             followers.failure(_FOLLOWER_SECONDS)  # says who was killed, before the target ends this process

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from fake_cuda import builders
 from fake_cuda.device import fake_cuda
 from fake_cuda.record import Kernel, Record
@@ -41,10 +40,3 @@ def test_a_draft_that_is_behind_has_no_misaligned_mask() -> None:
             drafter.propose(4)
     assert part.kernels
     assert not misaligned(part)
-
-
-def test_no_kernel_is_used_that_makes_a_plan_for_each_length_of_a_prompt() -> None:
-    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
-    with fake_cuda():
-        builders.target("cuda:0")
-    assert not torch.backends.cuda.cudnn_sdp_enabled()

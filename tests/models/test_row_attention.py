@@ -187,7 +187,7 @@ def test_keys_that_do_not_suit_the_query_are_refused(interpreter: TritonProcess)
 def test_triton_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'amusd\[gpu\]'"):
-        row_attention.require_triton()
+        row_attention.require_triton("cuda:0")
 
 
 def test_importing_the_operator_does_not_import_triton() -> None:

@@ -1,0 +1,131 @@
+"""What keeps a worker from starting on a GPU is one line, before weights are read where it can be known by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_cuda import builders
+from fake_cuda.device import fake_cuda
+from torch import Tensor
+
+from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
+from amusd.engine import Engine
+from amusd.errors import ConfigError, MissingDependencyError
+from amusd.models import huggingface, row_attention
+from amusd.models.cached_model import CachedModel
+from amusd.models.loading import load_target
+from amusd.protocol.messages import Failed
+from amusd.runtime import startup
+from amusd.runtime.draft_worker import DraftWorker
+from amusd.runtime.verifier import prepare_to_verify
+from amusd.tracing.recorder import Recorder
+from amusd.transport.base import Rendezvous
+from amusd.types import Role
+
+ON_GPU = EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"), synthetic="llama-8b"), drafters=())
+
+
+def build_launcher(folder: Path) -> Callable[[Tensor], Tensor]:
+    """Triton's own compilation of its launcher, which a CPU can fail at."""
+    build = pytest.importorskip("triton.runtime.build")
+
+    def launch(rows: Tensor) -> Tensor:
+        build._build("launcher", str(folder / "launcher.c"), str(folder), [], [], [], [])
+        return rows
+
+    return launch
+
+
+@pytest.mark.parametrize("has_compiler", [False, True], ids=["no compiler", "no Python.h"])
+def test_a_machine_on_which_triton_cannot_compile_is_one_line_before_any_weight(
+    has_compiler: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_attention, "silu_and_multiply", build_launcher(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    if has_compiler:
+        compiler = tmp_path / "gcc"
+        compiler.write_text("#!/bin/sh\nexit 1\n")
+        compiler.chmod(0o755)
+    with fake_cuda() as gpus, builders.two_layers():
+        with pytest.raises(MissingDependencyError, match=r"apt install gcc python3-dev") as caught:
+            load_target(ON_GPU, "cuda:0")
+        assert gpus.peak_bytes < 10**6
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_any_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cuda() as gpus:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * 10**9, 80 * 10**9))
+        message = (
+            r"^device cuda:0: 10\.0 of 80\.0 GB are free, and the model needs 16\.1 GB for weights and 0\.3 GB for"
+        )
+        with pytest.raises(ConfigError, match=message):
+            load_target(ON_GPU, "cuda:0")
+        assert gpus.peak_bytes < 10**6
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nand a trace")
+
+
+FULL = "device cpu: out of memory; a smaller model, or a lower max_model_len or max_num_seqs, needs less: CUDA out of"
+
+
+def test_a_device_that_is_full_once_the_target_has_loaded_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CachedModel, "prepare", full)
+    hardware = HardwareConfig(devices=("cpu", "cpu"), synthetic="smollm2-135m-slice")
+    with pytest.raises(ConfigError, match=FULL):
+        Engine.start(EngineConfig(hardware=hardware, drafters=()))
+
+
+def test_a_device_that_is_full_once_the_draft_has_loaded_is_one_line_at_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Failed] = []
+
+    class Link:
+        def send(self, message: Failed) -> None:
+            sent.append(message)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(DraftWorker, "prepare", full)
+    monkeypatch.setattr(startup, "connect", lambda *_: Link())
+    hardware = HardwareConfig(devices=("cpu", "cpu"))
+    config = EngineConfig(hardware=hardware, drafters=(DrafterConfig(kind="ngram"),))
+    with pytest.raises(ConfigError, match=FULL):
+        startup.serve_draft(config, Rendezvous("", 1), Recorder(Role.DRAFT), 1)
+    [failed] = sent
+    assert (failed.kind, failed.text.startswith(FULL)) == ("ConfigError", True)
+
+
+def test_other_errors_of_a_preparation_keep_their_traceback() -> None:
+    with pytest.raises(RuntimeError, match="shape"), huggingface.device_errors("cpu", only_full=True):
+        raise RuntimeError("shape")
+
+
+def test_a_target_takes_in_a_chunk_of_a_prompt_before_the_first_request() -> None:
+    with fake_cuda() as gpus:
+        model = builders.target("cuda:0")
+        cache = model.new_cache(512)
+        with gpus.recorded() as part:
+            prepare_to_verify(model, cache)
+    assert "scaled_dot_product_attention" in {kernel.name for kernel in part.kernels}
+    assert cache.length == 0
+
+
+def test_a_gpu_computes_prompts_without_a_plan_for_each_length_and_sums_in_float32() -> None:
+    matmul = torch.backends.cuda.matmul
+    torch.backends.cuda.enable_cudnn_sdp(enabled=True)
+    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
+    with fake_cuda():
+        builders.target("cuda:0")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert not matmul.allow_bf16_reduced_precision_reduction
+    assert not matmul.allow_fp16_reduced_precision_reduction
