@@ -89,7 +89,7 @@ test-nccl: setup  ## What needs two CUDA devices.
 
 # Not after `setup`: a machine with a GPU may have no package index. An installed .venv is used unless PYTHON is given.
 PROOF_PYTHON = $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(BIN)/python,$(PYTHON))
-gpu-proof:  ## Measure the GPU path on one GPU, or test that on a CPU; PARTS=speed,links for some (PARTS=, all).
+gpu-proof:  ## Measure the GPU path on one GPU, or test that on a CPU; PARTS=smoke,passes for some (PARTS=, all).
 	PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PROOF_PYTHON) experiments/gpu_proof/run.py --parts "$(PARTS)" $(GPU_PROOF)
 
 clean:  ## Remove .venv and everything made from sources; runs/ stays.

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from amusd.config import DrafterConfig, EngineConfig, HardwareConfig
+from amusd.config import Distribution, DrafterConfig, EngineConfig, HardwareConfig
 from amusd.config.engine import ModelShape
+from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import Drafter
 from amusd.drafters.factory import load_drafters
 from amusd.models.cached_model import CachedModel
@@ -119,6 +120,26 @@ def tree_step(drafter: Drafter, prompt: list[int], num_nodes: int) -> Callable[[
         drafter.follow(Transition((), (), None, len(prompt), 0, 0))  # the nodes are gone, their slots free
 
     return step
+
+
+SAMPLED = {
+    "temperature": Distribution(temperature=0.7, seed=3),
+    "filters": Distribution(temperature=0.7, top_p=0.95, seed=3),
+}
+"""How the tokens of timed draft steps are drawn."""
+
+
+def sampled_steps(model: CachedModel, distribution: Distribution, prompt: list[int], number: int) -> Callable[[], None]:
+    """Draft `number` tokens behind `prompt`, drawing included, to be repeated."""
+    drafter = AutoregressiveDrafter(model)
+    drafter.set_distribution(distribution)
+    drafter.open(prompt, len(prompt) + number)
+
+    def steps() -> None:
+        drafter.propose(number)
+        drafter.truncate(len(prompt))
+
+    return steps
 
 
 def num_graphs() -> int:

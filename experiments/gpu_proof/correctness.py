@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from experiments.gpu_proof.checkpoint import VOCAB_SIZE, save_small_pair
 from experiments.gpu_proof.environment import token_ids
 from experiments.gpu_proof.plan import GPU
 from experiments.gpu_proof.records import Job
+from experiments.gpu_proof.runner import stream
 
 ROOT = Path(__file__).parents[2]
 _WIDTH_TOKENS = 24
@@ -30,7 +30,7 @@ _SMALL_LENGTH = 300
 
 def logits(job: Job) -> None:
     """Rows of a chain and of a tree behind 300 tokens, beside float32 on the CPU, for the weights' dtypes."""
-    folder, _ = save_small_pair(job.results / "logits")
+    folder, _ = save_small_pair(job.results / job.part)
     expected = _small_logits(folder, "cpu", "float32")
     for dtype in ("float32", "bfloat16"):
         found = _small_logits(folder, job.scale.device, dtype)
@@ -66,11 +66,20 @@ def _small_logits(folder: Path, device: str, dtype: str) -> dict[str, Tensor]:
 
 
 def width(job: Job) -> None:
-    """Greedy tokens one by one, then in ragged blocks and among other paths, behind prompts of each length."""
+    """Greedy tokens one by one, then in ragged blocks and among other paths, behind two shorter prompts."""
+    _width(job, (job.scale.lengths[0], job.scale.lengths[-2]))
+
+
+def long_width(job: Job) -> None:
+    """The same behind the longest prompt."""
+    _width(job, job.scale.lengths[-1:])
+
+
+def _width(job: Job, lengths: Sequence[int]) -> None:
     scale = job.scale
     config = adapter.engine_config(scale.device, scale.target, scale.draft, max_model_len=scale.max_model_len)
     model = adapter.prepared_target(config).model
-    for length in scale.lengths:
+    for length in dict.fromkeys(lengths):
         prompt = token_ids(model.num_ids, length, length)
         found = measure_width_invariance(model, prompt, _WIDTH_TOKENS)
         job.write(
@@ -92,7 +101,7 @@ def neighbours(job: Job) -> None:
         return
     heads, key_heads, dim, rows = 32, 8, 128, 8
     lengths = [length + place for place, length in enumerate((*job.scale.lengths, 64, 1))]
-    operands = _sequences(lengths, heads, key_heads, dim, rows, job.scale.device)
+    operands = sequences(lengths, heads, key_heads, dim, rows, job.scale.device)
     together = attend(*operands, dim**-0.5)
     query, keys, values, table, known, branches, row_paths, positions = operands
     num_equal = 0
@@ -103,7 +112,7 @@ def neighbours(job: Job) -> None:
     job.write("neighbours", num_sequences=len(lengths), num_equal=num_equal, longest=max(lengths))
 
 
-def _sequences(lengths: list[int], heads: int, key_heads: int, dim: int, rows: int, device: str) -> tuple[Tensor, ...]:
+def sequences(lengths: list[int], heads: int, key_heads: int, dim: int, rows: int, device: str) -> tuple[Tensor, ...]:
     """The operands of `attend_rows`: each sequence has its own slots, and `rows` rows behind its length."""
     generator = torch.Generator(device).manual_seed(1)
     dtype = torch.bfloat16 if device == GPU else torch.float32
@@ -129,7 +138,19 @@ def device_tests(job: Job) -> None:
         job.write("tests", absent="they need a GPU")
         return
     command = [sys.executable, "-m", "pytest", "-c", str(Path(__file__).with_name("device_tests.ini")), "--rootdir"]
-    command += [str(ROOT), "-q", "-m", "gpu and not nccl and not embedded", str(ROOT / "tests" / "gpu")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    lines: list[Any] = done.stdout.splitlines()[-40:]
-    job.write("tests", exit_code=done.returncode, summary=lines[-1] if lines else "", lines=lines)
+    command += [
+        str(ROOT),
+        "-v",
+        "--durations=0",
+        "-m",
+        "gpu and not nccl and not embedded",
+        str(ROOT / "tests" / "gpu"),
+    ]
+    lines: list[str] = []
+
+    def keep(line: str) -> None:
+        print(line, flush=True)  # to the part's log: a time limit ends this process before it returns
+        lines.append(line)
+
+    code = stream(command, ROOT, keep)
+    job.write("tests", exit_code=code, summary=lines[-1] if lines else "", lines=lines[-40:])

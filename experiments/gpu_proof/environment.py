@@ -12,7 +12,7 @@ import time
 import torch
 
 from amusd.commands.bench import read_bandwidth
-from amusd.config.engine import EngineConfig, ModelShape
+from amusd.config.engine import ModelShape
 from amusd.models.cached_model import CachedModel
 from amusd.models.language_model import KVCache
 from experiments.gpu_proof import adapter
@@ -24,6 +24,8 @@ from launch.environment import describe_environment
 _QUERIES = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["nvidia-smi", "-q", "-d", "CLOCK,POWER"])
 _PROBE_SECONDS = 20.0
 _EXCERPT_LINES = 45
+_SHORT = 2048
+"""Longest sequence in tokens of models that are measured with a short one."""
 
 
 def versions(job: Job) -> None:
@@ -56,15 +58,19 @@ def _triton_version() -> str | None:
 
 def graphs(job: Job) -> None:
     """Of each shape in its role: time to load and to capture, number of graphs, memory beyond weights and cache."""
-    scale = job.scale
-    shapes: list[tuple[str, ModelShape]] = [("draft", scale.draft), ("target", scale.target), ("target", scale.large)]
-    for max_model_len in sorted({min(2048, scale.max_model_len), scale.max_model_len}):
-        for role, shape in shapes:
-            config = adapter.engine_config(scale.device, shape, scale.draft, max_model_len=max_model_len)
-            _capture_all(job, role, shape, config)
+    for role, shape in (("draft", job.scale.draft), ("target", job.scale.target)):
+        _capture_all(job, role, shape, min(_SHORT, job.scale.max_model_len))
 
 
-def _capture_all(job: Job, role: str, shape: ModelShape, config: EngineConfig) -> None:
+def long_graphs(job: Job) -> None:
+    """The same of the longest sequences, and of a larger model."""
+    _capture_all(job, "draft", job.scale.draft, job.scale.max_model_len)
+    _capture_all(job, "target", job.scale.target, job.scale.max_model_len)
+    _capture_all(job, "target", job.scale.large, min(_SHORT, job.scale.max_model_len))
+
+
+def _capture_all(job: Job, role: str, shape: ModelShape, max_model_len: int) -> None:
+    config = adapter.engine_config(job.scale.device, shape, job.scale.draft, max_model_len=max_model_len)
     checked = adapter.prepared_target(config) if role == "target" else adapter.prepared_draft(config)
     is_alive, weight_bytes = _replays_are_not_empty(checked), checked.model.parameter_bytes
     del checked
@@ -75,7 +81,7 @@ def _capture_all(job: Job, role: str, shape: ModelShape, config: EngineConfig) -
         "graphs",
         role=role,
         shape=shape,
-        max_model_len=config.max_model_len,
+        max_model_len=max_model_len,
         load_seconds=prepared.load_seconds,
         capture_seconds=prepared.prepare_seconds,
         number=adapter.num_graphs() - before,

@@ -112,6 +112,18 @@ def _constant(value: float) -> Callable[[Device], float]:
     return lambda _device: value
 
 
+def _smoke() -> list[Expectation]:
+    return [
+        Expectation("smoke", "mechanisms that work at all", "%", EXACTLY, _constant(100),
+                    "each was tested without a GPU: by doubles, Triton's interpreter or gloo", _holding),
+    ]  # fmt: skip
+
+
+def _holding(records: Sequence[Record]) -> float | None:
+    own = [record["holds"] for record in records if record["kind"] == "smoke"]
+    return 100 * sum(own) / len(own) if own else None
+
+
 def _graphs() -> list[Expectation]:
     return [
         Expectation("graphs", "graphs of a worker", "", AT_MOST, _constant(16),
@@ -165,6 +177,8 @@ def _correctness() -> list[Expectation]:
                     "the first answer behind its return uses it", _field("accepted_after", "killed")),
         Expectation("modes", "from the kill to the next draft", "s", AT_MOST, _constant(40),
                     "a process imports torch and transformers (15 s), loads, captures", _field("seconds", "killed")),
+        Expectation("batch", "answers of four sequences at once equal to those alone", "%", EXACTLY, _constant(100),
+                    "all passes of a memory have one shape", _share("num_identical", "num_prompts", "batch")),
         Expectation("tests", "exit code of the suite's GPU tests", "", EXACTLY, _constant(0), "they pass",
                     _field("exit_code", "tests")),
     ]  # fmt: skip
@@ -193,9 +207,9 @@ def _speed() -> list[Expectation]:
         *(one_step(context) for context in contexts),
         Expectation("passes", "kernels of a pass of the 8B target", "", AT_MOST, lambda _: kernels(TARGET),
                     "32 layers of 4 products and 6 small kernels, the head, the choice",
-                    _field("kernels", "pass", context=contexts[0], rows=8)),
+                    _field("number", "kernels", of="pass", context=contexts[0], rows=8)),
         Expectation("passes", "kernels of a step of the 1B draft", "", AT_MOST, lambda _: kernels(DRAFT),
-                    "16 layers of the same", _field("kernels", "step", context=contexts[0])),
+                    "16 layers of the same", _field("number", "kernels", of="step", context=contexts[0])),
         Expectation("passes", "host between two passes, greedy", "ms", AT_MOST, _constant(HOST_MS),
                     "Python alone: no call of the device, one message",
                     _field("between_ms", "host", sampling="greedy")),
@@ -260,7 +274,14 @@ def _comparisons() -> list[Expectation]:
     ]  # fmt: skip
 
 
-EXPECTATIONS: tuple[Expectation, ...] = (*_graphs(), *_first_tokens(), *_correctness(), *_speed(), *_comparisons())
+EXPECTATIONS: tuple[Expectation, ...] = (
+    *_smoke(),
+    *_graphs(),
+    *_first_tokens(),
+    *_correctness(),
+    *_speed(),
+    *_comparisons(),
+)
 
 
 def as_text(value: float, unit: str) -> str:

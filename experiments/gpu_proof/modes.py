@@ -50,14 +50,37 @@ def modes(job: Job) -> None:
         _kill(job, engine, prompts[-1], num_tokens)
 
 
+def batch(job: Job) -> None:
+    """Four sequences at once: the tokens of each alone, in every mode."""
+    lengths, num_tokens = ((20, 300, 1500, 700), 96) if job.scale.device == GPU else ((20, 150, 7, 60), 24)
+    prompts = [token_ids(VOCAB_SIZE, length, length) for length in lengths]
+    with _engine(job, max_num_seqs=len(prompts)) as engine:
+        for name, sampling in SAMPLINGS.items():
+            params = replace(sampling, max_new_tokens=num_tokens, ignore_eos=True)
+            for mode, decoding in {"autoregressive": PLAIN, **DECODINGS}.items():
+                alone = [engine.generate(prompt, params, decoding=decoding).token_ids for prompt in prompts]
+                started = time.perf_counter()
+                together = engine.generate(prompts, params, decoding=decoding)
+                seconds = time.perf_counter() - started
+                job.write(
+                    "batch",
+                    sampling=name,
+                    mode=mode,
+                    num_prompts=len(prompts),
+                    num_identical=sum(one.token_ids == own for one, own in zip(together, alone, strict=True)),
+                    tokens_per_second=num_tokens * len(prompts) / seconds,
+                )
+
+
 @contextmanager
-def _engine(job: Job) -> Iterator[Engine]:
-    target, draft = save_small_pair(job.results / "modes")
+def _engine(job: Job, max_num_seqs: int = 1) -> Iterator[Engine]:
+    target, draft = save_small_pair(job.results / job.part)
     config = EngineConfig(
         target=TargetConfig(kind="hf", model=str(target)),
         drafters=(DrafterConfig(kind="hf", model=str(draft)),),
         hardware=HardwareConfig(devices=(job.scale.device,) * 2),
         max_model_len=2048,
+        max_num_seqs=max_num_seqs,
     )
     with Engine.start(config) as engine:
         yield engine

@@ -17,7 +17,7 @@ def main(name: str, device: str, results: Path) -> None:
     part = next(part for part in PARTS if part.name == name)
     module, _, function = part.function.partition(":")
     measure = getattr(importlib.import_module(f"experiments.gpu_proof.{module}"), function)
-    measure(Job(SCALES[device], writer(results / f"{name}.jsonl"), results))
+    measure(Job(SCALES[device], writer(results / f"{name}.jsonl"), results, name))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Scale:
     large: ModelShape
     """A slice of a model that would not fit on one device."""
     lengths: tuple[int, ...]
-    """Prompt lengths, in tokens, of the time to first token and of the width test."""
+    """Prompt lengths, in tokens, of the time to first token; the width test has the first, and the two last."""
     contexts: tuple[int, ...]
     """Tokens in the cache before a pass or step that is timed."""
     max_model_len: int
@@ -94,21 +94,26 @@ class Part:
 
 
 PARTS = (
-    Part("versions", "environment", "environment:versions", 90, "machine, versions, bandwidth of the memory"),
-    Part("graphs", "environment", "environment:graphs", 270, "captured graphs of both roles: number, time, memory"),
-    Part("first_token", "environment", "environment:first_token", 200, "time to first token by prompt length"),
-    Part("logits", "correctness", "correctness:logits", 90, "logits beside those of float32 on the CPU"),
-    Part("width", "correctness", "correctness:width", 150, "the same bits whatever the block, by context length"),
-    Part("neighbours", "correctness", "correctness:neighbours", 60, "the same bits whatever the other sequences"),
-    Part("modes", "correctness", "modes:modes", 180, "the same tokens in every mode; a draft that is killed"),
-    Part("tests", "correctness", "correctness:device_tests", 90, "the suite's tests that need a GPU"),
-    Part("passes", "speed", "speed:passes", 240, "passes and steps beside the bandwidth, kernels, host time, prefill"),
-    Part("links", "speed", "speed:links", 60, "one-way times of messages"),
-    Part("sharing", "speed", "sharing:sharing", 270, "both roles on one device: time-sliced, then under MPS"),
-    Part("compare_high", "compare", "compare:high", 240, "all modes, high acceptance"),
-    Part("compare_low", "compare", "compare:low", 240, "all modes, low acceptance"),
-    Part("projection", "compare", "projection:projection", 90, "a calibration file, and two devices simulated on it"),
+    Part("smoke", "smoke", "smoke:smoke", 90, "whether each mechanism works at all: compiler, kernels, graphs, NCCL"),
+    Part("versions", "smoke", "environment:versions", 60, "machine, versions, bandwidth of the memory"),
+    Part("logits", "basics", "correctness:logits", 70, "logits beside those of float32 on the CPU"),
+    Part("tests", "basics", "correctness:device_tests", 90, "the suite's tests that need a GPU"),
+    Part("neighbours", "basics", "correctness:neighbours", 45, "the same bits whatever the other sequences"),
+    Part("width", "basics", "correctness:width", 110, "the same bits whatever the block, behind short prompts"),
+    Part("modes", "basics", "modes:modes", 140, "the same tokens in every mode; a draft that is killed"),
+    Part("passes", "basics", "speed:passes", 140, "passes and steps beside the bandwidth, host time, prefill, kernels"),
+    Part("compare_high", "engine", "compare:high", 200, "all modes, high acceptance"),
+    Part("projection", "engine", "projection:projection", 80, "a calibration file, and two devices simulated on it"),
+    Part("batch", "engine", "modes:batch", 110, "the same tokens in a batch of four sequences"),
+    Part("graphs", "engine", "environment:graphs", 130, "captured graphs of both roles: number, time, memory"),
+    Part("links", "engine", "speed:links", 60, "one-way times of messages"),
+    Part("sharing", "long", "sharing:sharing", 150, "both roles on one device: time-sliced, then under MPS"),
+    Part("compare_low", "long", "compare:low", 190, "all modes, low acceptance"),
+    Part("first_token", "long", "environment:first_token", 80, "time to first token by prompt length"),
+    Part("long_width", "long", "correctness:long_width", 90, "the same bits whatever the block, behind a long prompt"),
+    Part("long_graphs", "long", "environment:long_graphs", 85, "graphs of the longest contexts and of a larger model"),
 )
+"""In the order in which they are worth their time on a machine that may go away: a group is a command."""
 GROUPS = tuple(dict.fromkeys(part.group for part in PARTS))
 
 

@@ -25,6 +25,8 @@ class Job:
     """`write(kind, **values)`: keep one measurement."""
     results: Path
     """Where other parts have left theirs; this part may keep files in a folder of its name."""
+    part: str
+    """The part's name."""
 
 
 @dataclass(frozen=True, slots=True)

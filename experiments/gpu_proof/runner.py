@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,6 +50,24 @@ def run_limited(
     status = TIMED_OUT if code is None else DONE if code == 0 else FAILED
     reason = "" if status == DONE else _reason(log, code, seconds)
     return Ending(name, status, round(time.monotonic() - started, 1), code, reason)
+
+
+def stream(command: Sequence[str], folder: Path, keep: Callable[[str], object]) -> int:
+    """Run a command in `folder`; `keep` gets each line of its output as it is written. Returns the exit code."""
+    with subprocess.Popen(
+        list(command),
+        cwd=folder,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            keep(line.rstrip("\n"))
+    return process.returncode
 
 
 def _reason(log: Path, code: int | None, seconds: float) -> str:

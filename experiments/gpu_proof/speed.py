@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 
 from amusd.commands.bench import read_bandwidth
 from amusd.config import DecodingConfig, EngineConfig, SamplingParams
@@ -28,22 +30,45 @@ PREFILL_TOKENS = 4096
 
 
 def passes(job: Job) -> None:
-    """Passes of the target, steps of the draft, prefill; then plain decoding, for the host's time between passes."""
+    """Passes, steps and prefill, then the host's time between passes; kernels last, since a profiler slows its process.
+
+    NVIDIA's profiling library stays attached once it has been used.
+    """
     scale = job.scale
     gb_s = read_bandwidth(scale.device)
     job.write("bandwidth", gb_s=gb_s)
     config = adapter.engine_config(scale.device, scale.target, scale.draft, max_model_len=scale.max_model_len)
-    _passes(job, config, gb_s)
-    _steps(job, config, gb_s)
+    timed_work = [*_passes(job, config, gb_s), *_steps(job, config, gb_s)]
     _host_time(job)
+    for work in timed_work:
+        work.fill()
+        work.run()
+        found = kernels_of(work.run, scale.device)
+        busy_ms = None if found.busy_ms is None else found.busy_ms / work.parts
+        job.write("kernels", of=work.of, number=found.number / work.parts, busy_ms=busy_ms, **work.facts)
 
 
-def _passes(job: Job, config: EngineConfig, gb_s: float) -> None:
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Work that has been timed, to be profiled later."""
+
+    of: str
+    """`pass` or `step`."""
+    fill: Callable[[], None]
+    """Takes in the context."""
+    run: Callable[[], object]
+    parts: int
+    """Passes or steps in one run."""
+    facts: dict[str, int]
+
+
+def _passes(job: Job, config: EngineConfig, gb_s: float) -> Iterator[_Timed]:
     prepared = adapter.prepared_target(config)
     model, cache, scale = prepared.model, prepared.cache, job.scale
     _prefill(job, "target", model, cache)
     for context in scale.contexts:
-        _fill(model, cache, context)
+        fill = partial(_fill, model, cache, context)
+        fill()
         for rows in (1, adapter.WIDTH):
             tokens = token_ids(model.num_ids, min(rows, model.max_rows(context)), rows)
 
@@ -51,42 +76,43 @@ def _passes(job: Job, config: EngineConfig, gb_s: float) -> None:
                 cache.truncate(context)
                 model.forward(tokens, cache).choose()
 
+            facts = {"context": context, "rows": len(tokens)}
             times = timed(run, scale.rounds, scale.device)
-            kernels = kernels_of(run, scale.device)
             job.write(
                 "pass",
                 shape=scale.target,
-                context=context,
-                rows=len(tokens),
                 floor_ms=(model.weight_bytes + cache_bytes(scale.target, context)) / gb_s / 1e6,
-                kernels=kernels.number,
-                kernels_busy_ms=kernels.busy_ms,
+                **facts,
                 **figures(times),
             )
+            yield _Timed("pass", fill, run, 1, facts)
 
 
-def _steps(job: Job, config: EngineConfig, gb_s: float) -> None:
+def _steps(job: Job, config: EngineConfig, gb_s: float) -> Iterator[_Timed]:
     prepared = adapter.prepared_draft(config)
     model, cache, scale = prepared.model, prepared.cache, job.scale
     _prefill(job, "draft", model, cache)
     for context in scale.contexts:
-        _fill(model, cache, context)
+        fill = partial(_fill, model, cache, context)
+        fill()
 
         def run(context: int = context) -> None:
             cache.truncate(context)
             model.extend([7], cache, DRAFT_STEPS)
 
         times = [time / DRAFT_STEPS for time in timed(run, scale.rounds, scale.device)]
-        kernels = kernels_of(run, scale.device)
         job.write(
             "step",
             shape=scale.draft,
             context=context,
             floor_ms=(model.weight_bytes + cache_bytes(scale.draft, context)) / gb_s / 1e6,
-            kernels=kernels.number / DRAFT_STEPS,
-            kernels_busy_ms=None if kernels.busy_ms is None else kernels.busy_ms / DRAFT_STEPS,
             **figures(times),
         )
+        yield _Timed("step", fill, run, DRAFT_STEPS, {"context": context})
+    for name, distribution in adapter.SAMPLED.items():
+        step = adapter.sampled_steps(model, distribution, token_ids(model.num_ids, scale.contexts[0], 1), DRAFT_STEPS)
+        times = [time / DRAFT_STEPS for time in timed(step, scale.rounds, scale.device)]
+        job.write("sampled_step", shape=scale.draft, context=scale.contexts[0], sampling=name, **figures(times))
 
 
 def _fill(model: CachedModel, cache: KVCache, context: int) -> None:

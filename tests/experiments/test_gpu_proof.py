@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,12 +24,12 @@ from amusd.errors import ConfigError
 from amusd.models.synthetic import SHAPES, random_model, shape_config
 from amusd.simulation.cost import Costs, Duration, Shared
 from amusd.simulation.tokens import drawn_answers
-from experiments.gpu_proof import adapter, correctness, predictions, projection, run, sharing, timing
+from experiments.gpu_proof import adapter, correctness, predictions, projection, run, sharing, smoke, timing
 from experiments.gpu_proof.expectations import AWAITS, EXPECTATIONS, Expectation, table
 from experiments.gpu_proof.plan import CPU, GPU, GROUPS, PARTS, SCALES, Part, chosen
 from experiments.gpu_proof.records import DONE, FAILED, TIMED_OUT, Ending, Job, read_records, write_ending, writer
 from experiments.gpu_proof.report import verdict, write_report
-from experiments.gpu_proof.runner import run_limited
+from experiments.gpu_proof.runner import run_limited, stream
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "gpu_proof"
@@ -92,7 +93,8 @@ def test_what_a_part_wrote_before_it_was_killed_stays(tmp_path: Path) -> None:
 
 def test_parts_are_chosen_by_name_and_by_group_in_the_order_of_the_plan() -> None:
     assert chosen(()) == PARTS
-    assert [part.name for part in chosen(("links", "environment"))] == ["versions", "graphs", "first_token", "links"]
+    assert [part.name for part in chosen(("links", "smoke"))] == ["smoke", "versions", "links"]
+    assert [part.name for part in PARTS][:5] == ["smoke", "versions", "logits", "tests", "neighbours"]
     with pytest.raises(ConfigError, match=r"--parts=link: no such part.*did you mean 'links'"):
         chosen(("link",))
 
@@ -140,12 +142,14 @@ def test_all_of_it_imports_without_the_packages_that_the_machine_lacks(tmp_path:
 
 
 def test_the_quickest_parts_run_there_and_the_report_says_that_it_was_no_gpu(tmp_path: Path) -> None:
-    parts = "versions,neighbours,tests"
+    parts = "smoke,versions,neighbours,tests"
     folders = ["--results", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
     done = bare_machine(tmp_path, str(FOLDER / "run.py"), "--device", "cpu", "--parts", parts, *folders)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "out" / "cpu.json").read_text())
-    assert [part["status"] for part in report["parts"]] == [DONE] * 3
+    assert [part["status"] for part in report["parts"]] == [DONE] * 4
+    steps = [record for record in report["measured"]["smoke"] if record["kind"] == "smoke"]
+    assert [step["holds"] for step in steps] == [True] * 5
     assert report["expectations"] == []
     as_installed = version("torch")  # which may lack the "+cu130" of `torch.__version__`
     assert report["measured"]["versions"][0]["packages"]["torch"] == as_installed
@@ -169,6 +173,64 @@ def test_wheels_are_unpacked_and_a_folder_without_any_is_refused(tmp_path: Path)
     assert (run.unpack(tmp_path, tmp_path / "unpacked") / "extra" / "__init__.py").is_file()
 
 
+def test_output_is_kept_line_by_line_while_a_command_runs(tmp_path: Path) -> None:
+    """The command ends only once its first line has been kept."""
+    go_on = tmp_path / "go on"
+    code = f"import os, time\nprint('first')\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\nos._exit(3)"
+    lines: list[str] = []
+
+    def keep(line: str) -> None:
+        lines.append(line)
+        go_on.touch()
+
+    assert stream([sys.executable, "-S", "-c", code], tmp_path, keep) == 3
+    assert lines == ["first"]
+
+
+# The smoke test, where a CPU can run it
+
+
+def records_of(folder: Path, part: str, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_records(folder / f"{part}.jsonl") if record["kind"] == kind]
+
+
+def test_a_step_that_fails_is_told_and_loses_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(job: Job) -> bool:
+        raise RuntimeError("no such kernel\nand a trace")
+
+    fail.__name__ = "kernels"
+    monkeypatch.setattr(smoke, "kernels", fail)
+    with pytest.raises(SystemExit, match="smoke: kernels did not hold"):
+        smoke.smoke(job_of(tmp_path, "smoke"))
+    steps = {record["step"]: record for record in records_of(tmp_path, "smoke", "smoke")}
+    assert {name: step["holds"] for name, step in steps.items()} == {
+        "compiler": True, "kernels": False, "sampler": True, "row_counts": True, "group": True,
+    }  # fmt: skip
+    assert steps["kernels"]["error"] == "RuntimeError: no such kernel"
+    (exchanged,) = records_of(tmp_path, "smoke", "group")
+    assert (exchanged["exchanged"], exchanged["replayed"]) == (True, "needs a GPU")
+    assert all(record["num_equal_choices"] == 8 for record in records_of(tmp_path, "smoke", "sampler"))
+
+
+@pytest.mark.parametrize("dtype", smoke.TOLERANCE, ids=str)
+def test_every_kernel_of_triton_is_compared_and_one_that_is_wrong_is_found(dtype: torch.dtype) -> None:
+    cases = list(smoke.kernel_cases(dtype))
+    for name, compute, operands in cases:
+        assert smoke.compared((name, compute, operands), dtype, CPU)["holds"]
+        factors = iter([1.1, 1.0])
+
+        def spoilt(*given: Any, compute: Any = compute, factors: Any = factors) -> tuple[Tensor, ...]:
+            factor = next(factors)
+            return tuple(factor * result for result in compute(*given))
+
+        assert not smoke.compared((name, spoilt, operands), dtype, CPU)["holds"]
+    registered = {name for path in (ROOT / "amusd").rglob("*.py") for name in re.findall(REGISTERED, path.read_text())}
+    assert {name for name, *_ in cases} == registered, "a Triton kernel that is not tried"
+
+
+REGISTERED = r'@(\w+)\.register_kernel\("cuda"\)'
+
+
 # The report
 
 GPU_RECORDS: dict[str, list[dict[str, Any]]] = {
@@ -177,7 +239,7 @@ GPU_RECORDS: dict[str, list[dict[str, Any]]] = {
         {"kind": "device", "name": "NVIDIA H200", "num_devices": 1},
     ],
     "graphs": [{"kind": "graphs", "number": 17, "are_not_empty": True, "reserved_gb": 20.0, "allocated_gb": 19.5}],
-    "passes": [{"kind": "pass", "context": 200, "rows": 8, "ms": 4.3, "kernels": 392}],
+    "passes": [{"kind": "pass", "context": 200, "rows": 8, "ms": 4.3}],
     "compare_high": [
         {"kind": "compare", "accept": 0.8, "sampling": "greedy", "mode": mode,
          "identical_to_autoregressive": {"num_prompts": 4, "num_identical": same}, "sequence_ids": [1, 2]}
@@ -290,6 +352,10 @@ def test_every_expectation_is_a_figure_with_a_reason(one: Expectation) -> None:
 # What the parts rest on
 
 
+def job_of(folder: Path, part: str) -> Job:
+    return Job(SCALES[CPU], writer(folder / f"{part}.jsonl"), folder, part)
+
+
 def test_operators_are_counted_and_rounds_timed() -> None:
     values = torch.ones(3)
     assert timing.kernels_of(lambda: (values + 1) * 2, CPU) == timing.Kernels(2, None)
@@ -327,8 +393,8 @@ def test_a_row_that_depends_on_its_neighbours_is_found(
         return one_by_one(query, *operands) + spoilt * 1e-6 * query.shape[0]
 
     monkeypatch.setattr(adapter, "sequence_rows", lambda: attend)
-    correctness.neighbours(Job(SCALES[CPU], writer(tmp_path / "found.jsonl"), tmp_path))
-    (record,) = read_records(tmp_path / "found.jsonl")
+    correctness.neighbours(job_of(tmp_path, "neighbours"))
+    (record,) = read_records(tmp_path / "neighbours.jsonl")
     assert record["num_sequences"] == 4
     assert record["num_equal"] == (0 if spoilt else 4)
 

@@ -61,6 +61,9 @@ class FakeNccl:
         found = torch.stack(self._everybodys("all-reduce", parts[0].clone())).sum(0)
         return self._exchanged(options, lambda: parts[0].copy_(found))
 
+    def abort(self) -> None:
+        """Nothing hangs here."""
+
     def _exchanged(self, options: Any, finish: Callable[[], object]) -> Work | None:
         if options.asyncOp:
             return Work(finish)

@@ -1,0 +1,258 @@
+"""The quickest check of a new machine: does each mechanism of the GPU path work at all? Under a minute on a GPU.
+
+Every step is tried, whatever became of the others, and leaves one record `smoke`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from amusd.errors import first_line
+from amusd.models.fused import rotate_and_store, silu_and_multiply
+from amusd.models.graphs import Replay, run_each_time
+from amusd.models.huggingface import prepare_device
+from amusd.models.loading import capture_for
+from amusd.models.process_group import MOST_GATHERED_ROWS, ProcessGroup, Watch, join_store
+from amusd.models.row_attention import attend_rows
+from amusd.models.synthetic import SHAPES
+from amusd.sampling.digest import Digest, Digests
+from amusd.sampling.noise import Domain, codes_of, halves_of, key_of
+from amusd.sampling.noisy_scores import noisy_scores
+from amusd.types import Role
+from experiments.gpu_proof.correctness import sequences
+from experiments.gpu_proof.plan import GPU, Scale
+from experiments.gpu_proof.records import Job
+from launch.devices import NCCL_SETTINGS
+
+ABSENT = "needs a GPU"
+ROWS = 8
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
+"""Largest difference of a kernel's result from the CPU's, absolute, and relative beyond 1."""
+
+Case = tuple[str, Callable[..., "tuple[Tensor, ...]"], "tuple[Any, ...]"]
+"""A kernel's name, what runs it, and its operands on the CPU."""
+
+
+def smoke(job: Job) -> None:
+    """Try every step. Raises `SystemExit` at the end if one of them did not hold."""
+    failed = []
+    for step in (compiler, kernels, sampler, row_counts, group):
+        started, error = time.perf_counter(), ""
+        try:
+            holds = step(job)
+        except Exception as problem:  # noqa: BLE001 - the other steps are tried nevertheless
+            traceback.print_exc()
+            holds, error = False, f"{type(problem).__name__}: {first_line(problem)}"
+        job.write("smoke", step=step.__name__, holds=holds, seconds=time.perf_counter() - started, error=error)
+        if not holds:
+            failed.append(step.__name__)
+    if failed:
+        raise SystemExit(f"smoke: {', '.join(failed)} did not hold")
+
+
+def compiler(job: Job) -> bool:
+    """What Triton compiles its launcher with, and the first launch of a kernel."""
+    names = [os.environ.get("CC", ""), "gcc", "clang"]
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    started = time.perf_counter()
+    prepare_device(job.scale.device)  # nothing on a CPU
+    seconds = time.perf_counter() - started
+    launched: dict[str, Any] = {"seconds": seconds} if job.scale.device == GPU else {"absent": ABSENT}
+    job.write("compiler", compiler=found, has_python_h=header.is_file(), **launched)
+    return True
+
+
+def kernels(job: Job) -> bool:
+    """Each Triton kernel beside the operators of torch on the CPU."""
+    if job.scale.device != GPU:
+        job.write("kernel", absent=ABSENT)
+        return True
+    found = [compared(case, dtype, job.scale.device) for dtype in TOLERANCE for case in kernel_cases(dtype)]
+    for one in found:
+        job.write("kernel", **one)
+    return all(one["holds"] for one in found)
+
+
+def kernel_cases(dtype: torch.dtype) -> Iterator[Case]:
+    """Every operator that is a Triton kernel on a GPU, with operands in `dtype`."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    def rotate(joint: Tensor, rotation: Tensor, norm: Tensor, storage: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+        return rotate_and_store(joint, rotation, norm, storage, slots, 8, 1e-5), storage
+
+    query_heads, key_heads, dim = 8, 2, 64
+    angles = torch.randn((ROWS, dim // 2), generator=generator)
+    norm = torch.rand((query_heads + key_heads, dim), generator=generator)
+    storage, slots = torch.zeros((2 * key_heads, 40, dim), dtype=dtype), torch.randperm(40, generator=generator)[:ROWS]
+    joint = normal(ROWS, query_heads + 2 * key_heads, dim)
+    yield "rotate_and_store", rotate, (joint, torch.polar(torch.ones_like(angles), angles), norm, storage, slots)
+    yield "silu_and_multiply", lambda rows: (silu_and_multiply(rows),), (normal(ROWS, 3000),)
+    operands = sequences([5, 300], query_heads, key_heads, dim, ROWS, "cpu")
+    scores = tuple(each.to(dtype) if each.is_floating_point() else each for each in operands)
+    yield "attend_rows", lambda *rows: (attend_rows(*rows, dim**-0.5),), scores
+    keys = [halves_of(key_of(5, row, Domain.MATCHING)) for row in range(ROWS)]
+    bits = [torch.from_numpy(np.array(words, np.uint32).view(np.int32)) for words in (codes_of(5000), keys)]
+    yield "noisy_scores", lambda *rows: (noisy_scores(*rows),), (normal(ROWS, 5000), *bits, torch.ones(ROWS))
+
+
+def compared(case: Case, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """The largest difference of a kernel on `device` from the CPU, and whether it is small."""
+    name, run, operands = case
+
+    def on(device: str) -> tuple[Tensor, ...]:
+        given = (each.to(device, copy=True) if isinstance(each, Tensor) else each for each in operands)
+        return tuple(result.float().cpu() for result in run(*given))
+
+    pairs = list(zip(on(device), on("cpu"), strict=True))
+    bound = TOLERANCE[dtype]
+    return {
+        "name": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_difference": max(float((found - expected).abs().max()) for found, expected in pairs),
+        "holds": all(torch.allclose(found, expected, atol=bound, rtol=bound) for found, expected in pairs),
+    }
+
+
+def sampler(job: Job) -> bool:
+    """Both digests at the end of a captured pass, replayed with other logits, beside the same on the CPU."""
+    device, num_columns = torch.device(job.scale.device), int(SHAPES[job.scale.target]["vocab_size"])
+    digests, on_cpu = (Digests(num_columns, None, where) for where in (device, torch.device("cpu")))
+    holds = []
+    for name, here, there in (("few", digests.few, on_cpu.few), ("many", digests.many, on_cpu.many)):
+        logits, inputs = _logits(num_columns, 1).to(device), _inputs(here, 1).to(device)
+        found: list[Tensor] = []
+
+        def work(
+            digest: Digest = here, logits: Tensor = logits, inputs: Tensor = inputs, found: list[Tensor] = found
+        ) -> None:
+            found[:] = digest.compute(logits, inputs)
+
+        with torch.inference_mode():
+            replay = _capture(job.scale)(work)
+            logits.copy_(_logits(num_columns, 2))
+            inputs.copy_(_inputs(here, 2))
+            replay()
+            winners, words = (each.cpu() for each in found)
+            expected, expected_words = there.compute(_logits(num_columns, 2), _inputs(there, 2))
+            alone = [here.compute(logits[row : row + 1], inputs[row : row + 1])[1].cpu()[0] for row in range(ROWS)]
+        read = [(here.read(a.numpy()), there.read(b.numpy())) for a, b in zip(words, expected_words, strict=True)]
+        num_equal = int((winners == expected).sum())
+        difference = max(abs(a.log_probability - b.log_probability) for a, b in read)
+        job.write(
+            "sampler",
+            digest=name,
+            captured=job.scale.device == GPU,
+            num_rows=ROWS,
+            num_equal_choices=num_equal,
+            max_difference=difference,
+            num_same_bits_alone=sum(torch.equal(own, row) for own, row in zip(alone, words, strict=True)),
+        )
+        holds.append(num_equal == ROWS and difference < TOLERANCE[torch.float32])
+    return all(holds)
+
+
+def _logits(num_columns: int, seed: int) -> Tensor:
+    return torch.randn((ROWS, num_columns), generator=torch.Generator().manual_seed(seed)).mul_(3)
+
+
+def _inputs(digest: Digest, seed: int) -> Tensor:
+    keys = [key_of(seed, row, Domain.MATCHING) for row in range(ROWS)]
+    return torch.from_numpy(digest.inputs(keys, scale=1.0, temperature=0.7))
+
+
+def _capture(scale: Scale) -> Callable[[Callable[[], None]], Replay]:
+    return capture_for(scale.device, cuda_graphs=True) or run_each_time
+
+
+def row_counts(job: Job) -> bool:
+    """How many of 8 rows have other bits among 24, for each product of the target: a fact, no promise."""
+    shape = SHAPES[job.scale.target]
+    hidden, inner = int(shape["hidden_size"]), int(shape["intermediate_size"])
+    dtype = torch.bfloat16 if job.scale.device == GPU else torch.float32
+    generator = torch.Generator(job.scale.device).manual_seed(1)
+    for columns, outputs in (
+        (hidden, hidden),
+        (hidden, 2 * inner),
+        (inner, hidden),
+        (hidden, int(shape["vocab_size"])),
+    ):
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=job.scale.device, dtype=dtype)
+
+        rows, weights = normal(3 * ROWS, columns), normal(outputs, columns)
+        many, few, one = (F.linear(rows[:number], weights)[:ROWS] for number in (3 * ROWS, ROWS, 1))
+        job.write(
+            "row_counts",
+            columns=columns,
+            outputs=outputs,
+            num_rows=ROWS,
+            num_equal_among_24=sum(torch.equal(a, b) for a, b in zip(few, many, strict=True)),
+            is_first_equal_alone=torch.equal(few[0], one[0]),
+            max_difference=float((few - many).abs().max()),
+        )
+    return True
+
+
+def group(job: Job) -> bool:
+    """Ranks of one process: gather, all-reduce, join, the same in a graph, and an abort. NCCL on a GPU, else gloo."""
+    device = job.scale.device
+    store = job.results / job.part / "store"
+    store.mkdir(parents=True)
+    os.environ.update(NCCL_SETTINGS)
+    ranks = ProcessGroup(join_store(store, 1, {}), Role.TARGET, 0, 1, device, "nccl" if device == GPU else "gloo")
+    few, many = (torch.randn((rows, 512)).to(device) for rows in (ROWS, MOST_GATHERED_ROWS + 1))
+    found: list[Tensor] = []
+
+    def work() -> None:
+        found[:] = [ranks.gather(few)[0], ranks.sum(few), ranks.sum(many), ranks.join(few)]
+
+    def holds() -> bool:
+        return all(torch.equal(each, given) for each, given in zip(found, (few, few, many, few), strict=True))
+
+    work()
+    exchanged, replayed = holds(), None
+    if device == GPU:
+        replay = _capture(job.scale)(work)
+        few.neg_()
+        many.neg_()
+        replay()
+        torch.cuda.synchronize()
+        replayed = holds()
+        del replay  # an abort waits for graphs that hold exchanges
+        gc.collect()
+    ended = threading.Event()
+
+    def abort() -> None:
+        ranks.abort()
+        ended.set()
+
+    started = time.perf_counter()
+    Watch((), abort).end()
+    job.write(
+        "group",
+        backend="nccl" if device == GPU else "gloo",
+        exchanged=exchanged,
+        replayed=ABSENT if replayed is None else replayed,
+        aborted=ended.is_set(),
+        abort_seconds=time.perf_counter() - started,
+    )
+    return exchanged and replayed is not False and ended.is_set()
