@@ -17,9 +17,6 @@ from amusd.types import TopLogprobs
 
 T = TypeVar("T")
 
-WARM_UP_TOKENS = 1024
-"""Tokens of the prompt that a GPU computes before the first request."""
-
 
 def prepare_to_verify(model: LanguageModel, cache: KVCache) -> Digests | None:
     """Prepare every pass that a `Verifier` asks for; returns the digests of the model, if its passes end with any."""
@@ -27,7 +24,7 @@ def prepare_to_verify(model: LanguageModel, cache: KVCache) -> Digests | None:
     model.prepare(cache)  # greedy decoding, and the ratio test
     if digests is not None:
         model.prepare(cache, (digests.few, digests.many))
-        model.prefill([0] * min(WARM_UP_TOKENS, cache.capacity), cache)  # loads the kernels of prompts
+        model.prefill([0] * min(model.prefill_chunk, cache.capacity), cache)  # loads the kernels of prompts
         cache.truncate(0)
     return digests
 
