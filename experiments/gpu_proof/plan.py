@@ -69,7 +69,7 @@ SCALES = {
         contexts=(40, 120),
         max_model_len=256,
         rounds=4,
-        num_prompts=2,
+        num_prompts=1,
         num_tokens=12,
         num_draws=200,
         num_messages=200,
@@ -89,8 +89,12 @@ class Part:
     function: str
     """`module:function` in this folder; takes a `Job`."""
     seconds: int
-    """Longest that it may take; then it is killed, with all that it has started."""
+    """Longest that it may take on a GPU; then it is killed, with all that it has started."""
     does: str
+
+    def limit(self, device: str) -> int:
+        """The same on any device: a CPU, where the proof itself is tested, may be slow and busy."""
+        return self.seconds * (1 if device == GPU else 6)
 
 
 PARTS = (

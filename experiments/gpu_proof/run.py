@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{name}: {where}; measurements go to {results}", flush=True)
     all_done = True
     for part in () if asked.report else parts:
-        print(f"{part.name}: {part.does} (at most {part.seconds} s)", flush=True)
+        print(f"{part.name}: {part.does} (at most {part.limit(device)} s)", flush=True)
         ending = run_part(part, device, results, environment)
         all_done = all_done and ending.status == DONE
         print(f"  {ending.status} in {ending.seconds:.0f} s {ending.reason}".rstrip(), flush=True)

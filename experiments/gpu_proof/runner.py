@@ -24,7 +24,7 @@ def run_part(part: Part, device: str, results: Path, environment: Mapping[str, s
     (results / f"{part.name}.jsonl").unlink(missing_ok=True)
     shutil.rmtree(results / part.name, ignore_errors=True)
     command = [sys.executable, str(Path(__file__).with_name("part.py")), part.name, device, str(results)]
-    ending = run_limited(part.name, command, part.seconds, results / f"{part.name}.log", environment)
+    ending = run_limited(part.name, command, part.limit(device), results / f"{part.name}.log", environment)
     write_ending(results, ending)
     return ending
 
