@@ -28,7 +28,9 @@ COMMANDS = {
     EXPORT: "write the embedded draft to a new folder, as a transformers checkpoint for other systems",
 }
 
-_ENGINE = frozenset({"output", "accept", "drafter", *(field.name for field in dataclasses.fields(EngineConfig))})
+_ENGINE = frozenset(
+    {"output", "accept", "pair", "drafter", *(field.name for field in dataclasses.fields(EngineConfig))}
+)
 _SCHEDULE = frozenset(field.name for field in dataclasses.fields(DecodingConfig))
 _ANSWERS = _ENGINE | _SCHEDULE | {"run_dir", "sampling", "workload", "experiment"}
 _OWN = {

@@ -18,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, ValueType
 from hydra.errors import HydraException
 
+from amusd.config import CAPABILITIES
 from amusd.config.plugins import DRAFTERS, entry_point_names, is_reference
 from amusd.errors import ConfigError, first_line
 from amusd.settings import nearest
@@ -26,7 +27,7 @@ from .keys import CONFIG_DIR, CONFIG_NAME, OPTIONS, TEXT_LISTS, groups, keys, se
 
 MODEL_GROUPS = ("target", "drafter")
 """Groups whose choice may be a model: `target=FOLDER` is short for `target=hf target.model=FOLDER`."""
-OPTIONAL_GROUPS = frozenset({"experiment"})
+OPTIONAL_GROUPS = frozenset({"experiment", "pair"})
 """Groups from which nothing is chosen by default; `null` chooses nothing again."""
 _INSTEAD = {
     "hydra/launcher": "amusd starts its own workers; to sweep over machines run `amusd COMMAND KEY=VALUE "
@@ -55,11 +56,16 @@ def split(argument: str) -> tuple[str, str]:
 
 
 def settle(overrides: Sequence[str]) -> dict[str, str]:
-    """Values by key: the last of a key holds, a model alone means `hf`, an alias its key. Raises `ConfigError`."""
+    """Values by key: the last of a key holds, a model alone means `hf`, an alias its key. Raises `ConfigError`.
+
+    A choice of target or drafter holds over the kind that a pair or an experiment names, and over its model if there is
+    none of this kind.
+    """
     values = dict(split(override) for override in overrides)
     number = values.pop("sampling.max_tokens", None)  # renamed here, since a configuration file may set the other, too
     if number is not None and (other := values.setdefault("sampling.max_new_tokens", number)) != number:
         raise ConfigError(f"sampling.max_tokens={number}: is sampling.max_new_tokens, which is {other}; give one")
+    chosen = [group for group in MODEL_GROUPS if group in values]
     for group in MODEL_GROUPS:
         key, choice = f"{group}.model", values.get(group)
         if choice is not None and _names_model(group, choice := _unquoted(group, choice)):
@@ -75,6 +81,12 @@ def settle(overrides: Sequence[str]) -> dict[str, str]:
         values |= {"drafter": "custom", "drafter.factory": choice}
     elif choice is None and "drafter.kind" not in values and factory != "null":
         values["drafter"] = "custom"
+    for group in chosen:
+        kind = values[group]
+        if kind in keys()[f"{group}.kind"].allowed.split(" | "):
+            values.setdefault(f"{group}.kind", kind)
+            if kind == "embedded" or (group == "drafter" and not CAPABILITIES[kind].checkpoint):
+                values.setdefault(f"{group}.model", "null")
     return values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -129,14 +130,18 @@ def test_every_configuration_file_composes(choice: str) -> None:
     assert isinstance(compose_config([choice, *needed]), RunConfig)
 
 
-@pytest.mark.parametrize("file", sorted((conf_folder() / "experiment").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_experiment_begins_with_its_own_command(file: Path) -> None:
+@pytest.mark.parametrize(
+    "file",
+    [file for group in ("experiment", "pair") for file in sorted((conf_folder() / group).glob("*.yaml"))],
+    ids=lambda file: file.stem,
+)
+def test_every_experiment_and_pair_begins_with_its_own_command(file: Path) -> None:
     package, comment = file.read_text(encoding="utf-8").splitlines()[:2]
     assert package == "# @package _global_"
     program, command, *arguments = shlex.split(comment.removeprefix("# "))
     assert program == "amusd"
     assert command in COMMANDS
-    assert f"experiment={file.stem}" in arguments
+    assert f"{file.parent.name}={file.stem}" in arguments
     for job in expand_sweep([argument for argument in arguments if argument != "-m"]):
         compose_config(job)
 
@@ -200,6 +205,28 @@ def test_an_experiment_may_lie_anywhere(tmp_path: Path) -> None:
     path.write_text("sampling: {seed: 4}")
     assert compose_config([f"experiment={path}"]).sampling.seed == 4, "it was read anew"
     assert compose_config(["experiment=demo"]).sampling.seed == 0
+
+
+@pytest.mark.parametrize("file", ["pair=qwen3_8b", "experiment=mine.yaml"])
+def test_a_choice_of_model_holds_over_the_pair_or_experiment_that_names_another(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models = "target: {kind: hf, model: /big, dtype: bfloat16}\ndrafter: {kind: eagle, model: /small}\n"
+    Path("mine.yaml").write_text(models)
+    found = {
+        choice: (config.target.kind, config.drafter.kind, config.drafter.model)
+        for choice in ("drafter=ngram", "drafter=/other", "drafter=medusa", "target=embedded")
+        for config in (compose_config([file, choice]),)
+    }
+    own = compose_config([file]).drafter
+    assert found == {
+        "drafter=ngram": ("hf", "ngram", None),
+        "drafter=/other": ("hf", "hf", "/other"),
+        "drafter=medusa": ("hf", "medusa", own.model),
+        "target=embedded": ("embedded", own.kind, own.model),
+    }
+    assert compose_config([file, "drafter.model=/m"]).drafter == dataclasses.replace(own, model="/m")
 
 
 @pytest.mark.parametrize(
