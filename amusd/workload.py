@@ -127,7 +127,7 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
         raise ConfigError(f"{source}: line {number}: {_EXPECTED} ({error})") from error
     except RecursionError as error:
         raise ConfigError(f"{source}: line {number}: {_EXPECTED} (nested too deeply)") from error
-    return WorkloadPrompt(number, turns, record.get("category"))
+    return WorkloadPrompt(number, turns, _label(record.get("category")))
 
 
 def _turns(record: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -143,6 +143,12 @@ def _listed(record: dict[str, Any], key: str) -> list[Any]:
     if not isinstance(record[key], list):
         raise TypeError(f"{key!r} is no list")
     return list(record[key])
+
+
+def _label(value: Any) -> str | None:
+    """A category as one line that can be printed; None where there is none."""
+    text = "" if value is None else " ".join(str(value).split())
+    return text.encode(errors="replace").decode() or None
 
 
 def _check_text(text: Any) -> None:

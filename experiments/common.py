@@ -189,19 +189,6 @@ def rows_text(jobs: Sequence[Document]) -> str:
 # What is read off results
 
 
-def speedups(per_prompt: Sequence[Document], contestant: str) -> list[float]:
-    """Prompt by prompt, how many times as fast as plain decoding in the same run."""
-    return [one["ms_per_token"]["autoregressive"] / one["ms_per_token"][contestant] for one in per_prompt]
-
-
-def by_category(per_prompt: Sequence[Document]) -> dict[str, list[Document]]:
-    """Category -> its prompts, in the order of the file; prompts without one are `other`."""
-    found: dict[str, list[Document]] = {}
-    for one in per_prompt:
-        found.setdefault(one["category"] or "other", []).append(one)
-    return found
-
-
 def middle_half(values: Sequence[float]) -> tuple[float, float, float]:
     """Lower quartile, median, upper quartile."""
     if len(values) == 1:

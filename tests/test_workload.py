@@ -38,6 +38,15 @@ def test_every_layout_is_read(tmp_path: Path) -> None:
     assert prompts[1].category == "writing"
 
 
+@pytest.mark.parametrize(
+    ("category", "label"),
+    [("math", "math"), (7, "7"), (["qa", 1], "['qa', 1]"), ("a\n b\ud800", "a b?"), ("", None), (None, None)],
+)
+def test_a_category_is_a_line_whatever_the_file_has(tmp_path: Path, category: object, label: str | None) -> None:
+    path = write(tmp_path / "prompts.jsonl", {"prompt": "a", "category": category})
+    assert load_prompts(WorkloadConfig(path=path))[0].category == label
+
+
 def test_only_the_first_prompts_are_taken(tmp_path: Path) -> None:
     path = write(tmp_path / "prompts.jsonl", *({"prompt": str(i)} for i in range(9)))
     assert len(load_prompts(WorkloadConfig(path=path, num_prompts=3))) == 3

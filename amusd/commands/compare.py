@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from amusd.answer import Generation
+from amusd.commands.categories import by_category, category_table
 from amusd.commands.contestants import Comparison, Contestant, comparison_text, per_prompt, records_of, rows_of
 from amusd.commands.generate import Done
 from amusd.commands.peers import Answers, Load, Peers
@@ -209,15 +210,19 @@ def _compare(
         is_told = row.get("batch_size", 1) == 1 and row["layout"] == "pair"
         row["draft_overlap_fraction"] = timeline.draft_overlap(sequence_ids) if is_told else None
         row["time"] = time_fractions(timeline, sequence_ids) if is_told else None
+    found = per_prompt(comparison)
+    categories = by_category(rows, found)
     result = {
         "complete": True,
         "rows": rows,
-        "per_prompt": per_prompt(comparison),
+        "per_prompt": found,
+        "by_category": categories,
         "num_refused_prompts": len(comparison.refused),
         "environment": read_json(run_directory / "environment.json"),
     }
     notes = [f"prompt {number} was left out: {reason}" for number, reason in comparison.refused]
-    return Done(result, comparison_text(rows), notes, records_of(comparison))
+    text = comparison_text(rows, category_table(rows, categories))
+    return Done(result, text, notes, records_of(comparison))
 
 
 def write_answers(run_directory: Path, records: Sequence[Record]) -> None:

@@ -357,15 +357,18 @@ def _identity(comparison: Comparison, index: int, engine: Engine) -> dict[str, A
     return {"num_prompts": len(answers), "num_identical": len(answers) - len(gaps), "first_difference_gaps": gaps}
 
 
-def comparison_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows for the terminal, what their columns mean, and a sentence of advice for each batch size."""
+def comparison_text(rows: Sequence[dict[str, Any]], categories: str = "") -> str:
+    """Return the rows for the terminal, what their columns mean, and a sentence of advice for each batch size.
+
+    `categories`: a table of the categories of prompts, shown before the advice.
+    """
     sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
     advices = {size: _advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
     legend = LEGEND
     if any(row["layout"] != "pair" for row in rows):
         legend += "; x equal: over the best other use of the same devices"
-    return "\n\n".join([_table(rows), legend, *(["\n".join(lines)] if lines else [])])
+    return "\n\n".join(part for part in (_table(rows), legend, categories, "\n".join(lines)) if part)
 
 
 def _advice(rows: Sequence[dict[str, Any]]) -> str:

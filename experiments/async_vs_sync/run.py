@@ -14,10 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that `experiments` can 
 from collections.abc import Sequence
 from typing import Any
 
+from amusd.commands.categories import by_category
 from amusd.commands.tables import row_kind
 from amusd.console import table
 from experiments import account
-from experiments.common import Document, by_category, compare, middle_half, run, speedups, write_jobs
+from experiments.common import Document, compare, run, write_jobs
 from experiments.request import parser_of, request_of
 
 TEMPERATURE = "sampling.temperature"
@@ -58,22 +59,9 @@ def main() -> None:
 
 
 def categories_of(job: Document) -> list[Document]:
-    """For each category and way to decode, the speed-ups over plain decoding of the category's prompts."""
-    return [
-        {
-            "temperature": float(job["settings"][TEMPERATURE]),
-            "category": category,
-            "kind": row_kind(row),
-            "mode": row["mode"],
-            "policy": row["policy"],
-            "num_prompts": len(prompts),
-            "median": middle_half(speedups(prompts, row["contestant"]))[1],
-            "speedups": speedups(prompts, row["contestant"]),
-        }
-        for category, prompts in by_category(job["per_prompt"]).items()
-        for row in job["rows"]
-        if row["mode"] != "autoregressive"
-    ]
+    """The gains on each category, with the temperature of the job."""
+    temperature = float(job["settings"][TEMPERATURE])
+    return [{"temperature": temperature, **one} for one in by_category(job["rows"], job["per_prompt"])]
 
 
 def accounting(jobs: Sequence[Document], shared: Sequence[Document]) -> list[Document]:
@@ -112,7 +100,9 @@ def category_text(categories: Sequence[Document]) -> str:
     kinds = list(dict.fromkeys(row["kind"] for row in categories))
     cells: dict[tuple[float, str], dict[str, Any]] = {}
     for row in categories:
-        cells.setdefault((row["temperature"], row["category"]), {})[row["kind"]] = f"{row['median']:.2f}"
+        cells.setdefault((row["temperature"], row["category"]), {})[row["kind"]] = (
+            f"{row['speedup_vs_autoregressive']:.2f}"
+        )
     lines = [(f"{key[0]:g}", key[1], *(own[kind] for kind in kinds)) for key, own in cells.items()]
     return table(("temperature", "category", *kinds), lines)
 
