@@ -20,7 +20,7 @@ from amusd.errors import ConfigError
 from amusd.files import cannot_write
 from amusd.settings import changed, shown
 
-_EXPECTED = "expected an object with 'prompt', 'turns' or 'conversation'"
+_EXPECTED = "expected an object with 'prompt', 'question', 'turns' or 'conversation'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def _parse(line: str, number: int, source: str) -> WorkloadPrompt:
 
 def _turns(record: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     if "conversation" not in record:
-        message = record["prompt"] if "prompt" in record else _listed(record, "turns")[0]
-        return user_prompt(message).turns
+        key = next((key for key in ("prompt", "turns", "question") if key in record), "turns")
+        return user_prompt(_listed(record, key)[0] if key == "turns" else record[key]).turns
     turns = [{"role": turn["role"], "content": turn["content"]} for turn in _listed(record, "conversation")]
     assistant = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
     return tuple(turns[: assistant[-1]] if assistant else turns)

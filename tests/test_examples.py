@@ -78,6 +78,6 @@ def test_a_sweep_takes_further_keys(models: Path, tmp_path: Path) -> None:
 
 
 def test_the_prompts_show_every_layout() -> None:
-    prompts = load_prompts(WorkloadConfig(path=str(EXAMPLES / "prompts.jsonl")))
-    assert [prompt.turns[-1]["role"] for prompt in prompts] == ["user"] * 4
+    prompts = load_prompts(WorkloadConfig(path=str(EXAMPLES / "prompts.jsonl"), num_prompts=5))
+    assert [prompt.turns[-1]["role"] for prompt in prompts] == ["user"] * 5
     assert os.access(EXAMPLES / "sweep.sh", os.X_OK)

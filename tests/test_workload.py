@@ -30,11 +30,12 @@ def test_every_layout_is_read(tmp_path: Path) -> None:
         {"task_id": "HumanEval/0", "prompt": "def f():\n"},
         {"turns": ["First", "Second"], "category": "writing"},
         {"conversation": conversation},
+        {"question": "How many?", "answer": "#### 4"},
     )
     prompts = load_prompts(WorkloadConfig(path=path, num_prompts=10))
-    assert [prompt.text for prompt in prompts] == ["def f():\n", "First", "Three"]
+    assert [prompt.text for prompt in prompts] == ["def f():\n", "First", "Three", "How many?"]
     assert prompts[2].turns == tuple(conversation[:3])
-    assert [prompt.number for prompt in prompts] == [1, 2, 3]
+    assert [prompt.number for prompt in prompts] == [1, 2, 3, 4]
     assert prompts[1].category == "writing"
 
 

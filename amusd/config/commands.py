@@ -19,7 +19,7 @@ class WorkloadConfig:
     """The source of prompts."""
 
     path: str | None = None
-    """JSON lines with `prompt`, `turns` or `conversation`; None takes the prompts that ship with the package."""
+    """JSON lines with `prompt`, `question`, `turns` or `conversation`; None: the prompts that ship with the package."""
     num_prompts: int | None = None
     """The number of them, from the start of the file; None: 4, or all where there are fewer; with `out` all."""
     raw: bool = False
