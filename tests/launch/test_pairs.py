@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from amusd.testing.memory import memory_pair
 from models import tiny
 from models.published import CONFIGS, write
 from models.test_eagle import changed, save_eagle3
@@ -20,7 +21,6 @@ from amusd.drafters.factory import load_drafters
 from amusd.engine import Engine
 from amusd.models.loading import load_target
 from amusd.runtime.startup import serve
-from amusd.testing.memory import memory_pair
 from amusd.types import Mode
 from launch.compose import compose_config
 from launch.keys import groups

@@ -18,6 +18,7 @@ TOKENIZER, TOKEN_TEXTS = "amusd/models/tokenizer.py", "tests/models/test_text_of
 BATCHES = "tests/runtime/test_batches.py"
 TURNS, TURN_TESTS = "amusd/answer.py", "tests/test_turns.py"
 WORKLOAD, PROMPTS = "amusd/workload.py", "tests/test_workload.py"
+CATEGORIES, CATEGORY_TESTS = "amusd/commands/categories.py", "tests/commands/test_categories.py"
 PLAN, SWEEP = "launch/sweep_plan.py", "tests/launch/test_sweep.py"
 OVERRIDES, COMPOSE = "launch/overrides.py", "tests/launch/test_compose.py"
 
@@ -414,6 +415,34 @@ RULES = (
         "        if os.getpid() != self._pid:\n            raise",
         "        if False:\n            raise",
         TURN_TESTS,
+    ),
+    Rule(
+        "a category has the prompts of all",
+        CATEGORIES,
+        'statistics.median(speedups(prompts, row["contestant"])),',
+        'statistics.median(speedups(per_prompt, row["contestant"])),',
+        CATEGORY_TESTS,
+    ),
+    Rule(
+        "answers that share a pass count for a category",
+        CATEGORIES,
+        'row.get("batch_size", 1) == 1',
+        "True",
+        CATEGORY_TESTS,
+    ),
+    Rule(
+        "a file's drafter holds over the one chosen",
+        OVERRIDES,
+        "for group in chosen:",
+        "for group in ():",
+        f"{COMPOSE}::test_a_choice_of_model_holds_over_the_pair_or_experiment_that_names_another",
+    ),
+    Rule(
+        "a model alone changes the kind of a file",
+        OVERRIDES,
+        "for group in chosen:",
+        "for group in {*values} & {*MODEL_GROUPS}:",
+        f"{COMPOSE}::test_a_choice_of_model_holds_over_the_pair_or_experiment_that_names_another",
     ),
     Rule("lines end where text does not", WORKLOAD, '.split("\\n"), start=1', ".splitlines(), start=1", PROMPTS),
     Rule(
