@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from amusd.testing.memory import memory_pair
+from memory_link import memory_pair
 from models import tiny
 from models.published import CONFIGS, write
 from models.test_eagle import changed, save_eagle3
