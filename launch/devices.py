@@ -10,8 +10,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from amusd.config import RunConfig, TransportConfig
 from amusd.console import tell
@@ -33,9 +31,6 @@ transfer dies or is late; 2: only the transfer ends, and we say what happened.
 TORCH_NCCL_DUMP_ON_TIMEOUT: by default a thread looks for a signal in the file where ranks have met, which is gone by
 then, and writes traces to /tmp after a timeout; 0: neither.
 """
-MPS_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
-"""Names the folder in which the clients of NVIDIA's Multi-Process Service find its daemon."""
-_MPS_FOLDER = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's own where none is named; nothing is written there
 
 
 def claim_hardware(config: RunConfig, role: Role, nodes: Sequence[Node] = ()) -> RunConfig:
@@ -64,14 +59,6 @@ def set_nccl(transport: TransportConfig) -> None:
     if transport.interface is not None:
         name = interface_name(transport.interface)
         os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"  # that one alone, not those whose names begin so
-
-
-def mps_folder() -> Path | None:
-    """The folder of an MPS daemon that processes of this one would find; None where there is none, or it is locked."""
-    folder = Path(os.environ.get(MPS_VARIABLE) or _MPS_FOLDER)
-    with suppress(OSError):
-        return folder if (folder / "control").exists() else None
-    return None
 
 
 def set_threads(num_threads: int) -> None:

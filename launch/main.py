@@ -132,9 +132,7 @@ def _run(arguments: Arguments, console: Console) -> int:
     if command == "doctor":
         from amusd.commands.doctor import run_doctor
 
-        from .devices import mps_folder
-
-        return run_doctor(config, Console(json_only=config.output == "json"), mps_folder())
+        return run_doctor(config, Console(json_only=config.output == "json"))
     if command == "bench":
         from .commands import run_bench
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,11 +26,9 @@ from amusd.models.loading import (
 )
 from amusd.models.self_test import measure_width_invariance
 from amusd.models.tokenizer import Tokenizer, user_turn
-from amusd.runtime.advice import Machine, advise
 from amusd.runtime.cores import allowed_cores, cores_for, speed_beside
 from amusd.runtime.devices import check_devices, claim_device, count_gpus, device_of, devices_of
-from amusd.runtime.gpus import look_at_gpus
-from amusd.runtime.placement import gpu_number, rank_layout, sharing
+from amusd.runtime.placement import rank_layout, sharing
 from amusd.runtime.startup import describe_capacity, link_devices
 from amusd.transport.factory import ON_ONE_MACHINE, choose_here
 from amusd.transport.latency import measure_one_way
@@ -55,16 +51,15 @@ class Finding:
     text: str
 
 
-def run_doctor(config: RunConfig, console: Console, mps_folder: Path | None = None) -> int:
+def run_doctor(config: RunConfig, console: Console) -> int:
     """Look at everything the configuration needs; print the report. Returns 0 when all of it works, else 2.
 
-    `mps_folder`: where an MPS daemon has its pipes. Raises `ConfigError` for a GPU that is not there.
+    Raises `ConfigError` for a GPU that is not there.
     """
     engine = config.engine()
     check_devices(devices_of(engine))
-    machine = Machine(gpus=look_at_gpus(count_gpus()), mps_folder=mps_folder)
     findings: list[Finding] = []
-    for look in (_versions, lambda engine: _devices(engine, machine), _links, _pair):
+    for look in (_versions, _devices, _links, _pair):
         for finding in look(engine):
             findings.append(finding)
             mark = {True: "ok  ", False: "FAIL", None: "    "}[finding.ok]
@@ -86,25 +81,23 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def _devices(config: EngineConfig, machine: Machine) -> list[Finding]:
+def _devices(config: EngineConfig) -> list[Finding]:
     places = devices_of(config)
-    counts = Counter(map(str, machine.gpus)).items()
-    gpus = f"{len(machine.gpus)} GPUs{''.join(f', {count} x {name}' for name, count in counts)}"
     cores = allowed_cores()
     return [
-        Finding("devices", None, f"{gpus}; {len(cores)} CPU cores for this process"),
-        _placement(config, places, machine, len(cores)),
+        Finding("devices", None, f"{count_gpus()} GPUs; {len(cores)} CPU cores for this process"),
+        _placement(config, places, len(cores)),
         *_core_speed(config, places, cores),
-        *(Finding("advice", None, line) for line in advise(config, places, machine)),
     ]
 
 
-def _placement(config: EngineConfig, places: Sequence[str], machine: Machine, num_cores: int) -> Finding:
+def _placement(config: EngineConfig, places: Sequence[str], num_cores: int) -> Finding:
     """The device of each rank; neither good nor bad where ranks share one."""
     names = _rank_names(config)
-    text = ", ".join(f"{name} on {_place(place, machine)}" for name, place in zip(names, places, strict=True))
+    text = ", ".join(f"{name} on {_place(place)}" for name, place in zip(names, places, strict=True))
     if set(places) != {"cpu"}:
-        return Finding("placement", None if sharing(config, places) else True, text)
+        shared = sharing(config, places)
+        return Finding("placement", *((True, text) if shared is None else (None, f"{text}: docs/one_gpu.md")))
     if num_cores < len(places) * config.hardware.num_threads:
         them = "both, so the two" if len(places) == 2 else "all, so they"
         return Finding("placement", None, f"{text}: too few cores for {them} will slow each other")
@@ -125,8 +118,8 @@ def _core_speed(config: EngineConfig, places: Sequence[str], cores: list[int]) -
     return [Finding("cores", None, text)]
 
 
-def _place(device: str, machine: Machine) -> str:
-    return device if device == "cpu" else f"{device} ({machine.gpus[gpu_number(device)]})"
+def _place(device: str) -> str:
+    return device if device == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
 
 
 def _rank_names(config: EngineConfig) -> list[str]:

@@ -62,7 +62,7 @@ def settle_devices(config: EngineConfig, tell: Callable[[str], None], nodes: Seq
             )
     shared = sharing(config, devices) if not nodes and not config.hardware.devices else None
     if shared is not None:
-        tell(f"{shared}; each waits while the other computes, and `amusd doctor` says what helps")
+        tell(f"{shared}; each waits while the other computes (docs/one_gpu.md)")
     return dataclasses.replace(config.hardware, devices=devices)
 
 

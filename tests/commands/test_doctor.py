@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,7 @@ from amusd.console import Console
 from amusd.errors import ConfigError, UnsupportedModelError
 from amusd.models.linear import fastest_dtype
 from amusd.models.loading import explain_target, load_target
-from amusd.runtime.advice import Machine
 from amusd.runtime.cores import allowed_cores, speed_beside
-from amusd.runtime.gpus import Gpu
 from amusd.transport.factory import Choice
 from amusd.transport.latency import OneWayTime
 
@@ -158,23 +155,24 @@ def test_a_link_that_needs_two_gpus_is_judged_by_where_the_two_ends_are(monkeypa
         _taken(EngineConfig(transport=TransportConfig(kind="nccl"), hardware=on_one))
 
 
-H100 = Gpu(name="H100", memory_bytes=80 << 30)
-TWO = Machine(gpus=[dataclasses.replace(H100, peers=frozenset({other})) for other in (1, 0)])
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _device: "H100")
 
 
-def placed(config: EngineConfig, machine: Machine) -> dict[str, Finding]:
-    return {finding.name: finding for finding in _devices(config, machine)}
+def placed(config: EngineConfig) -> dict[str, Finding]:
+    return {finding.name: finding for finding in _devices(config)}
 
 
+@pytest.mark.usefixtures("gpus")
 def test_it_says_where_both_are_and_on_what() -> None:
-    found = placed(EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:1"))), TWO)
-    assert found["devices"].text.startswith("2 GPUs, 2 x H100, 80 GiB; ")
-    assert found["placement"] == Finding(
-        "placement", True, "target on cuda:0 (H100, 80 GiB), draft on cuda:1 (H100, 80 GiB)"
-    )
-    assert "advice" not in found
+    found = placed(EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:1"))))
+    assert found["devices"].text.startswith("3 GPUs; ")
+    assert found["placement"] == Finding("placement", True, "target on cuda:0 (H100), draft on cuda:1 (H100)")
 
 
+@pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize(
     ("sizes", "names"),
     [
@@ -188,21 +186,22 @@ def test_it_says_which_rank_is_where(sizes: tuple[int, int], names: list[str]) -
         draft_tensor_parallel_size=sizes[1],
         hardware=HardwareConfig(devices=("cuda:0", "cuda:1", "cuda:2")),
     )
-    placement = placed(config, Machine(gpus=[H100] * 3))["placement"]
+    placement = placed(config)["placement"]
     assert placement.ok
-    assert placement.text == ", ".join(f"{name} on cuda:{gpu} (H100, 80 GiB)" for gpu, name in enumerate(names))
+    assert placement.text == ", ".join(f"{name} on cuda:{gpu} (H100)" for gpu, name in enumerate(names))
 
 
-def test_a_gpu_that_all_share_is_neither_good_nor_bad_and_what_helps_is_said() -> None:
-    found = placed(EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"))), Machine(gpus=[H100]))
+@pytest.mark.usefixtures("gpus")
+def test_a_gpu_that_both_share_is_neither_good_nor_bad() -> None:
+    found = placed(EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:0"))))
     assert found["placement"].ok is None
-    assert "docs/one_gpu.md" in found["advice"].text
+    assert "docs/one_gpu.md" in found["placement"].text
 
 
 def test_ranks_that_share_cores_are_said_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amusd.commands.doctor.allowed_cores", lambda: [0, 1])
     config = EngineConfig(target_tensor_parallel_size=2, hardware=HardwareConfig(devices=("cpu", "cpu")))
-    placement = placed(config, Machine())["placement"]
+    placement = placed(config)["placement"]
     assert placement.ok is None
     assert "too few cores for all, so they" in placement.text
 
@@ -217,10 +216,9 @@ def test_it_says_whether_two_cores_are_two(monkeypatch: pytest.MonkeyPatch, kept
         return kept
 
     monkeypatch.setattr("amusd.commands.doctor.speed_beside", speed_beside)
-    found = placed(EngineConfig(hardware=HardwareConfig(devices=("cpu", "cpu"))), Machine())["cores"]
+    found = placed(EngineConfig(hardware=HardwareConfig(devices=("cpu", "cpu"))))["cores"]
     assert (found.ok, measured) == (ok, [(4, 5)])
     assert found.text.startswith(f"while both compute, each has {100 * kept:.0f} % of the speed that it has alone")
-    assert "cores" not in placed(EngineConfig(hardware=HardwareConfig(devices=("cuda:0", "cuda:1"))), TWO)
 
 
 def test_measuring_two_cores_leaves_this_thread_as_it_was() -> None:

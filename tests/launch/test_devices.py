@@ -17,7 +17,7 @@ from amusd.runtime.cores import allowed_cores, cores_for
 from amusd.runtime.devices import device_of
 from amusd.runtime.placement import Node, in_role, rank_layout
 from amusd.types import Role
-from launch.devices import NCCL_SETTINGS, claim_hardware, mps_folder
+from launch.devices import NCCL_SETTINGS, claim_hardware
 from launch.main import main
 from tests.launch.processes import FAKE, amusd_command, environment, run
 
@@ -185,28 +185,6 @@ over.set()
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("has_variable", [True, False])
-def test_an_mps_daemon_is_found_by_its_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_variable: bool
-) -> None:
-    monkeypatch.setattr("launch.devices._MPS_FOLDER", str(tmp_path))
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    if has_variable:
-        monkeypatch.setattr("launch.devices._MPS_FOLDER", str(tmp_path / "elsewhere"))
-        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert mps_folder() is None
-    os.mkfifo(tmp_path / "control")
-    assert mps_folder() == tmp_path
-
-
-def test_a_folder_of_pipes_that_cannot_be_read_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_path: Path) -> bool:
-        raise PermissionError("not for you")
-
-    monkeypatch.setattr(Path, "exists", refuse)
-    assert mps_folder() is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -24,8 +22,3 @@ def _alarm(name: str) -> object:
         raise AssertionError(f"torch.cuda.{name} starts CUDA")
 
     return start_cuda
-
-
-def properties(name: str, gibibytes: int, **more: object) -> SimpleNamespace:
-    """As of `torch.cuda.get_device_properties`."""
-    return SimpleNamespace(name=name, total_memory=gibibytes << 30, **more)
