@@ -15,13 +15,11 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, RunConfig,
 from amusd.console import Console
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import AmusdError
-from amusd.models.layer_probe import describe_agreement
 from amusd.models.loading import (
     draft_dtype,
     explain_drafter,
     explain_target,
     load_target,
-    probe_drafter,
     target_dtype,
 )
 from amusd.models.self_test import measure_width_invariance
@@ -180,7 +178,7 @@ def _pair(config: EngineConfig) -> list[Finding]:
         torch.set_num_threads(config.hardware.num_threads)
         device = claim_device(config, Role.TARGET)
         forward = explain_target(config, device)  # refuses what cannot be shared before weights are read
-        model, tokenizer = load_target(config, device, probes=True)
+        model, tokenizer = load_target(config, device)
         loaded.append((model, tokenizer))
         kind = config.target.kind if config.hardware.synthetic is None else "synthetic"
         name = config.hardware.synthetic or config.target.model or "SmolLM2-135M-Instruct"
@@ -199,8 +197,6 @@ def _pair(config: EngineConfig) -> list[Finding]:
     findings += [_schedules(config, draft) for draft in drafts]
     if loaded:
         findings.append(_exactness(*loaded[0], fixed=config.verify_width == "fixed"))
-        probed = [each for each in config.drafters if drafts and each.can.needs_features]
-        findings += [_layers(each, config, *loaded[0]) for each in probed]
         findings.append(Finding("answers", None, describe_capacity(loaded[0][0], config.max_num_seqs)))
     return findings
 
@@ -225,17 +221,6 @@ def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> 
         return drafter.kind if drafter.factory is None else f"{drafter.kind} {drafter.factory}"
     name = drafter.kind if drafter.num_layers is None else f"{drafter.kind} (first {drafter.num_layers} layers)"
     return f"{name}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
-
-
-def _layers(drafter: DrafterConfig, config: EngineConfig, model: Any, tokenizer: Tokenizer) -> Finding:
-    """Whether the drafter is fed the states that it was trained with."""
-    name, prompt = f"layers of {drafter.kind}", tokenizer.encode_chat(user_turn(SELF_TEST_PROMPT))
-    try:
-        agreement = probe_drafter(drafter, config, device_of(config, Role.DRAFT), model, prompt)
-    except AmusdError as error:
-        return Finding(name, False, str(error))
-    is_right, text = describe_agreement(agreement)
-    return Finding(name, True if is_right else None, text)
 
 
 def _exactness(model: Any, tokenizer: Tokenizer, *, fixed: bool) -> Finding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from amusd.models.embedded_target import Report, describe_embedded_target, embed
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_config, load_model
-from amusd.models.layer_probe import guess_with_block, guess_with_eagle, probe_layers, shifted_spec
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
 from amusd.models.load_options import LoadOptions, explain_forward_pass, explain_products
 from amusd.models.numerics import Numerics
@@ -47,12 +45,12 @@ def capture_for(device: str, *, cuda_graphs: bool) -> Capture | None:
 
 
 def load_target(
-    config: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE, *, probes: bool = False
+    config: EngineConfig, device: str, report: Report | None = None, ranks: Ranks = ALONE
 ) -> tuple[CachedModel, Tokenizer]:
     """The target's model and tokenizer on `device`. Raises `ConfigError` when there is no such model or device.
 
     `report` receives lines about what is loaded, and about a model without a chat template. `ranks`: the
-    processes that share the model. `probes`: also have it write what `probe_drafter` reads.
+    processes that share the model.
     """
     start = time.monotonic()
     options = LoadOptions(
@@ -80,8 +78,6 @@ def load_target(
         for drafter in config.drafters
         if drafter.can.needs_features
     }
-    if probes:
-        features |= {_probed(kind): _states(config, spec) for kind, spec in features.items()}
     model, tokenizer = load_model(path, replace(options, features=features)), load_tokenizer(path)
     report(f"target: {describe_target(config, device)}, {time.monotonic() - start:.1f} s")
     if not tokenizer.has_chat_template:
@@ -207,31 +203,6 @@ def _shared_with_target(
     shared = share_vocabulary(target.token_texts(), own.token_texts(), target.num_ids)
     check_share(shared.output_ids, target.num_ids, target.encode)
     return target, shared
-
-
-def probe_drafter(
-    config: DrafterConfig, engine: EngineConfig, device: str, target: CachedModel, prompt: Sequence[int]
-) -> dict[int, float]:
-    """How often a drafter's first guess is right on an answer to `prompt`, by shift of the layers that it reads.
-
-    `target`: loaded with `probes`. Raises as `load_draft_model`.
-    """
-    spec = read_feature_spec(str(config.model), model_path(engine.target), config.kind)
-    if config.can.has_model:
-        guess = guess_with_eagle(load_draft_model(config, engine, device)[0])
-    else:
-        guess = guess_with_block(load_block_draft(config, engine, device)[0])
-    return probe_layers(target, _probed(config.kind), _states(engine, spec), spec, guess, prompt)
-
-
-def _probed(kind: str) -> str:
-    """The name under which a target writes what the probe of a drafter reads."""
-    return f"{kind} probe"
-
-
-def _states(config: EngineConfig, spec: FeatureSpec) -> FeatureSpec:
-    settings = target_settings(config).get_text_config(decoder=True)
-    return shifted_spec(spec, settings.num_hidden_layers, settings.hidden_size)
 
 
 def explain_target(config: EngineConfig, device: str) -> str:

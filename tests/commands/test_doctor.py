@@ -8,8 +8,6 @@ import pytest
 import torch
 from models import tiny
 from models.other_tokenizer import save_reindexed, word_tokenizer
-from models.test_block_models import save_dflash
-from models.test_eagle import LAYERS, SIZES, eagle3_weights, save_speculators
 from runtime.gpu_doubles import pretend_gpus
 
 from amusd.commands.doctor import Finding, _devices, _links, _pair, _taken, run_doctor
@@ -41,36 +39,6 @@ def test_it_says_who_computes_target_and_drafters_and_that_widths_do_not_show() 
     text = "96 of 96 rows equal bit for bit in blocks of 1 to 8 rows, beside other sequences and other paths"
     assert text in found["exactness"].text
     assert found["answers"].text.startswith("up to 8 answers at a time, with a cache of 2048 tokens each: ")
-
-
-def test_it_says_whether_drafters_are_fed_the_layers_that_they_were_trained_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In `speculators` form, whose configuration is none of transformers; and beside the target."""
-    tokenizer = tiny.byte_tokenizer()
-    size = {"vocab_size": len(tokenizer)}
-    tiny.save_checkpoint(tmp_path / "target", tiny.tiny_config(num_hidden_layers=LAYERS, **size), tokenizer)
-    weights = eagle3_weights("layers.0")
-    del weights["t2d"]
-    save_speculators(tmp_path / "eagle", weights, transformer_layer_config={**SIZES, **size, "head_dim": 8})
-    save_dflash(tmp_path / "dflash", **size)
-    config = EngineConfig(
-        target=TargetConfig(kind="hf", model=str(tmp_path / "target"), dtype="float32"),
-        drafters=(
-            DrafterConfig(kind="eagle", model=str(tmp_path / "eagle"), dtype="float32"),
-            DrafterConfig(kind="dflash", model=str(tmp_path / "dflash"), dtype="float32"),
-        ),
-        max_model_len=256,
-    )
-    found = looked_at(config)
-    assert found["drafter"].ok, found["drafter"].text
-    assert found["drafter"].text.startswith("eagle, float32: reads states of the target (")
-    for kind in ("eagle", "dflash"):
-        assert "of its first guesses are the target's choice" in found[f"layers of {kind}"].text
-    monkeypatch.setattr("amusd.commands.doctor.probe_drafter", lambda *_arguments: {0: 0.2, -1: 0.1, 1: 0.5})
-    layers = looked_at(config)["layers of eagle"]
-    assert layers.ok is None
-    assert "but 50% with the layers one above" in layers.text
 
 
 @pytest.mark.parametrize("model_impl", ["auto", "transformers"])
