@@ -16,9 +16,9 @@ from amusd.console import Console
 from amusd.drafters.factory import LoadedDrafters, load_drafters
 from amusd.errors import AmusdError
 from amusd.models.loading import (
+    check_drafter,
+    check_target,
     draft_dtype,
-    explain_drafter,
-    explain_target,
     load_target,
     target_dtype,
 )
@@ -177,12 +177,12 @@ def _pair(config: EngineConfig) -> list[Finding]:
     def target() -> str:
         torch.set_num_threads(config.hardware.num_threads)
         device = claim_device(config, Role.TARGET)
-        forward = explain_target(config, device)  # refuses what cannot be shared before weights are read
+        check_target(config, device)  # refuses what ranks cannot share, too
         model, tokenizer = load_target(config, device)
         loaded.append((model, tokenizer))
         kind = config.target.kind if config.hardware.synthetic is None else "synthetic"
         name = config.hardware.synthetic or config.target.model or "SmolLM2-135M-Instruct"
-        return f"{kind} {name}, {target_dtype(config, device)}: {forward}"
+        return f"{kind} {name}: {target_dtype(config, device)}, {model.implementation}'s forward pass"
 
     def drafters() -> str:
         device = device_of(config, Role.DRAFT)
@@ -216,11 +216,11 @@ def _drafter_text(drafter: DrafterConfig, config: EngineConfig, device: str) -> 
         middle, inner = (_drafter_text(stage, config, device) for stage in drafter.stages)
         number = drafter.num_inner_tokens
         return f"cascade: up to {number} tokens of {inner}; judged in one pass by {middle}"
-    forward = explain_drafter(drafter, config, device)
-    if forward is None:
+    check_drafter(drafter, config, device)
+    if not (drafter.can.has_model or drafter.can.needs_features):
         return drafter.kind if drafter.factory is None else f"{drafter.kind} {drafter.factory}"
     name = drafter.kind if drafter.num_layers is None else f"{drafter.kind} (first {drafter.num_layers} layers)"
-    return f"{name}, {draft_dtype(drafter, device, config.hardware.synthetic)}: {forward}"
+    return f"{name}: {draft_dtype(drafter, device, config.hardware.synthetic)}"
 
 
 def _exactness(model: Any, tokenizer: Tokenizer, *, fixed: bool) -> Finding:

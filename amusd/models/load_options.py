@@ -13,7 +13,7 @@ from amusd.models.compatibility import is_fp8
 from amusd.models.decoder import why_not_covered
 from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture
-from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_fp8, why_not_fp16, why_not_int8, why_not_packed
+from amusd.models.linear import FP8_ROW_DTYPES, INT8, why_not_int8
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks, setting_of
 from amusd.types import Role
@@ -86,30 +86,3 @@ def check_forward_pass(config: Any, model_impl: str, dtype: str, device: str, ro
             raise UnsupportedModelError(
                 f"{setting}: each rank needs a key head, and this model has {num_heads}; allowed: 1 to {num_heads}"
             )
-
-
-def explain_forward_pass(config: Any, model_impl: str, dtype: str, device: str, role: Role, num_ranks: int) -> str:
-    """Describe in one line which forward pass computes a model, and why. Raises as `check_forward_pass`."""
-    check_forward_pass(config, model_impl, dtype, device, role, num_ranks)
-    if (adapter := _why_adapter(config, model_impl)) is not None:
-        return f"transformers adapter: {adapter}"
-    text = f"lean decoder ({explain_products(dtype, torch.device(device), fp8=is_fp8(config))})"
-    return text if num_ranks == 1 else f"{text}, {config.num_key_value_heads} key heads shared by {num_ranks} ranks"
-
-
-def explain_products(dtype: str, device: torch.device, *, fp8: bool = False) -> str:
-    """How our linear layers multiply with weights in `dtype` on `device`; `fp8`: the checkpoint is in FP8."""
-    if dtype == INT8:
-        return "packed weights: FBGEMM int8"
-    rows = getattr(torch, dtype)
-    if not fp8:
-        reason = why_not_packed(device, rows)
-        if why_not_fp16(device, rows) is None:
-            return (
-                f"packed weights: FBGEMM float16 where that holds them, else {'plain' if reason else 'oneDNN'} {dtype}"
-            )
-        return f"packed weights: oneDNN {dtype}" if reason is None else f"weights as they are: {reason}"
-    if (reason := why_not_fp8(device, rows)) is None:
-        return "FP8 weights and rows: products in FP8"
-    held = "converted once" if device.type == "cpu" else "converted at each product"
-    return f"FP8 weights and rows: weights {held}, products in {dtype}: FP8 products {reason}"

@@ -1,4 +1,4 @@
-"""Loads the models and tokenizers of a configuration, and says in a line which forward pass each would get."""
+"""Loads the models and tokenizers of a configuration, and refuses before weights are read what cannot run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from amusd.models.features import FeatureSpec
 from amusd.models.graphs import Capture, CudaGraphs, run_each_time
 from amusd.models.huggingface import load_config, load_model
 from amusd.models.linear import INT8, fastest_dtype, why_not_int8
-from amusd.models.load_options import LoadOptions, explain_forward_pass, explain_products
+from amusd.models.load_options import LoadOptions, check_forward_pass
 from amusd.models.numerics import Numerics
 from amusd.models.sharding import ALONE, Ranks
 from amusd.models.synthetic import SHAPES, SMALLER, SyntheticTokenizer, load_synthetic, shape_config
@@ -205,29 +205,20 @@ def _shared_with_target(
     return target, shared
 
 
-def explain_target(config: EngineConfig, device: str) -> str:
-    """The forward pass of the target on `device`, in one line. Raises as `load_target`."""
+def check_target(config: EngineConfig, device: str) -> None:
+    """Raise, before any weight is read, as `load_target` where the target or its ranks cannot compute on `device`."""
     dtype, num_ranks = target_dtype(config, device), config.target_tensor_parallel_size
-    return explain_forward_pass(
-        target_settings(config), config.target.model_impl, dtype, device, Role.TARGET, num_ranks
-    )
+    check_forward_pass(target_settings(config), config.target.model_impl, dtype, device, Role.TARGET, num_ranks)
 
 
-def explain_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> str | None:
-    """The forward pass of a drafter's model on `device`, in one line; None without a model. Raises as `load_target`.
-
-    A cascade's is that of the model in the middle.
-    """
-    synthetic = engine.hardware.synthetic
-    if config.can.needs_features:
-        dtype = draft_dtype(config, device, synthetic)
-        return f"reads states of the target ({explain_products(dtype, torch.device(device))})"
-    if not config.can.has_model:
-        return None
-    config = config.stages[0]
+def check_drafter(config: DrafterConfig, engine: EngineConfig, device: str) -> None:
+    """The same for the model of a drafter, if it has one: of a cascade, for that in the middle."""
+    if config.can.needs_features or not config.can.has_model:
+        return
+    config, synthetic = config.stages[0], engine.hardware.synthetic
     settings = _settings(_names_checkpoint(config, engine), draft_shape(config, synthetic), _num_layers(config, engine))
     dtype, num_ranks = draft_dtype(config, device, synthetic), engine.draft_tensor_parallel_size
-    return explain_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
+    check_forward_pass(settings, config.model_impl, dtype, device, Role.DRAFT, num_ranks)
 
 
 def target_settings(config: EngineConfig) -> Any:

@@ -22,7 +22,7 @@ from amusd.models.cached_model import CachedModel
 from amusd.models.embedded_target import Report
 from amusd.models.huggingface import device_errors
 from amusd.models.language_model import LanguageModel
-from amusd.models.loading import describe_drafter, explain_drafter, explain_target, load_draft_model, load_target
+from amusd.models.loading import check_drafter, check_target, describe_drafter, load_draft_model, load_target
 from amusd.models.process_group import backend_for
 from amusd.models.rank_commands import follow
 from amusd.models.ranks import Follower, Leader
@@ -147,9 +147,9 @@ def make_leader(config: EngineConfig, role: Role) -> Leader | None:
     devices = in_role(devices_of(config), config, role)
     device = devices[0]
     if role is Role.TARGET:
-        explain_target(config, device)
+        check_target(config, device)
     for drafter in config.drafters if role is Role.DRAFT else ():
-        explain_drafter(drafter, config, device)
+        check_drafter(drafter, config, device)
     host = _host(config, role)
     return Leader(role, size, backend_for(devices, over_nodes=host is not None), host)
 

@@ -13,7 +13,7 @@ from amusd.config import DrafterConfig, EngineConfig, HardwareConfig, TargetConf
 from amusd.drafters.factory import load_drafters
 from amusd.errors import ConfigError
 from amusd.models.cached_model import CachedModel
-from amusd.models.loading import explain_drafter, load_draft_model
+from amusd.models.loading import check_drafter, load_draft_model
 from amusd.models.tokenizer import load_tokenizer
 
 LAYERS = 4
@@ -60,7 +60,7 @@ def test_as_many_layers_as_the_target_has_are_refused_before_weights_are_read(nu
     tiny.tiny_config(num_hidden_layers=LAYERS).save_pretrained(tmp_path)  # there are none
     engine = engine_of(tmp_path, num_layers)
     said = f"drafter.num_layers={num_layers}: the target has 4 layers; allowed: 1 to 3"
-    for look in (explain_drafter, load_draft_model):
+    for look in (check_drafter, load_draft_model):
         with pytest.raises(ConfigError) as caught:
             look(engine.drafters[0], engine, "cpu")
         assert str(caught.value) == said

@@ -18,7 +18,7 @@ from amusd.models import linear
 from amusd.models.huggingface import load_model
 from amusd.models.linear import InputScales, Int8Linear, largest_int8_weight, to_int8, why_not_int8
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import draft_dtype, explain_drafter, target_dtype
+from amusd.models.loading import check_drafter, draft_dtype, target_dtype
 from amusd.models.numerics import Numerics
 
 SMALLEST_STEP = 6.2e-5
@@ -133,21 +133,21 @@ def test_what_cannot_be_in_int8_is_refused_in_one_line(tmp_path: Path, monkeypat
     with pytest.raises(UnsupportedModelError, match="dtype=int8: there are no fast int8 products: no reason"):
         load_model(tmp_path, options)
     with pytest.raises(UnsupportedModelError, match="no reason"):
-        explain_drafter(DrafterConfig(kind="hf", model=str(tmp_path), dtype="int8"), EngineConfig(), "cpu")
+        check_drafter(DrafterConfig(kind="hf", model=str(tmp_path), dtype="int8"), EngineConfig(), "cpu")
 
 
 def test_auto_is_int8_where_a_draft_ships_so_and_the_cpu_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amusd.models.loading.why_not_int8", lambda device: None if device.type == "cpu" else "no CPU")
     monkeypatch.setattr(linear, "can_multiply_bfloat16", lambda: True)
-    embedded = DrafterConfig()
+    embedded = DrafterConfig(kind="embedded")
     assert draft_dtype(embedded, "cpu", None) == draft_dtype(DrafterConfig(kind="synthetic"), "cpu", None) == "int8"
     assert draft_dtype(embedded, "cuda:0", None) == "bfloat16"
-    assert draft_dtype(DrafterConfig(model_impl="transformers"), "cpu", None) == "bfloat16"
+    assert draft_dtype(replace(embedded, model_impl="transformers"), "cpu", None) == "bfloat16"
     assert draft_dtype(DrafterConfig(kind="hf", model="m"), "cpu", None) == "bfloat16"
     assert draft_dtype(DrafterConfig(kind="synthetic"), "cpu", "llama-1b") == "bfloat16"
     assert draft_dtype(DrafterConfig(kind="eagle", model="m"), "cpu", None) == "int8"
     assert draft_dtype(DrafterConfig(kind="medusa", model="m"), "cuda:0", None) == "bfloat16"
-    assert draft_dtype(DrafterConfig(dtype="float32"), "cpu", None) == "float32"
+    assert draft_dtype(replace(embedded, dtype="float32"), "cpu", None) == "float32"
 
 
 @pytest.mark.parametrize(("has_bfloat16", "expected"), [(True, "bfloat16"), (False, "float32")])

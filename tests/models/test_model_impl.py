@@ -18,7 +18,7 @@ from amusd.models.decoder import why_not_covered
 from amusd.models.embedded_draft import load_embedded_draft
 from amusd.models.huggingface import load_model, wrap_model
 from amusd.models.load_options import LoadOptions
-from amusd.models.loading import explain_drafter, explain_target
+from amusd.models.loading import check_drafter, check_target
 from amusd.models.numerics import Numerics
 
 RULE = Numerics(width=8, fixed=True, border=32, prefill_chunk=32)
@@ -98,54 +98,14 @@ def test_the_adapter_can_be_forced() -> None:
     assert wrapped(tiny.tiny_config(), "transformers").implementation == "transformers"
 
 
-def explained(folder: Path, config: Any, device: str = "cpu", **settings: Any) -> str:
-    config.save_pretrained(folder)  # no weights: none are read
-    return explain_target(EngineConfig(target=TargetConfig(kind="hf", model=str(folder), **settings)), device)
-
-
-def test_the_adapter_is_explained_by_what_the_decoder_lacks(tmp_path: Path) -> None:
-    text = explained(tmp_path, tiny.tiny_config("GemmaConfig"))
-    assert text == "transformers adapter: only the model types llama, mistral, qwen2, qwen3 have a lean decoder"
-
-
-def test_the_adapter_is_explained_by_the_key_that_asked_for_it(tmp_path: Path) -> None:
-    text = explained(tmp_path, tiny.tiny_config(), model_impl="transformers")
-    assert text == "transformers adapter: model_impl=transformers"
-
-
-@pytest.mark.parametrize("reason", [None, "this build of torch has no oneDNN"])
-def test_the_decoder_is_explained_with_its_weights(
-    reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("amusd.models.load_options.why_not_packed", lambda _device, _dtype: reason)
-    monkeypatch.setattr("amusd.models.load_options.why_not_fp16", lambda _device, _dtype: "no reason")
-    weights = "packed weights: oneDNN float32" if reason is None else f"weights as they are: {reason}"
-    assert explained(tmp_path, tiny.tiny_config(), dtype="float32") == f"lean decoder ({weights})"
-
-
-def test_weights_in_float16_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amusd.models.load_options.why_not_packed", lambda _device, _dtype: None)
-    monkeypatch.setattr("amusd.models.load_options.why_not_fp16", lambda _device, _dtype: None)
-    text = explained(tmp_path, tiny.tiny_config(), dtype="float32")
-    assert text == "lean decoder (packed weights: FBGEMM float16 where that holds them, else oneDNN float32)"
-
-
-def test_on_a_gpu_no_weights_are_packed(tmp_path: Path) -> None:
-    text = explained(tmp_path, tiny.tiny_config("Qwen3Config"), device="cuda:0")
-    assert text == "lean decoder (weights as they are: they are on cuda:0)"
-
-
-def test_nothing_is_explained_that_would_be_refused(tmp_path: Path) -> None:
+def test_what_cannot_run_is_refused_without_its_weights(tmp_path: Path) -> None:
+    tiny.tiny_config("GemmaConfig").save_pretrained(tmp_path)  # a folder without weights
+    model = {"kind": "hf", "model": str(tmp_path)}
+    engine = EngineConfig(target=TargetConfig(**model))
+    check_target(engine, "cpu")
+    check_drafter(DrafterConfig(kind="ngram"), engine, "cpu")
+    refused = EngineConfig(target=TargetConfig(**model, model_impl="amusd"))
     with pytest.raises(UnsupportedModelError, match="model_impl=amusd: model type 'gemma'"):
-        explained(tmp_path, tiny.tiny_config("GemmaConfig"), model_impl="amusd")
-
-
-def test_a_drafter_is_explained_as_a_target_is(tmp_path: Path) -> None:
-    tiny.tiny_config().save_pretrained(tmp_path)
-    drafter = DrafterConfig(kind="hf", model=str(tmp_path), dtype="float16")
-    text = explain_drafter(drafter, EngineConfig(drafters=(drafter,)), "cpu")
-    assert text == "lean decoder (weights as they are: there are no packed products in float16)"
-
-
-def test_a_drafter_without_a_model_has_nothing_to_explain() -> None:
-    assert explain_drafter(DrafterConfig(kind="ngram"), EngineConfig(), "cpu") is None
+        check_target(refused, "cpu")
+    with pytest.raises(UnsupportedModelError, match="model_impl=amusd: model type 'gemma'"):
+        check_drafter(DrafterConfig(**model, model_impl="amusd"), engine, "cpu")
