@@ -13,10 +13,8 @@ from oracle import always_right
 from runtime.pair import PROMPT, VOCAB_SIZE, oracle, pair, params, reference
 
 from amusd.commands.contestants import contestants_of
-from amusd.commands.doctor import _schedules
-from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, EngineConfig, RunConfig, capabilities
+from amusd.config import CAPABILITIES, Capabilities, DrafterConfig, DrafterKind, RunConfig, capabilities
 from amusd.drafters import factory
-from amusd.drafters.base import Makers
 from amusd.errors import ConfigError
 from amusd.models.numerics import Numerics
 from amusd.settings import from_mapping
@@ -67,32 +65,6 @@ def test_a_document_shows_the_table() -> None:
     assert lines[start + 2 : start + 2 + len(rows) + 1] == [*rows, ""]
     listed = {line.split("`")[1] for line in lines if line.startswith("| `") and "drafter=" not in line}
     assert listed == set(CAPABILITIES)
-
-
-@pytest.mark.parametrize(
-    ("can", "schedules"),
-    [
-        (
-            Capabilities(),
-            "mode=synchronous (tree=false or true), asynchronous (policy=chain, windowed, branching, auto)",
-        ),
-        (Capabilities(tree=False), "mode=synchronous (tree=false), asynchronous (policy=chain, windowed, auto)"),
-        (Capabilities(chain=False), "mode=synchronous (tree=true), asynchronous (policy=branching, auto)"),
-        (BESIDE, "mode=synchronous (tree=false or true)"),
-    ],
-)
-def test_its_schedules_are_said_in_words(can: Capabilities, schedules: str) -> None:
-    assert can.schedules == schedules
-
-
-def test_doctor_tells_the_schedules_of_what_is_offered() -> None:
-    drafters = (DrafterConfig(kind="ngram"), DrafterConfig(kind="custom", factory="mine:make"))
-    offered = {"ngram": Makers(lambda _: []), "custom": Makers(None, lambda _: [])}
-    found = _schedules(EngineConfig(drafters=drafters), factory.LoadedDrafters(offered, 0, ""))
-    assert found.text == (
-        "ngram: mode=synchronous (tree=false), asynchronous (policy=chain, windowed, auto); "
-        "custom: mode=synchronous (tree=true), asynchronous (policy=branching, auto)"
-    )
 
 
 @pytest.mark.usefixtures("beside")

@@ -1,4 +1,4 @@
-"""What each kind of drafter can do. Refusals, `amusd doctor` and the table of `docs/drafters.md` follow from it."""
+"""What each kind of drafter can do. Refusals and the table of `docs/drafters.md` follow from it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,6 @@ class Capabilities:
     """`drafter.model` names a checkpoint of it, which has to be given."""
     any_target: bool = False
     """It fits any target, also one with random weights (`hardware.synthetic`)."""
-
-    @property
-    def schedules(self) -> str:
-        """The modes and policies that it can keep to, in words."""
-        shapes = [*(["false"] if self.chain else []), *(["true"] if self.tree else [])]
-        modes = [f"synchronous (tree={' or '.join(shapes)})"]
-        if self.runs_ahead:
-            policies = [*(["chain", "windowed"] if self.chain else []), *(["branching"] if self.tree else []), "auto"]
-            modes.append(f"asynchronous (policy={', '.join(policies)})")
-        return f"mode={', '.join(modes)}"
 
 
 CAPABILITIES: Mapping[str, Capabilities] = MappingProxyType(

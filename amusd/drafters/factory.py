@@ -42,6 +42,8 @@ class LoadedDrafters:
     """Token ids that every model takes in: `[0, num_ids)`; 0 where none has to."""
     notes: Sequence[str] = ()
     """Lines that people should see, about drafters whose tokenizer is not the target's."""
+    models: Sequence[CachedModel] = ()
+    """Those that keep a cache of the text."""
 
     def names(self, *, drafts_trees: bool) -> tuple[str, ...]:
         """Return the names of the drafters of trees, or of chains."""
@@ -156,12 +158,14 @@ def load_drafters(
     loader = _Loader(engine, device, ranks, start_inner)
     factories: dict[str, Makers] = {}
     vocab_size, num_ids, tokenizer_hash = 0, 0, ""
-    notes = []
+    notes, models = [], []
     for config in engine.drafters:
         loaded = LOADERS[config.kind](loader, config)
         factories[config.kind] = loaded.makers
         num_ids = min(num_ids or loaded.num_ids, loaded.num_ids or num_ids)
         model, tokenizer = loaded.model, loaded.tokenizer
+        if isinstance(model, CachedModel):
+            models.append(model)
         if model is None or tokenizer is None:
             continue
         if tokenizer_hash and tokenizer.fingerprint != tokenizer_hash:
@@ -169,7 +173,7 @@ def load_drafters(
         vocab_size, tokenizer_hash = model.vocab_size, tokenizer.fingerprint
         if config.stages[0].kind == "hf" and model.output_ids is not None:
             notes.append(describe_share(model.output_ids, model.num_ids, tokenizer.encode))
-    return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes)
+    return LoadedDrafters(factories, vocab_size, tokenizer_hash, num_ids, notes, models)
 
 
 def _ngram_makers(config: DrafterConfig) -> tuple[DrafterFactory, DrafterFactory]:

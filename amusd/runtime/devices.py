@@ -6,7 +6,10 @@ torch is imported where it is asked, not before: its thread pools keep the setti
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from amusd.config import EngineConfig, HardwareConfig
 from amusd.errors import ConfigError
@@ -42,6 +45,19 @@ def devices_of(config: EngineConfig, nodes: Sequence[Node] = ()) -> tuple[str, .
 def device_of(config: EngineConfig, role: Role, rank: int = 0) -> str:
     """Device of one rank of a role."""
     return in_role(devices_of(config), config, role)[rank]
+
+
+def free_bytes(device: str) -> int:
+    """Memory that is free; of a CPU where the system does not say that, all of it. Of a GPU, creates a context."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def settle_devices(config: EngineConfig, tell: Callable[[str], None], nodes: Sequence[Node] = ()) -> HardwareConfig:

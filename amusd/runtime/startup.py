@@ -181,13 +181,17 @@ def load_with_followers(
 
 def describe_capacity(model: CachedModel, max_num_seqs: int) -> str:
     """How many answers are computed at a time, and the memory of their caches, in a line. Computes a pass."""
+    return (
+        f"up to {max_num_seqs} answers at a time, with a cache of {model.max_length} tokens each: "
+        f"{cache_bytes(model, max_num_seqs) / 1e6:.0f} MB (max_num_seqs, max_model_len)"
+    )
+
+
+def cache_bytes(model: CachedModel, max_num_seqs: int) -> int:
+    """Memory of the caches of so many sequences of the greatest length. Computes a pass."""
     cache = model.new_cache(1)
     model.prefill((0,), cache)  # keys and values are allocated by the first pass, which knows their shapes
-    megabytes = max_num_seqs * model.max_length * cache.nbytes / cache.allocated / 1e6
-    return (
-        f"up to {max_num_seqs} answers at a time, with a cache of {model.max_length} tokens each: {megabytes:.0f} MB "
-        "(max_num_seqs, max_model_len)"
-    )
+    return max_num_seqs * model.max_length * cache.nbytes // cache.allocated
 
 
 def _await_followers(leader: Leader, config: EngineConfig) -> None:

@@ -10,7 +10,6 @@ from models import tiny
 from oracle import OracleDrafter, always_right, always_wrong
 from table_model import TableModel
 
-from amusd.commands import doctor
 from amusd.config import GREEDY, Distribution, DrafterConfig, EngineConfig, TargetConfig
 from amusd.drafters.autoregressive import AutoregressiveDrafter
 from amusd.drafters.base import ChainDrafter
@@ -102,9 +101,6 @@ def test_a_cascade_of_checkpoints_proposes_what_its_model_would(tmp_path: Path, 
             proposed = [text + list(tokens) for text, tokens in zip(proposed, found, strict=True)]
         texts.append([text[:12] for text in proposed])
     assert texts[0] == texts[1]
-    line = doctor._drafter_text(cascade, engine, "cpu")
-    assert line.startswith(f"cascade: up to 4 tokens of {'ngram' if inner == 'ngram' else 'hf: float32'}")
-    assert line.endswith("; judged in one pass by hf: float32")
 
 
 def test_an_inner_drafter_that_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:

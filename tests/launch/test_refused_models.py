@@ -37,16 +37,17 @@ def test_a_model_that_cannot_be_loaded_is_one_line_and_nothing_is_left(
     done = run(amusd_command(command, "prompt=x", "workload.num_prompts=1", *arguments), tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
-    first, line = done.stderr.splitlines()
+    first, *_, line = done.stderr.splitlines()
     assert first.startswith("amusd: run directory: ")
     assert line.startswith(f"amusd: model {folder}: model.safetensors is damaged or cut short: ")
+    assert done.stderr.count(str(folder)) == 1
     assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_the_doctor_ends_with_the_code_of_a_users_mistake(
     broken: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("amusd.commands.doctor._links", lambda _engine: [])
+    monkeypatch.setattr("amusd.commands.doctor._links", lambda _engine: iter(()))
     arguments, folder = broken
     assert run_doctor(compose_config(arguments), Console()) == 2
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
