@@ -155,9 +155,9 @@ def make_linear(weights: Weights, dtype: torch.dtype) -> Linear:
     """The fastest linear layer for rows of `dtype` where the weights are. These may be dropped afterwards."""
     matrix, bias, scale = weights.matrix, weights.bias, weights.scale
     if scale is None:
-        if why_not_fp16(matrix.device, dtype) is None and fits_fp16(matrix):
+        if multiplies_fp16(matrix.device, dtype) and fits_fp16(matrix):
             return Fp16Linear(matrix, bias)
-        return PackedLinear(matrix, bias) if can_pack(matrix) else PlainLinear(matrix, bias)
+        return PackedLinear(matrix, bias) if can_pack(matrix.device, matrix.dtype) else PlainLinear(matrix, bias)
     if why_not_fp8(matrix.device, dtype) is None and not any(size % _FP8_MULTIPLE for size in matrix.shape):
         return Fp8Linear(matrix, bias, scale)
     return ConvertedFp8Linear(matrix, bias, scale, dtype)
@@ -193,33 +193,19 @@ def can_multiply_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - no public name
 
 
-def can_pack(weight: Tensor) -> bool:
-    """Whether this build of torch has packed products for this weight's device and dtype."""
-    return why_not_packed(weight.device, weight.dtype) is None
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build of torch has packed products with weights of `dtype` on `device`."""
+    has_operators = torch._C._has_mkldnn and all(  # noqa: SLF001 - its public name is untyped
+        hasattr(torch.ops.mkldnn, name) for name in _PACKED_OPERATORS
+    )
+    if device.type != "cpu" or not has_operators:
+        return False
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and can_multiply_bfloat16())
 
 
-def why_not_packed(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why `make_linear` leaves weights of `dtype` on `device` as they are; None if it packs them."""
-    if device.type != "cpu":
-        return f"they are on {device}"
-    if dtype not in (torch.float32, torch.bfloat16):
-        return f"there are no packed products in {str(dtype).removeprefix('torch.')}"
-    if not torch._C._has_mkldnn:  # noqa: SLF001 - its public name is untyped
-        return "this build of torch has no oneDNN"
-    if not all(hasattr(torch.ops.mkldnn, name) for name in _PACKED_OPERATORS):
-        return "this build of torch lacks oneDNN's packed products"
-    if dtype is torch.bfloat16 and not can_multiply_bfloat16():
-        return "oneDNN does not compute bfloat16 on this CPU"
-    return None
-
-
-def why_not_fp16(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why there are no products of weights in float16 and rows of `dtype` on `device`; None if there are."""
-    if device.type != "cpu":
-        return f"not on {device}"
-    if dtype is not torch.float32:
-        return f"not with rows in {str(dtype).removeprefix('torch.')}"
-    return _why_not_fbgemm(_FP16_OPERATORS)
+def multiplies_fp16(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are products of weights in float16 and rows of `dtype` on `device`."""
+    return device.type == "cpu" and dtype is torch.float32 and _why_not_fbgemm(_FP16_OPERATORS) is None
 
 
 def fits_fp16(matrix: Tensor) -> bool:
