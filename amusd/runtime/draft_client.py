@@ -48,8 +48,9 @@ MAX_NONSENSE = 100
 """After this many messages in a row that the protocol forbids, the draft counts as lost."""
 
 SILENCES = 10
-"""After so many times `max_silence_seconds` without an answer that it owes, the draft counts as lost. The time that the
-target has spent on the prompts is added: a draft that is new takes them all in before it answers."""
+"""After so many times `max_silence_seconds` without an answer that it owes, the draft counts as lost."""
+TAKE_IN_SECONDS = 0.02
+"""Added to that for each token of sequences that the draft has not begun: it takes all of them in before it answers."""
 
 EVERY_SEQUENCE = -1
 """In the place of a sequence's id: all of them."""
@@ -380,7 +381,9 @@ class DraftClient:
             return
         seconds, limit = self._now() - self._asked_ns / 1e9, self._max_silence_seconds
         self.is_silent = seconds > limit
-        prompts = sum(sequence.metrics.prefill_ns for sequence in self._sequences.values()) / 1e9
+        begun = {number for number, reminder in self._reminders.items() if reminder.is_answered}
+        waiting = (sequence for number, sequence in self._sequences.items() if number not in begun)
+        prompts = TAKE_IN_SECONDS * sum(sequence.session.committed_length for sequence in waiting)
         if self.draft_restart is not None and seconds > SILENCES * limit + prompts:
             reason = f"it has said nothing for {seconds:.1f} s"
             logger.warning("the draft is replaced: %s", reason)

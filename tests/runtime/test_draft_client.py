@@ -19,7 +19,7 @@ from amusd.policies.base import Decision, TargetView, Wait
 from amusd.policies.schedules import AutoregressivePolicy, ChainPolicy, SynchronousPolicy
 from amusd.protocol import prefix_hash
 from amusd.protocol.messages import PROTOCOL_VERSION, Candidate, Close, Hello, Message, Open, Progress, Verdict
-from amusd.runtime.draft_client import MAX_NONSENSE, SILENCES, DraftClient
+from amusd.runtime.draft_client import MAX_NONSENSE, SILENCES, TAKE_IN_SECONDS, DraftClient
 from amusd.runtime.target_sequence import Request, TargetSequence
 from amusd.runtime.target_worker import TargetWorker
 from amusd.sampling.stopping import StopChecker
@@ -236,14 +236,17 @@ def test_a_draft_that_does_not_answer_is_silent_though_nothing_waits_for_it() ->
     assert target.client.may_hear(late)
 
 
-@pytest.mark.parametrize("prompt_seconds", [0.0, 4.0])
-def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line(
-    prompt_seconds: float, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_draft_that_goes_on_saying_nothing_is_replaced_in_one_line_after_time_for_prompts(
+    has_begun: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = Target()
     sequence = target.open(1000)
-    sequence.metrics.prefilled(round(prompt_seconds * 1e9))
-    seconds = SILENCES * SILENCE + prompt_seconds
+    if has_begun:
+        target.link.inbox.append(candidate(sequence, (1,)))
+        target.client.drain()
+        target.client.answer(sequence)
+    seconds = SILENCES * SILENCE + (0.0 if has_begun else TAKE_IN_SECONDS * len(PROMPT))
     target.clock.pass_by(seconds - 0.01)
     target.client.drain()
     assert target.client.losses == []
