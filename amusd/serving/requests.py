@@ -490,8 +490,10 @@ def validation_error(errors: Sequence[Mapping[str, Any]], fields: Callable[[], S
     refusal = next((error for error in own if error["type"] == "unsupported_parameter"), None)
     if refusal is not None:
         return RequestError(f"{param}: {refusal['msg']}", param=param, code="unsupported_parameter")
-    reasons = dict.fromkeys(error["msg"].removeprefix("Input should be ") for error in own)
-    return RequestError(f"{param}: should be {' or '.join(reasons)}", param=param, code="invalid_value")
+    prefix = "Input should be "
+    wanted = dict.fromkeys(error["msg"].removeprefix(prefix) for error in own if error["msg"].startswith(prefix))
+    reason = f"should be {' or '.join(wanted)}" if wanted else first["msg"]
+    return RequestError(f"{param}: {reason}", param=param, code="invalid_value")
 
 
 def _param(error: Mapping[str, Any]) -> str | None:

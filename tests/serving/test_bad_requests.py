@@ -34,7 +34,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CHAT_MISTAKES: list[tuple[dict[str, Any], str | None, str]] = [
     ({"model": 5}, "model", "model: should be a valid string"),
     ({"messages": None}, "messages", "messages: should be a valid list"),
-    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": []}, "messages", "messages: List should have at least 1 item"),
     ({"messages": "hello"}, "messages", "valid list"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "missing required parameter"),
     ({"messages": [{"content": "a"}]}, "messages.0.role", "missing required parameter"),
