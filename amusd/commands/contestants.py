@@ -23,11 +23,13 @@ from amusd.tracing.metrics import total
 from amusd.types import Mode, Role
 from amusd.workload import WorkloadPrompt
 
-LEGEND = """\
+_LEGEND = """\
 x plain: speed over plain decoding, median and quartiles over the prompts; x best sync: over the best synchronous length
 accepted: of the judged candidates; tokens/pass: committed by a target pass; per device: tokens/s of each device in use
-idle t/d: share of the time without work, target/draft; p50, p99: time between tokens; identical: to plain decoding"""
-"""The meaning of the table's columns."""
+{times}; identical: to plain decoding"""
+"""The meaning of the table's columns. `times`: `_IDLE`, or `_BETWEEN` for several answers at a time."""
+_IDLE = "idle t/d: share of the time without work, target/draft"
+_BETWEEN = "p50, p99: time between tokens"
 
 Layout: TypeAlias = Literal["pair", "ranks", "replicas"]
 """The use of the devices: some for the target and some for the draft, all on each pass, or an engine on each."""
@@ -365,7 +367,7 @@ def comparison_text(rows: Sequence[dict[str, Any]], categories: str = "") -> str
     sizes = dict.fromkeys(row.get("batch_size", 1) for row in rows)
     advices = {size: _advice([row for row in rows if row.get("batch_size", 1) == size]) for size in sizes}
     lines = [f"{size} at a time: {text}" if len(sizes) > 1 else text for size, text in advices.items() if text]
-    legend = LEGEND
+    legend = _LEGEND.format(times=_BETWEEN if any("batch_size" in row for row in rows) else _IDLE)
     if any(row["layout"] != "pair" for row in rows):
         legend += "; x equal: over the best other use of the same devices"
     return "\n\n".join(part for part in (_table(rows), legend, categories, "\n".join(lines)) if part)

@@ -114,6 +114,7 @@ def test_one_answer_at_a_time_has_the_rows_that_it_always_had() -> None:
     assert "at a time" not in table
     _, legend, advice = table.split("\n\n")
     assert len(legend.splitlines()) == 3
+    assert "p50" not in legend  # no such column
     assert all(column in legend for column in ("x plain", "x best sync", "accepted", "tokens/pass", "identical"))
     assert advice.startswith("Use mode=")
     assert advice.endswith(".")
