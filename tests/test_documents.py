@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -167,8 +169,8 @@ def at(folder: Path, text: str) -> str:
     return text.replace("/models/", f"{folder}/").replace("10.0.0.1", "127.0.0.2")
 
 
-def started(line: str, folder: Path) -> subprocess.Popen[str]:
-    variables = {**environment(), "PYTHON": sys.executable}
+def started(line: str, folder: Path, **ports: str) -> subprocess.Popen[str]:
+    variables = {**environment(), "PYTHON": sys.executable, **ports}
     variables["PATH"] = f"{folder}:{variables['PATH']}"
     return subprocess.Popen(
         ["bash", "-c", at(folder, line)],
@@ -178,6 +180,13 @@ def started(line: str, folder: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def free_ports(address: str, number: int) -> list[str]:
+    """Ports that nothing on this machine uses now."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server((address, 0))) for _ in range(number)]
+        return [str(probe.getsockname()[1]) for probe in probes]
 
 
 def finish(line: str, folder: Path) -> tuple[str, str]:
@@ -213,7 +222,8 @@ def test_a_line_for_ones_own_pair_runs_without_a_gpu(line: str, reader: Path) ->
 def test_the_lines_for_two_machines_run_on_two_addresses(reader: Path) -> None:
     assert len(ON_TWO_MACHINES) == 2
     make_before("keys", reader)
-    processes = [started(line, reader) for line in ON_TWO_MACHINES]
+    store, link = free_ports("127.0.0.2", 2)
+    processes = [started(line, reader, STORE_PORT=store, LINK_PORT=link) for line in ON_TWO_MACHINES]
     try:
         ends = [process.communicate(timeout=SECONDS) for process in processes]
     finally:
